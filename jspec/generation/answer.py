@@ -1,6 +1,6 @@
 """The host's record of one answer: its tokens, its text, where it ends, its counts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jspec.common.timing import Instant
@@ -52,6 +52,11 @@ class Answer:
         self._device_seconds = 0.0
         self._logprobs: list[tuple[float, float]] = []
         self._started = self._prefilled = Instant()
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens so far."""
+        return self._token_ids
 
     def add_first(self, first: Round) -> None:
         """Adds the token that the prefill drew."""

@@ -17,7 +17,7 @@ from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
-from jspec.generation.reading import Pages, Reading
+from jspec.generation.reading import Reading
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
@@ -63,7 +63,7 @@ class Batch:
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
         if num_rows > 1:
-            self._state = self._engine.empty_state(num_rows, self._capacity, self._switches)
+            self._state = self._empty_state(num_rows)
 
     @classmethod
     def for_requests(cls, programs: Programs, requests: Sequence[Row]) -> Self:
@@ -79,6 +79,9 @@ class Batch:
         num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
         max_length = max(row.max_length for row in requests)
         return cls(programs, num_rows, max_length, needed_switches(settings, programs.processors))
+
+    def _empty_state(self, num_rows: int) -> SpecState:
+        return self._engine.empty_state(num_rows, self._capacity, self._switches)
 
     def _needs(self, num_states: int, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states, and of what programs need beside them."""
@@ -102,26 +105,13 @@ class Batch:
             self.read(reading)
         return self.insert(row, reading)
 
-    @functools.cached_property
-    def pages(self) -> Pages:
-        """Copies what was read of one prompt into the rows of others that begin alike."""
-        return Pages(self._engine, self._params, self._capacity, self._switches)
-
-    def warm_up_pages(self, widest: int) -> None:
-        """Compiles what `pages` need for chunks that are not wider."""
-        nobody = self._engine.empty_state(1, self._capacity, self._switches)
-        self.pages.warm_up(nobody, self._capacity, widest)
-
-    def begin(self, request: Row, *, widest: int | None = None) -> Reading:
-        """Begins to read a prompt, as `insert` takes it; one at a time.
-
-        See `Engine.chunks` for `widest`, which there must be where `pages` are made.
-        """
+    def begin(self, request: Row) -> Reading:
+        """Begins to read a prompt, as `insert` takes it; one at a time."""
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
         state = self._engine.begin(request, self._capacity, self._switches)
-        calls = self._engine.chunks(len(request.prompt), widest=widest)
-        return Reading(self._engine, self._params, request, state, calls)
+        calls = self._engine.chunks(len(request.prompt))
+        return Reading(self._engine, self._params, request.prompt, state, calls)
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""

@@ -54,6 +54,11 @@ class KVCache(struct.PyTreeNode):
         """Slots of a row that can be committed."""
         return self.keys[0].shape[2] - TAIL
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of a row."""
+        return self.keys[0].shape[2]
+
     def layer(self, index: int) -> Self:
         """Returns the cache of one layer, which `write` and `attend` take."""
         return self.replace(keys=(self.keys[index],), values=(self.values[index],))
@@ -74,8 +79,8 @@ class KVCache(struct.PyTreeNode):
         start = self.length + offset
         (own_keys,), (own_values,) = self.keys, self.values
         return self.replace(
-            keys=(write_rows(own_keys, keys, start),),
-            values=(write_rows(own_values, values, start),),
+            keys=(self._put(own_keys, keys, start),),
+            values=(self._put(own_values, values, start),),
         )
 
     def visible(
@@ -91,7 +96,7 @@ class KVCache(struct.PyTreeNode):
         """
         t, u = block_mask.shape[1:]
         # Slots relative to the block's first one, which lies elsewhere in every row.
-        relative = jnp.arange(self.capacity + TAIL) - self.length[:, None]
+        relative = jnp.arange(self.num_slots) - self.length[:, None]
         in_block = (relative >= 0) & (relative < u)
         index = jnp.clip(relative, 0, u - 1)
         block_mask = jnp.broadcast_to(block_mask, (self.length.shape[0], t, u))
@@ -133,14 +138,13 @@ class KVCache(struct.PyTreeNode):
     def _compact(self, path: Int32[Array, "b p"], num_tokens: RowCounts) -> Self:
         """Moves the block slots of a path to the first slots after the committed ones."""
         order = jnp.arange(path.shape[1])
-        source = (self.length[:, None] + path)[:, None, :, None]
+        source = self.length[:, None] + path
 
         # All slots are read before any is written, so a slot may be both source and goal. Keys need
         # no new rotation: a token of depth d had the position that it has after the move.
         def move(layer: Array) -> Array:
-            kept = jnp.take_along_axis(layer, source, axis=2, mode="clip")
-            kept = kept.transpose(0, 2, 1, 3).astype(jnp.float32)  # as C++ takes it; no rounding
-            return write_rows(layer, kept, self.length)
+            kept = self._take(layer, source).astype(jnp.float32)  # as C++ takes it; no rounding
+            return self._put(layer, kept, self.length)
 
         def move_all(carry: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
             return jnp.array(False), *jax.tree.map(move, carry[1:])
@@ -152,6 +156,13 @@ class KVCache(struct.PyTreeNode):
             lambda carry: carry[0], move_all, (is_moved, self.keys, self.values)
         )
         return self.replace(keys=keys, values=values)
+
+    def _put(self, layer: Array, new: Float[Array, "b t k h"], start: RowCounts) -> Array:
+        return write_rows(layer, new, start)
+
+    def _take(self, layer: Array, slots: Int32[Array, "b p"]) -> Float[Array, "b p k h"]:
+        kept = jnp.take_along_axis(layer, slots[:, None, :, None], axis=2, mode="clip")
+        return kept.transpose(0, 2, 1, 3)
 
     def rollback(self, length: RowCounts) -> Self:
         """Returns the cache with only the first `length` slots of each row committed."""

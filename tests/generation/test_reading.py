@@ -1,37 +1,45 @@
-"""Pages of prompts: a row that was given them is, bit for bit, one that has read the prompt."""
+"""Snapshots and pages: a row that was given them is, bit for bit, one that has read the prompt."""
 
 import jax
 import numpy as np
 import pytest
 
-from jspec.generation.batch import Batch
 from jspec.generation.engine import NARROW_PROMPT
-from jspec.generation.request import Request, Settings
+from jspec.generation.paged_batch import PagedBatch
+from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.sampling.settings import Switches
 from tests.tiny_models import shared_generator
 
 CHUNK = 64
 PROMPT = [1 + n % 90 for n in range(3 * CHUNK)]
-LONG = [1 + n * n % 97 for n in range(8 * CHUNK - 1)]
 ALL = ("none", "prompt_lookup", "model", "hierarchical", "tree")
 
 
-def begin(drafter, prompt, **settings):
-    """Returns a batch, and a reading of a prompt that has not begun."""
+FIRST, SECOND = ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 5, 6], [5, 6, 7, 8])  # pages
+
+
+def make(drafter):
     programs = shared_generator(drafter, batch_size=2)
-    batch = Batch(programs, 2, programs.max_seq_len, Switches())
-    row = Row(Settings(**settings), prompt, (0,), 512)
-    return batch, batch.begin(row, widest=CHUNK)
+    return PagedBatch(programs, 2, programs.max_seq_len, Switches())
+
+
+def begin(batch, prompt, found=(), pages=FIRST, **settings):
+    """Returns a reading of a prompt that has not begun, but for the chunks that were found."""
+    row = Row(Settings(**settings), prompt, (0,), 200)
+    # A drafter without a cache has no pages.
+    pages = [own[: table.shape[1]] for own, table in zip(pages, batch.tables, strict=True)]
+    return batch.begin_in(row, pages, CHUNK, found)
 
 
 def read(batch, reading, count):
-    """Reads chunks; returns their pages, each copied once its chunk was read."""
-    pages = []
+    """Reads chunks; returns their snapshots, each copied once its chunk was read."""
+    found = []
     for _ in range(count):
+        chunk = reading.next_chunk
         batch.read(reading)
-        pages.append(reading.copy(batch.pages))
-    return pages
+        found.append(batch.snapshot(reading, *chunk))
+    return found
 
 
 def leaves(state):
@@ -39,42 +47,44 @@ def leaves(state):
     return [np.array(leaf) for leaf in jax.tree.leaves(state)]
 
 
+def pages_of(batch, numbers):
+    return [np.array(leaf[np.array(numbers)]) for leaf in jax.tree.leaves(batch._layers[0])]
+
+
+def assert_same(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("drafter", ALL)
-def test_pages_are_what_reading_leaves(drafter):
+def test_snapshots_are_what_reading_leaves(drafter):
     """Of another request's prompt, with other settings: in float32 not a bit differs."""
-    batch, other = begin(drafter, [*PROMPT[: 2 * CHUNK], 5, 6], temperature=0.0)
-    pages = read(batch, other, 2)
-    batch, expected = begin(drafter, PROMPT, temperature=0.9, seed=7)
+    batch = make(drafter)
+    found = read(batch, begin(batch, [*PROMPT[: 2 * CHUNK], 5, 6], temperature=0.0), 2)
+    expected = begin(batch, PROMPT, pages=([5, 4, 3], []), temperature=0.9, seed=7)
     read(batch, expected, 2)
-    batch, given = begin(drafter, PROMPT, temperature=0.9, seed=7)
-    given.put(batch.pages, pages)
-    assert given.chunk() is None, "the last one is always read"
+    batch.read(expected)
+    tokens = pages_of(batch, [5, 4, 3])
+    given = begin(batch, PROMPT, found, ([1, 2, 6], []), temperature=0.9, seed=7)
+    assert given.next_chunk == (2 * CHUNK, CHUNK)
+    batch.read(given)
+    assert expected.is_done
+    assert given.is_done
     for reading in (expected, given):
-        batch.read(reading)
-        assert reading.is_done
-    for one, two in zip(leaves(given.state), leaves(expected.state), strict=True):
-        np.testing.assert_array_equal(one, two)
+        reading.state = reading.state.replace(
+            target_cache=reading.state.target_cache.replace(table=0)
+        )
+    assert_same(leaves(given.state), leaves(expected.state))
+    assert_same(pages_of(batch, [1, 2, 6]), tokens)
 
 
-def test_any_number_of_pages_may_be_put_at_once():
-    """Guards against a place or a snapshot that is off where several pages share a call."""
-    for count in (3, 4, 7):
-        batch, expected = begin("prompt_lookup", LONG)
-        pages = read(batch, expected, count)
-        batch, given = begin("prompt_lookup", LONG)
-        given.put(batch.pages, pages)
-        for one, two in zip(leaves(given.state), leaves(expected.state), strict=True):
-            np.testing.assert_array_equal(one, two)
-
-
-def test_a_page_in_the_wrong_place_is_seen():
-    """The control of the test above: a page of other tokens changes the state."""
-    batch, other = begin("model", [9, *PROMPT])
-    pages = read(batch, other, 2)
-    batch, expected = begin("model", PROMPT)
+def test_a_snapshot_in_the_wrong_place_is_seen():
+    """The control of the test above: a snapshot of other tokens changes the state."""
+    batch = make("model")
+    found = read(batch, begin(batch, [9, *PROMPT]), 2)
+    expected = begin(batch, PROMPT)
     read(batch, expected, 2)
-    batch, given = begin("model", PROMPT)
-    given.put(batch.pages, pages)
+    given = begin(batch, PROMPT, found)
     pairs = zip(leaves(given.state), leaves(expected.state), strict=True)
     assert any((one != two).any() for one, two in pairs)
 
@@ -82,33 +92,30 @@ def test_a_page_in_the_wrong_place_is_seen():
 @pytest.mark.parametrize("drafter", ALL)
 def test_a_shared_page_is_never_written(drafter):
     """Two rows go on differently from the same pages, and run: the pages stay as they were."""
-    batch, first = begin(drafter, PROMPT)
-    pages = read(batch, first, 2)
-    before = leaves(pages)
-    while not first.is_done:
-        batch.read(first)
+    batch = make(drafter)
+    first = begin(batch, PROMPT[: 2 * CHUNK + 20])
+    found = read(batch, first, 2)
+    before = pages_of(batch, [1, 2])
+    batch.read(first)
     batch.insert(0, first)
-    programs = shared_generator(drafter, batch_size=2)
-    second = batch.begin(
-        programs.make_row(Request([*PROMPT[: 2 * CHUNK], 50, 51], Settings())), widest=CHUNK
-    )
-    second.put(batch.pages, pages)
-    while not second.is_done:
-        batch.read(second)
+    second = begin(batch, [*PROMPT[: 2 * CHUNK], 50, 51], found, SECOND)
+    batch.read(second)
     batch.insert(1, second)
     for _ in range(3):
         batch.run(4)
-    for one, two in zip(leaves(pages), before, strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_same(pages_of(batch, [1, 2]), before)
+    assert any((one != two).any() for one, two in zip(
+        pages_of(batch, [3]), pages_of(batch, [5]), strict=True
+    ))  # fmt: skip
 
 
 def test_what_a_drafter_has_not_read_is_not_kept():
-    """A draft model reads a prompt in its first round: its empty cache is in no page."""
-    batch, reading = begin("model", PROMPT)
-    (page,) = read(batch, reading, 1)
-    plain_batch, plain_reading = begin("none", PROMPT)
-    (plain,) = read(plain_batch, plain_reading, 1)
-    sizes = [sum(leaf.nbytes for leaf in one) for one in (page, plain)]
+    """A draft model reads a prompt in its first round: its empty cache is in no snapshot."""
+    sizes = []
+    for drafter in ("model", "none"):
+        batch = make(drafter)
+        (snapshot,) = read(batch, begin(batch, PROMPT), 1)
+        sizes.append(sum(leaf.nbytes for leaf in snapshot))
     assert sizes[1] <= sizes[0] <= sizes[1] + 8 * CHUNK
 
 

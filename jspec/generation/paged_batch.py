@@ -1,0 +1,244 @@
+"""A batch whose caches lie in pages, so that its rows take memory for the tokens they have."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int32
+
+from jspec.common.errors import InputError
+from jspec.common.memory import available_bytes, tree_bytes
+from jspec.generation.answer import Round
+from jspec.generation.batch import Batch
+from jspec.generation.programs import Programs
+from jspec.generation.reading import Reading, Snapshot, Snapshots, bare
+from jspec.generation.rows import Row, with_request
+from jspec.generation.saved_row import run_alone, settle, take_row
+from jspec.kernels import PAGE
+from jspec.models.paged_cache import caches_in, map_caches, with_layers
+from jspec.sampling.settings import Switches
+from jspec.speculation.types import SpecState
+
+_SHARE_OF_FREE = 0.9
+_PARTS = ("target_cache", "draft")  # of a state: each has pages and a table of its own
+
+
+class PagedBatch(Batch):
+    """Rows that share pages of memory; see `Batch`.
+
+    The pages are numbered from 1 to `num_pages`, once for the target's cache and once for those of
+    the drafter. A row may run only with pages for all slots that it may write.
+
+    Attributes:
+      num_pages: pages of each of both parts.
+      page_bytes: of a page of the target's, and of one of the drafter's.
+      block: tokens of a round at most.
+      tables: pages of the rows that run in each part, in the order of their slots, int32 [b m]; 0
+        for none.
+      lengths: committed slots of the rows that run, [b].
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        num_rows: int,
+        max_length: int,
+        switches: Switches,
+        cache_bytes: int | None = None,
+    ) -> None:
+        """Makes empty rows, and pages in `cache_bytes`.
+
+        By default there are pages for all rows at their longest, or as many as there is memory for.
+
+        Raises:
+          InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
+        """
+        engine = programs.engine
+        capacity = engine.capacity_for(max_length)
+        shape = engine.empty_state.eval_shape(1, capacity, switches)
+        caches = [caches_in(getattr(shape, part)) for part in _PARTS]
+        self.page_bytes = tuple(
+            sum(tree_bytes((one.keys, one.values)) * PAGE // one.num_slots for one in part)
+            for part in caches
+        )
+        # Drafters that write further than a block have caches with more slots.
+        self._spare = [max((one.capacity - capacity for one in part), default=0) for part in caches]
+        self.block = engine.num_draft_tokens + 1
+        widths = self.needed(max_length, max_length)
+        self.num_pages = self._fitting(num_rows, max(widths), cache_bytes)
+        if self.num_pages < max(widths):
+            raise InputError(
+                f"expected cache_bytes of {max(widths) * sum(self.page_bytes)} at least, for one "
+                f"request of {max_length} tokens, got {cache_bytes}"
+            )
+
+        def empty_state(num_rows: int) -> SpecState:
+            full = engine.empty_state(num_rows, capacity, switches)
+            return full.replace(**{
+                part: bare(getattr(full, part), jnp.zeros([num_rows, width], jnp.int32))
+                for part, width in zip(_PARTS, widths, strict=True)
+            })  # fmt: skip
+
+        self._empty = jax.jit(empty_state, static_argnums=0)
+        super().__init__(programs, num_rows, max_length, switches)
+        self._layers = [[self._make_layers(cache) for cache in part] for part in caches]
+        self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
+        self.lengths = np.zeros([num_rows], np.int32)
+        self._snapshots = Snapshots(engine, self._params, capacity, switches)
+        # The jit boundary; what goes on to exist beside the results is not donated.
+        self._save, self._alone, self._settle = map(jax.jit, (take_row, run_alone, settle))
+        self._vocab_size = programs.target.config.vocab_size
+
+    def _fitting(self, num_rows: int, longest: int, cache_bytes: int | None) -> int:
+        """Returns the number of pages, `longest` of which are a row's at most."""
+        size = sum(self.page_bytes)
+        if cache_bytes is not None:
+            return cache_bytes // size
+        free = available_bytes()
+        fitting = num_rows * longest if free is None else int(_SHARE_OF_FREE * free) // size
+        return max(longest, min(num_rows * longest, fitting))
+
+    def needed(self, length: int, max_length: int, num_rounds: int = 1) -> list[int]:
+        """Returns the pages of each part that a row of this length may write in rounds.
+
+        `max_length` is that of its request.
+        """
+        end = min(length + num_rounds * self.block, max_length + self.block)
+        pages = [-(-(end + spare) // PAGE) for spare in self._spare]
+        return [n if size else 0 for n, size in zip(pages, self.page_bytes, strict=True)]
+
+    def _make_layers(self, cache: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Returns the pages of one cache's layers, keys and values; one more than is counted."""
+        shapes = [(leaf.shape[1], PAGE, leaf.shape[3]) for leaf in cache.keys]
+        keys, values = (
+            tuple(jnp.zeros((self.num_pages + 1, *shape), cache.keys[0].dtype) for shape in shapes)
+            for _ in range(2)
+        )
+        return keys, values
+
+    def _empty_state(self, num_rows: int) -> SpecState:
+        return self._empty(num_rows)
+
+    def _needs(self, num_states: int, capacity: int) -> tuple[int, int]:
+        """Returns the bytes of states and pages, and of what programs need beside them."""
+        pages = (self.num_pages + 1) * sum(self.page_bytes)
+        states = tree_bytes(self._empty.eval_shape(num_states))
+        return states + pages, self._engine.temporary_bytes(num_states, capacity)
+
+    def _advise(self, num_states: int) -> str:
+        return "fewer rows (batch_size), or less memory for pages (cache_bytes)"
+
+    def warm_up(self, widest: int) -> None:
+        """Compiles what is needed for snapshots of chunks that are not wider, and saved rows."""
+        state = self._empty(1)
+        for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
+            snapshot = self._snapshots.copy(state, 0, width)
+            state = self._snapshots.put(state, snapshot, 0)
+        if self._state is not None:
+            saved = self._save(self._state, 0)
+            alone = self._alone(self._state, 0, self._empty(1), saved)
+            self._settle(saved, alone, 0)
+
+    def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
+        """Returns the calls that read a prompt: the first token of each, and its width."""
+        return self._engine.chunks(num_tokens, widest=widest)
+
+    def begin_in(
+        self,
+        request: Row,
+        pages: Sequence[Sequence[int]],
+        widest: int,
+        found: Sequence[Snapshot],
+    ) -> Reading:
+        """Begins to read a prompt into pages, after the chunks whose snapshots were found.
+
+        See `Engine.chunks` for `widest`. The pages are those of each part.
+        """
+        state = with_request(self._empty(1), request, self._vocab_size)
+        calls = self.chunks(len(request.prompt), widest)
+        reading = Reading(self._engine, self._params, request.prompt, state, calls)
+        reading.put(self._snapshots, found)
+        self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
+        _name_pages(self._tables, 0, pages)
+        return reading
+
+    def set_pages(self, row: int, pages: Sequence[Sequence[int]]) -> None:
+        """Says which pages of each part a row has from now on, in the order of its slots."""
+        _name_pages(self.tables, row, pages)
+
+    def read(self, reading: Reading) -> int:
+        """Reads the next chunk; returns its number of tokens."""
+        reading.state = self._join(reading.state, self._tables)
+        num_tokens = super().read(reading)
+        reading.state = self._part(reading.state)
+        return num_tokens
+
+    def snapshot(self, reading: Reading, begin: int, width: int) -> Snapshot:
+        """Returns the snapshot of a chunk, which was read last and must be a full one."""
+        return self._snapshots.copy(reading.state, begin, width)
+
+    def insert(self, row: int, reading: Reading) -> Round:
+        """Puts a request whose prompt was read into a row; returns the answer's first token."""
+        self._fill(row, reading)
+        return super().insert(row, reading)
+
+    def insert_saved(self, row: int, reading: Reading, saved: SpecState) -> None:
+        """Goes on in a row with what was saved; all its tokens but the newest were read."""
+        self._fill(row, reading)
+        assert self._state is not None
+        if self.page_bytes[1]:
+            # The drafter reads the text too, in a round that nobody hears of: were it left to read
+            # later, this would count among the costs by which the row chooses.
+            alone = self._alone(self._state, row, reading.state, saved)
+            tables = [np.zeros_like(table) for table in self.tables]
+            for table, own in zip(tables, self.tables, strict=True):
+                table[row] = own[row]
+            after, _ = self._engine.run(self._params, self._join(alone, tables), 1)
+            saved = self._settle(saved, self._part(after), row)
+        self._state = self._engine.insert(self._state, row, saved)
+
+    def save(self, row: int) -> SpecState:
+        """Returns a row's state, all but keys and values."""
+        assert self._state is not None
+        return self._save(self._state, row)
+
+    def _fill(self, row: int, reading: Reading) -> None:
+        self.set_pages(row, [table[0] for table in self._tables])
+        self.lengths[row] = len(reading.prompt)
+
+    def run(self, num_rounds: int) -> float:
+        """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
+        assert self._state is not None
+        self._state = self._join(self._state, self.tables)
+        seconds = super().run(num_rounds)
+        assert self._infos is not None
+        self._state = self._part(self._state)
+        self.lengths += self._infos.num_tokens.sum(axis=0, dtype=np.int32)
+        return seconds
+
+    def finish(self, row: int) -> None:
+        """Marks a row as done: it emits nothing until it is filled again, and has no pages."""
+        super().finish(row)
+        self.set_pages(row, [[]] * len(_PARTS))
+
+    def _join(self, state: SpecState, tables: Sequence[Int32[np.ndarray, "b m"]]) -> SpecState:
+        """Returns a state with layers and tables; nothing is copied."""
+        parts = zip(_PARTS, self._layers, tables, strict=True)
+        return state.replace(**{
+            part: with_layers(getattr(state, part), layers, table)
+            for part, layers, table in parts
+        })  # fmt: skip
+
+    def _part(self, state: SpecState) -> SpecState:
+        """Takes the layers back; returns the state without them."""
+        found = [caches_in(getattr(state, part)) for part in _PARTS]
+        self._layers = [[(cache.keys, cache.values) for cache in caches] for caches in found]
+        return map_caches(lambda cache: cache.replace(keys=(), values=()), state)
+
+
+def _name_pages(tables: Sequence[np.ndarray], row: int, pages: Sequence[Sequence[int]]) -> None:
+    for table, own in zip(tables, pages, strict=True):
+        table[row] = 0
+        table[row, : len(own)] = own

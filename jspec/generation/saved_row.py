@@ -1,0 +1,41 @@
+"""A row that leaves its batch and goes on later, once its text was read anew."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jspec.models.paged_cache import caches_in, map_caches
+from jspec.speculation.prefill import insert
+from jspec.speculation.types import SpecState
+
+
+def take_row(state: SpecState, row: Int32[Array, ""]) -> SpecState:
+    """Returns one row's state."""
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=row, slice_size=1)
+    return jax.tree.map(take, state)
+
+
+def run_alone(
+    state: SpecState, row: Int32[Array, ""], read: SpecState, saved: SpecState
+) -> SpecState:
+    """Returns the state with one row running, which has read its text and surely drafts."""
+    control = saved.control
+    if control is not None:
+        forced = jnp.full_like(control.forced, control.numbers[-1])
+        control = control.replace(forced=forced)
+    own = read.replace(last_token=saved.last_token, control=control)
+    state = insert(state, row, own)
+    return state.replace(is_done=jnp.arange(len(state.is_done)) != row)
+
+
+def settle(saved: SpecState, after: SpecState, row: Int32[Array, ""]) -> SpecState:
+    """Returns what was saved; what its drafter has not read again is missing from its caches."""
+    lengths = iter([cache.length[row] for cache in caches_in(after.draft)])
+
+    def cut(cache: Any) -> Any:
+        return cache.rollback(jnp.minimum(cache.length, next(lengths)))
+
+    return saved.replace(draft=map_caches(cut, saved.draft))
