@@ -32,7 +32,7 @@ _MAX_SLOTS = flags.DEFINE_integer("max_slots", 8, "Most answers in progress at o
 _MAX_QUEUE = flags.DEFINE_integer("max_queue", 64, "Most requests that wait for a slot.")
 _MAX_SEQ_LEN = flags.DEFINE_integer(
     "max_seq_len", 4096, "Most tokens of prompt and answer together, if the model's context has as "
-    "many. Every slot takes memory for this many."
+    "many."
 )  # fmt: skip
 _ROUNDS_PER_VISIT = flags.DEFINE_integer(
     "rounds_per_visit", 2, "Rounds between two looks of the scheduler: fewer stream more smoothly "
@@ -42,9 +42,13 @@ _PREFILL_BUDGET = flags.DEFINE_integer(
     "prefill_budget", 64, "Tokens of new prompts that are read between two visits: fewer delay "
     "running answers less, more let new ones begin sooner, above all on a GPU."
 )  # fmt: skip
+_CACHE_BYTES = flags.DEFINE_integer(
+    "cache_bytes", None, "Memory for keys and values of all slots: where it runs out, the answer "
+    "that began last waits. Default: enough for all at their longest, or what is free."
+)  # fmt: skip
 _PREFIX_CACHE_BYTES = flags.DEFINE_integer(
-    "prefix_cache_bytes", None, "Memory for what was read of prompts, so that others which begin "
-    "alike need not read it again; 0 keeps nothing. Default: a quarter of what is free."
+    "prefix_cache_bytes", None, "How much of it may hold what was read of prompts and no slot "
+    "needs, so that others which begin alike need not read it again; 0 keeps nothing. Default: all."
 )  # fmt: skip
 _MAX_SECONDS = flags.DEFINE_float(
     "max_seconds", None, "Seconds after which an answer ends with what it has."
@@ -76,8 +80,9 @@ def main() -> None:
     ):  # fmt: skip
         check_count(flag.name, flag.value, low, high)
     check_range("grace_seconds", _GRACE_SECONDS.value, 0, 86_400)
-    if _PREFIX_CACHE_BYTES.value is not None:
-        check_count("prefix_cache_bytes", _PREFIX_CACHE_BYTES.value, 0, 2**60)
+    for flag, low in ((_CACHE_BYTES, 1), (_PREFIX_CACHE_BYTES, 0)):
+        if flag.value is not None:
+            check_count(flag.name, flag.value, low, 2**60)
     if _MAX_SECONDS.value is not None:
         check_range("max_seconds", _MAX_SECONDS.value, 0.001, 86_400)
     api_key = _API_KEY.value if _API_KEY.present else os.environ.get("JSPEC_API_KEY")
@@ -126,7 +131,8 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
     )  # fmt: skip
     scheduler = make_scheduler(
         programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value,
-        prefill_budget=_PREFILL_BUDGET.value, prefix_cache_bytes=_PREFIX_CACHE_BYTES.value,
+        prefill_budget=_PREFILL_BUDGET.value, cache_bytes=_CACHE_BYTES.value,
+        prefix_cache_bytes=_PREFIX_CACHE_BYTES.value,
     )  # fmt: skip
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name

@@ -70,6 +70,7 @@ def test_a_server_lets_the_answers_in_progress_end(process, env):
         (["--port=70000"], "expected port from 0 to 65535, got 70000"),
         (["--host=no.such.host.invalid"], "--host=no.such.host.invalid"),
         (["--max_slots=0"], "expected max_slots from 1"),
+        (["--cache_bytes=0"], "expected cache_bytes from 1"),
         (["--max_seconds=-1"], "expected max_seconds"),
         (["--api_key="], "API key of printable"),
         (["--port=0", "--num_draft_tokens=many"], "num_draft_tokens"),

@@ -38,11 +38,17 @@ class FairQueue:
         self._present[job.key] += 1
         self._waiting.append(job)
 
-    def take(self) -> Job:
-        """Returns the request whose turn it is; it waits no more."""
-        job = min(self._waiting, key=lambda job: (job.priority, self._served[job.key]))
+    def first(self) -> Job:
+        """Returns the request whose turn it is; it waits on."""
+        return min(self._waiting, key=lambda job: (job.priority, self._served[job.key]))
+
+    def take(self, job: Job) -> None:
+        """Lets a request wait no more."""
         self._waiting.remove(job)
-        return job
+
+    def put_back(self, job: Job) -> None:
+        """Lets a request that was taken wait again, before all that came after it."""
+        self._waiting.insert(0, job)
 
     def take_all(self, is_meant: Callable[[Job], bool] = lambda job: True) -> list[Job]:
         """Returns those that are meant, in the order of their arrival; they have ended."""

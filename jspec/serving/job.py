@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jspec.common.errors import InputError
-from jspec.generation.answer import Round
+from jspec.generation.answer import Answer, Round
 from jspec.generation.request import Request
 from jspec.generation.result import Piece
 from jspec.generation.rows import Row
@@ -25,19 +25,37 @@ class Slots(Protocol):
     tree: PrefixTree
 
     @property
+    def usage(self) -> float:
+        """The share of the memory for caches that the slots take, 0 to 1."""
+        ...
+
+    @property
     def rows(self) -> Sequence[int]:
         """Indices of the slots."""
         ...
 
-    def begin(self, row: int, request: Row) -> int:
+    def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
         """Begins to read a prompt into a slot, no other being read.
 
-        Returns how many of its tokens need not be read, as an earlier prompt began with them.
+        Returns how many of its tokens need not be read, as an earlier prompt began with them; None
+        if there is no memory for it now. To go on with what `pause` has saved, the prompt is all
+        tokens but the newest.
         """
         ...
 
+    def reserve(self, row: int, num_rounds: int) -> bool:
+        """Gives a slot whose prompt was read memory for its next rounds; False without any left."""
+        ...
+
+    def pause(self, row: int) -> Any:
+        """Finishes a slot; returns what `begin` takes to go on, None if it was being read."""
+        ...
+
     def read(self, row: int) -> tuple[int, Round | None]:
-        """Reads a chunk of that prompt; returns its length, and the first token after the last."""
+        """Reads a chunk of that prompt; returns its length, and the first token after the last.
+
+        Where it goes on with what was saved, the round after the last one is without tokens.
+        """
         ...
 
     def run(self, num_rounds: int) -> float:
@@ -68,6 +86,7 @@ class Job:
       started: when it got a slot; None until then.
       num_cached: tokens of its prompt that were not read again.
       is_cancelled: whether nobody waits for the answer any more.
+      paused: the answer so far, and what its slot had saved, while it waits to go on.
     """
 
     request: Request
@@ -80,6 +99,7 @@ class Job:
     started: float | None = None
     num_cached: int = 0
     is_cancelled: bool = False
+    paused: tuple[Answer, Any] | None = None
 
 
 class Update(NamedTuple):

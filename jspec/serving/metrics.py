@@ -46,6 +46,10 @@ class Metrics:
         for name, about, read in (
             ("vllm:num_requests_running", "Slots that are taken.", lambda: scheduler.num_running),
             ("vllm:num_requests_waiting", "Requests without slot.", lambda: scheduler.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Pages that slots hold; 1 is all.",
+             lambda: scheduler.slots.usage),
+            ("vllm:num_preemptions", "Answers that lost their slots for want of pages, so far.",
+             lambda: scheduler.num_paused),
             ("jspec:num_slots", "Slots, taken or free.", lambda: scheduler.num_slots),
             ("jspec:prefix_cache_bytes", "Of pages.", lambda: scheduler.slots.tree.num_bytes),
             ("jspec:prefix_cache_evictions", "Pages dropped to make room, so far.",

@@ -5,12 +5,12 @@
 
 A node is one full chunk of a prompt, keyed by its token ids and so, with its ancestors, by all that
 its page follows from: a tree belongs to one batch, and so to one model, type, drafter and capacity.
-Only chunks of prompts become nodes, never a draft or an answer, and pages are never written. Over
-its budget the tree drops the leaf that was used longest ago and that nobody refers to.
+Only chunks of prompts become nodes, never a draft, and pages are never written. Over its budget, or
+where pages run out, the tree drops the leaf that was used longest ago and that nobody refers to.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Chunk = tuple[int, ...]
@@ -25,7 +25,7 @@ class Node:
       page: what reading it has left.
       num_bytes: of the page.
       children: the chunks that have followed it.
-      num_pins: how many readings stand here and may add a child.
+      num_pins: how many rows have its page, and those of its ancestors.
     """
 
     __slots__ = ("children", "chunk", "num_bytes", "num_pins", "page", "parent")
@@ -50,8 +50,12 @@ class PrefixTree:
       num_evicted: pages dropped so far.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, on_drop: Callable[[Node], object] = lambda node: None
+    ) -> None:
+        """Nothing is kept yet; `on_drop` is called with each node that is dropped."""
         self.max_bytes, self.num_bytes, self.num_evicted = max_bytes, 0, 0
+        self._on_drop = on_drop
         self.root = Node(None, (), None, 0)
         # From the one used longest ago on. A parent stands after its children: whoever uses them
         # uses it. So the first of all is a leaf.
@@ -79,7 +83,7 @@ class PrefixTree:
         self.pin(node)  # so that it is not dropped itself
         is_room = self._has_room(num_bytes)
         while is_room and self.num_bytes + num_bytes > self.max_bytes:
-            self._drop(next(one for one in self._by_use if not one.num_references))
+            self.drop_one()
         self.unpin(node)
         if not is_room:
             return None
@@ -102,6 +106,13 @@ class PrefixTree:
         assert node.num_pins > 0
         node.num_pins -= 1
 
+    def drop_one(self) -> bool:
+        """Drops the page that was used longest ago; False if all are needed."""
+        node = next((one for one in self._by_use if not one.num_references), None)
+        if node is not None:
+            self._drop(node)
+        return node is not None
+
     def clear(self) -> None:
         """Drops every page, as if there had been none; nothing may be pinned."""
         while self._by_use:
@@ -119,6 +130,7 @@ class PrefixTree:
         node.parent = None
         self.num_bytes -= node.num_bytes
         self.num_evicted += 1
+        self._on_drop(node)
 
 
 def path(node: Node) -> Sequence[Node]:

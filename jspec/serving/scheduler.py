@@ -2,8 +2,9 @@
 
 Between two visits of the device the scheduler ends what nobody waits for any more, reads prompts
 chunk by chunk into free slots until a number of tokens is read (so that no running answer waits for
-a long prompt), and then lets all slots run. No clock is read but the one that is passed in: the
-same arrivals, the same schedule.
+a long prompt), and then lets all slots run. Where memory runs out, the answer that began last among
+those of the least priority gives its own back; it waits, and goes on from the tokens that it has.
+No clock is read but the one that is passed in: the same arrivals, the same schedule.
 """
 
 import math
@@ -54,6 +55,7 @@ class Scheduler:
         self._reading: int | None = None  # the slot among them whose prompt is being read
         self._drained_at: float | None = None
         self._mean_seconds = 1.0  # of an answer, from its slot on
+        self.num_paused = 0  # how often an answer has lost its slot so far
 
     @property
     def num_waiting(self) -> int:
@@ -121,6 +123,7 @@ class Scheduler:
         """Ends what is unwanted, reads prompts, runs all: one visit. Yields what is new."""
         yield from self._end_unwanted()
         yield from self._read_prompts()
+        self._make_room()
         decoding = [slot for slot in self._running if slot != self._reading]
         if decoding:
             seconds = self.slots.run(self._rounds_per_visit)
@@ -142,24 +145,60 @@ class Scheduler:
             num_left -= num_read
             if first is not None:
                 self._reading = None
-                self._running[slot][1].add_first(first)
-                yield self._update(slot, [first], [])
+                if first.token_ids:
+                    self._running[slot][1].add_first(first)
+                    yield self._update(slot, [first], [])
 
     def _take_next(self) -> bool:
-        """Begins to read the next prompt into a free slot; False without one of each."""
+        """Begins to read the next prompt into a free slot; False without one of each, or memory."""
         with self._lock:
             free = [slot for slot in self.slots.rows if slot not in self._running]
             if not free or not self._waiting:
                 return False
-            self._reading, job = free[0], self._waiting.take()
-            job.started = self.clock()
-            self._running[free[0]] = job, self._begin(job)
-        job.num_cached = self.slots.begin(free[0], job.row)
+            job = self._waiting.first()
+        row, saved = job.row, None
+        if job.paused is not None:
+            answer, saved = job.paused
+            row = row._replace(prompt=[*row.prompt, *answer.token_ids[:-1]])
+        num_cached = self.slots.begin(free[0], row, saved)
+        if num_cached is None:
+            return False
         with self._lock:
-            self._waiting.charge(job, len(job.row.prompt) - job.num_cached)
+            self._waiting.take(job)
+            if job.started is None:
+                job.started, job.num_cached = self.clock(), num_cached
+                self._waiting.charge(job, len(row.prompt) - num_cached)
+            self._running[free[0]] = job, self._begin(job)
+            self._reading, job.paused = free[0], None
         return True
 
+    def _make_room(self) -> None:
+        """Gives all answers memory for the next visit; pauses the last ones until it is enough."""
+
+        def rank(slot: int) -> tuple[int, float]:
+            job = self._running[slot][0]
+            return job.priority, job.started or 0.0  # the first time: one that was paused is older
+
+        slots = sorted(self._running, key=rank)
+        for slot in list(slots):
+            while slot in self._running and slot != self._reading:
+                if self.slots.reserve(slot, self._rounds_per_visit):
+                    break
+                self._pause(slots.pop())
+
+    def _pause(self, slot: int) -> None:
+        """Lets an answer wait that has a slot."""
+        saved = self.slots.pause(slot)
+        self._reading = None if self._reading == slot else self._reading
+        with self._lock:
+            job, answer = self._running.pop(slot)
+            job.paused = None if saved is None else (answer, saved)
+            self._waiting.put_back(job)
+            self.num_paused += 1
+
     def _begin(self, job: Job) -> Answer:
+        if job.paused is not None:
+            return job.paused[0]
         return Answer(0, job.request, job.row, self._target, self._num_draft_tokens)
 
     def _end_unwanted(self) -> Iterator[Update]:

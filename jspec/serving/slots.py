@@ -1,86 +1,180 @@
-"""The rows of a batch as the scheduler's slots, with what was read of earlier prompts at hand."""
+"""The rows of a batch as the scheduler's slots, their pages, and what earlier prompts have left.
+
+    row 0    | shared | shared | own | own |
+    row 1    | shared | own |                     shared pages are those of nodes of the tree
+    tree     | node   | node   | node |
+
+A row reads shared pages and never writes them: they hold full chunks of its prompt, and it writes
+from the end of its text on. The nodes are pinned as long as the row has them. A chunk that was read
+becomes a node, which then owns the row's pages of it.
+"""
 
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from jspec.common.memory import tree_bytes
 from jspec.generation.answer import Round
-from jspec.generation.batch import Batch
-from jspec.generation.reading import Reading
+from jspec.generation.paged_batch import PagedBatch
+from jspec.generation.reading import Reading, Snapshot
 from jspec.generation.rows import Row
-from jspec.serving.prefix_tree import Node, PrefixTree
+from jspec.kernels import PAGE
+from jspec.serving.page_pool import PagePool
+from jspec.serving.prefix_tree import Node, PrefixTree, path
+
+
+class Shared(NamedTuple):
+    """What a node of the tree has: the pages of its chunk, and what else reading it has left."""
+
+    pages: list[int]
+    snapshot: Snapshot
+
+
+class _Held:
+    """A slot that is taken: its request, its own pages of each part, its node, which is pinned."""
+
+    def __init__(self, request: Row, node: Node) -> None:
+        self.request, self.node = request, node
+        self.own: tuple[list[int], list[int]] = [], []
+
+    @property
+    def shared(self) -> list[int]:
+        """The pages of its nodes."""
+        return [page for node in path(self.node) for page in node.page.pages]
+
+    @property
+    def pages(self) -> list[list[int]]:
+        """The pages of each part, in the order of the slots."""
+        shared = self.shared
+        return [shared + self.own[0], self.own[1]]
 
 
 class BatchSlots:
-    """See `Slots`. One prompt is read at a time: a batch has memory for one beside its rows.
+    """See `Slots`. One prompt is read at a time.
 
     Attributes:
       tree: what was read of earlier prompts.
+      pools: the pages of the target's cache, and those of the drafter's.
     """
 
-    def __init__(self, batch: Batch, prefix_cache_bytes: int, widest_chunk: int) -> None:
-        self.tree = PrefixTree(prefix_cache_bytes)
+    def __init__(self, batch: PagedBatch, prefix_cache_bytes: int, widest_chunk: int) -> None:
+        self.pools = [PagePool(batch.num_pages) for _ in batch.page_bytes]
+        self.tree = PrefixTree(
+            prefix_cache_bytes, lambda node: self.pools[0].give_back(node.page.pages)
+        )
         self._batch, self._widest_chunk = batch, widest_chunk
-        self._reading: tuple[int, Reading] | None = None  # with its row
-        self._node = self.tree.root  # the last chunk that was read and is in the tree; pinned
+        self._held: dict[int, _Held] = {}  # by row
+        self._reading: tuple[int, Reading, Any] | None = None  # with its row and what was saved
         self._is_adding = False
-        if prefix_cache_bytes:
-            batch.warm_up_pages(widest_chunk)
+        batch.warm_up(widest_chunk)
 
     @property
     def rows(self) -> Sequence[int]:
         """Indices of the slots."""
         return self._batch.rows
 
-    def begin(self, row: int, request: Row) -> int:
-        """Begins to read a prompt; returns how many of its tokens need not be read again."""
+    @property
+    def usage(self) -> float:
+        """The share of pages that rows hold, of the part that has fewest left, 0 to 1."""
+        return max(self._num_held()) / self._batch.num_pages
+
+    def _num_held(self) -> list[int]:
+        """Returns the pages of each part that rows hold; the tree's others can be had."""
+        rows = list(self._held.values())  # at once: another thread may ask
+        shared = {id(node): node for held in rows for node in path(held.node)}
+        target = sum(len(node.page.pages) for node in shared.values())
+        own = [sum(map(len, part)) for part in zip(*(held.own for held in rows), strict=True)]
+        return [target + own[0], own[1]] if rows else [0, 0]
+
+    def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
+        """Begins to read a prompt; returns how many of its tokens need not be read again.
+
+        With what was saved of a row the prompt is all its tokens but the newest. Returns None, and
+        does nothing, where there are not enough pages for it now.
+        """
         assert self._reading is None
-        self._is_adding = self.tree.max_bytes > 0
-        reading = self._batch.begin(request, widest=self._widest_chunk)
-        self._reading, num_known, found = (row, reading), 0, []
-        self._node = self.tree.root
-        self.tree.pin(self._node)
-        while (chunk := reading.chunk(len(found))) is not None:
-            node = self.tree.find(self._node, chunk)
-            if node is None:
+        nodes = self._find(request)
+        held = _Held(request, nodes[-1] if nodes else self.tree.root)
+        self.tree.pin(held.node)
+        # A page for each row that runs stays free: else it would be taken back at once.
+        num_others = len(self._held)
+        self._held[row] = held
+        if not self._grow(held, len(request.prompt), 1, spare=num_others):
+            self.tree.unpin(self._held.pop(row).node)
+            return None
+        reading = self._batch.begin_in(
+            request, held.pages, self._widest_chunk, [node.page.snapshot for node in nodes]
+        )
+        self._reading, self._is_adding = (row, reading, saved), self.tree.max_bytes > 0
+        return len(held.shared) * PAGE
+
+    def _find(self, request: Row) -> list[Node]:
+        """Returns the nodes of the chunks that need not be read; the last chunk always is."""
+        nodes, node = [], self.tree.root
+        for begin, width in self._batch.chunks(len(request.prompt), self._widest_chunk)[:-1]:
+            found = self.tree.find(node, tuple(request.prompt[begin : begin + width]))
+            if found is None:
                 break
-            self._move_to(node)
-            found.append(node.page)
-            num_known += len(chunk)
-        if found:
-            reading.put(self._batch.pages, found)
-        return num_known
+            node = found
+            nodes.append(node)
+        return nodes
+
+    def _grow(self, held: _Held, length: int, num_rounds: int, spare: int = 0) -> bool:
+        """Gives a row of this length pages for rounds; False, and none, where there are too few."""
+        needed = self._batch.needed(length, held.request.max_length, num_rounds)
+        counts = [n - len(pages) for n, pages in zip(needed, held.pages, strict=True)]
+        for count, num_held in zip(counts, self._num_held(), strict=True):
+            if count > 0 and num_held + count + spare > self._batch.num_pages:
+                return False
+        while self.pools[0].num_free < counts[0]:
+            is_dropped = self.tree.drop_one()
+            assert is_dropped, "pages that no row has are neither free nor in the tree"
+        for pool, own, count in zip(self.pools, held.own, counts, strict=True):
+            own += pool.take(max(count, 0))
+        return True
+
+    def reserve(self, row: int, num_rounds: int) -> bool:
+        """Gives a row that runs pages for this many rounds; False where there are too few."""
+        held = self._held[row]
+        if not self._grow(held, int(self._batch.lengths[row]), num_rounds):
+            return False
+        self._batch.set_pages(row, held.pages)
+        return True
 
     def read(self, row: int) -> tuple[int, Round | None]:
-        """Reads a chunk of a prompt; returns its length, and the first token after the last."""
+        """Reads a chunk; returns its length, and after the last one the first token.
+
+        Where a row was saved no token is new.
+        """
         assert self._reading is not None
-        assert self._reading[0] == row
-        reading = self._reading[1]
-        chunk = reading.chunk()
+        reading_row, reading, saved = self._reading
+        assert reading_row == row
+        begin, width = reading.next_chunk
         num_tokens = self._batch.read(reading)
-        if chunk is not None and self._is_adding:
-            self._add(reading, chunk)
         if not reading.is_done:
+            if self._is_adding:
+                self._add(self._held[row], reading, begin, width)
             return num_tokens, None
-        self._end_reading()
-        return num_tokens, self._batch.insert(row, reading)
-
-    def _add(self, reading: Reading, chunk: tuple[int, ...]) -> None:
-        page = reading.copy(self._batch.pages)
-        added = self.tree.add(self._node, chunk, page, tree_bytes(page))
-        if added is None:  # no room: a chunk without the one before it would never be found
-            self._is_adding = False
-        else:
-            self._move_to(added)
-
-    def _move_to(self, node: Node) -> None:
-        # Pinned, so that it is still there when the next chunk is to be added to it.
-        self.tree.pin(node)
-        self.tree.unpin(self._node)
-        self._node = node
-
-    def _end_reading(self) -> None:
-        self.tree.unpin(self._node)
         self._reading = None
+        if saved is None:
+            return num_tokens, self._batch.insert(row, reading)
+        self._batch.insert_saved(row, reading, saved)
+        return num_tokens, Round([])
+
+    def _add(self, held: _Held, reading: Reading, begin: int, width: int) -> None:
+        """Makes a node of the chunk that was read last, to which its pages then belong."""
+        count = width // PAGE
+        shared = Shared(held.own[0][:count], self._batch.snapshot(reading, begin, width))
+        num_bytes = count * self._batch.page_bytes[0] + tree_bytes(shared.snapshot)
+        chunk = tuple(reading.prompt[begin : begin + width])
+        added = self.tree.add(held.node, chunk, shared, num_bytes)
+        if added is None or added.page is not shared:
+            # No room: a chunk without the one before it would never be found.
+            self._is_adding = False
+            return
+        del held.own[0][:count]
+        self.tree.pin(added)
+        self.tree.unpin(held.node)
+        held.node = added
 
     def run(self, num_rounds: int) -> float:
         """Runs rounds of all slots; returns the seconds that they took."""
@@ -93,6 +187,17 @@ class BatchSlots:
     def finish(self, row: int) -> None:
         """Marks a slot as done, its prompt read or not: it emits nothing until it is filled."""
         if self._reading is not None and self._reading[0] == row:
-            self._end_reading()
+            self._reading = None
         else:
             self._batch.finish(row)
+        held = self._held.pop(row)
+        for pool, own in zip(self.pools, held.own, strict=True):
+            pool.truncate_to(own, 0)
+        self.tree.unpin(held.node)
+
+    def pause(self, row: int) -> Any:
+        """Finishes a slot; returns what `begin` takes to go on, None if it was being read."""
+        is_read = self._reading is None or self._reading[0] != row
+        saved = self._batch.save(row) if is_read else None
+        self.finish(row)
+        return saved

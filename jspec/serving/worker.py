@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.memory import available_bytes, check_memory
-from jspec.generation.batch import Batch
+from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
@@ -22,7 +21,6 @@ from jspec.serving.slots import BatchSlots
 # values there, which change none of its tokens.
 ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True)
 PREFILL_BUDGET = 64  # tokens
-_SHARE_OF_FREE = 0.25
 _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
 
 
@@ -32,21 +30,23 @@ def make_scheduler(
     max_queue: int,
     rounds_per_visit: int,
     prefill_budget: int = PREFILL_BUDGET,
+    cache_bytes: int | None = None,
     prefix_cache_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Scheduler:
     """Returns a scheduler of `programs.batch_size` slots whose programs are compiled.
 
-    `prefix_cache_bytes` is for what was read of prompts; None takes a share of what is free.
+    `cache_bytes` is for the pages of keys and values; None takes enough for all slots, or what is
+    free. What was read of prompts stays in those that no slot needs: in `prefix_cache_bytes` at
+    most, unless that is None.
 
     Raises:
-      InputError: if there is not enough memory for the slots, or for that.
+      InputError: if there is not enough memory for the slots.
     """
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
-    batch = Batch(programs, programs.batch_size, programs.max_seq_len, switches)
+    batch = PagedBatch(programs, programs.batch_size, programs.max_seq_len, switches, cache_bytes)
     if prefix_cache_bytes is None:
-        prefix_cache_bytes = int(_SHARE_OF_FREE * (available_bytes() or 0))
-    check_memory({"pages of prompts": prefix_cache_bytes}, "expected fewer prefix_cache_bytes")
+        prefix_cache_bytes = batch.num_pages * batch.page_bytes[0]
     slots = BatchSlots(batch, prefix_cache_bytes, prefill_budget)
     scheduler = Scheduler(
         slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,

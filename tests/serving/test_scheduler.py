@@ -18,19 +18,28 @@ _WIDTH = 8  # tokens of a chunk
 
 
 class Simulation:
-    """Slots whose answers are the letters after their seeds, two tokens a round, one drafted."""
+    """Slots whose answers are the letters after their seeds, two tokens a round, one drafted.
 
-    def __init__(self, num_slots, **options):
+    They have memory for `memory` tokens in all.
+    """
+
+    usage = 0.0
+
+    def __init__(self, num_slots, *, memory=10**9, **options):
+        self.memory, self.held = memory, {}
         self.now, self.rows, self.states = 0.0, range(num_slots), {}
         self.most_at_once, self.log, self.tree = 0, [], PrefixTree(0)
         self.reading, self.runs = None, []  # runs: moments at which the device ran rounds
         options = {"max_queue": 100, "rounds_per_visit": 2, "prefill_budget": _WIDTH} | options
         self.scheduler = Scheduler(self, make_model(), 1, clock=lambda: self.now, **options)
 
-    def begin(self, row, request):
+    def begin(self, row, request, saved=None):
         assert row not in self.states, "a slot is filled while its answer goes on"
         assert self.reading is None, "two prompts are read at once"
+        if not self._hold(row, len(request.prompt) + 2):
+            return None
         self.reading = [row, request, 0]
+        self.saved = saved
         self.most_at_once = max(self.most_at_once, len(self.states) + 1)
         return 0
 
@@ -43,8 +52,29 @@ class Simulation:
         if self.reading[2] < len(request.prompt):
             return count, None
         self.reading = None
-        self.states[row] = [request.settings.seed, 0]
+        if self.saved is not None:
+            self.states[row] = self.saved
+            seed, num_prompt, num_tokens = self.saved
+            expected = [97 + (seed + i) % 26 for i in range(num_tokens - 1)]
+            assert request.prompt[num_prompt:] == expected, "not all tokens but the newest"
+            return count, Round([])
+        self.states[row] = [request.settings.seed, len(request.prompt), 0]
         return count, Round(self._next(row, 1))
+
+    def _hold(self, row, count):
+        if sum(self.held.values()) - self.held.get(row, 0) + count > self.memory:
+            return False
+        self.held[row] = count
+        return True
+
+    def reserve(self, row, num_rounds):
+        _, num_prompt, num_tokens = self.states[row]
+        return self._hold(row, num_prompt + num_tokens + 2 * num_rounds)
+
+    def pause(self, row):
+        saved = self.states.get(row)
+        self.finish(row)
+        return saved
 
     def run(self, num_rounds):
         self.runs.append(self.now)
@@ -58,14 +88,15 @@ class Simulation:
             yield Round(tokens, [(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
 
     def finish(self, row):
+        del self.held[row]
         if self.reading is not None and self.reading[0] == row:
             self.reading = None
         else:
             del self.states[row]
 
     def _next(self, row, count):
-        seed, begin = self.states[row]
-        self.states[row][1] += count
+        seed, _, begin = self.states[row]
+        self.states[row][2] += count
         return [97 + (seed + begin + i) % 26 for i in range(count)]
 
     def job(self, seed=0, length=6, priority=0, deadline=None, key="", num_prompt=2, **settings):
@@ -140,6 +171,45 @@ def test_every_answer_is_whole_and_in_its_own_words():
         assert result.finish_reason == "length"
     starts = [job.started for _, job in arrivals]
     assert starts == sorted(starts), "first come, first served"
+
+
+def test_where_memory_runs_out_the_last_answer_waits_and_goes_on_where_it_was():
+    """Guards against answers that lose or repeat tokens, that wait for ever, or that end early."""
+    simulation = Simulation(4, memory=60)
+    arrivals = [(float(n), simulation.job(n, 20 + n, num_prompt=9)) for n in range(12)]
+    simulation.run_all(arrivals)
+    assert simulation.scheduler.num_paused > 3
+    assert simulation.held == {}
+    results = simulation.results()
+    assert len(results) == len(arrivals)
+    for seed, result in results.items():
+        assert result.text == "".join(chr(97 + (seed + i) % 26) for i in range(20 + seed))
+    first = next(update for update in simulation.log if update.piece.result)
+    assert first.job is arrivals[0][1], "the first one is never paused"
+
+
+def test_the_least_urgent_answer_is_paused_first():
+    simulation = Simulation(3, memory=40, prefill_budget=100)
+    jobs = [simulation.job(n, 30, priority) for n, priority in enumerate((5, 0, 1))]
+    simulation.scheduler.submit(jobs)
+    while not simulation.scheduler.num_paused:
+        simulation.step()
+    assert jobs[0].paused is not None
+    assert [job.paused for job in jobs[1:]] == [None, None]
+
+
+def test_an_answer_that_is_paused_can_be_cancelled_and_keeps_its_text():
+    simulation = Simulation(2, memory=24)
+    jobs = [simulation.job(seed, length=15) for seed in range(2)]
+    simulation.scheduler.submit(jobs)
+    while jobs[1].paused is None:
+        simulation.step()
+    simulation.scheduler.cancel(jobs[1])
+    simulation.run_all()
+    results = simulation.results()
+    assert results[1].finish_reason == "cancelled"
+    assert results[1].text.startswith("bcd")
+    assert results[0].text == "abcdefghijklmno"
 
 
 def test_a_smaller_priority_goes_first():

@@ -1,0 +1,259 @@
+"""Pages that hold tokens: none is lost, given back twice, or written while it is shared."""
+
+import types
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from jspec.generation.request import Settings
+from jspec.generation.rows import Row
+from jspec.kernels import PAGE
+from jspec.serving.page_pool import PagePool
+from jspec.serving.slots import BatchSlots
+
+MOST, BLOCK = 6 * PAGE, 5  # tokens of a request, and of a round
+
+
+class Reading:
+    """A prompt that is read chunk by chunk."""
+
+    def __init__(self, prompt, chunks, num_found):
+        self.prompt, self.chunks, self.num_read = prompt, chunks, num_found
+
+    @property
+    def next_chunk(self):
+        return self.chunks[self.num_read]
+
+    @property
+    def is_done(self):
+        return self.num_read == len(self.chunks)
+
+
+class Device:
+    """Stands for a `PagedBatch`: a token in each slot instead of keys and values.
+
+    `is_shared` tells of a page of the target's part whether it may be written no more.
+    """
+
+    page_bytes, num_pages = (1, 1), 14
+
+    def __init__(self, num_rows):
+        self.rows, self.lengths = range(num_rows), np.zeros(num_rows, int)
+        self.contents = np.full((2, self.num_pages + 1, PAGE), -1)
+        self.pages = {row: [[], []] for row in self.rows}
+        self.texts, self.is_shared = {}, lambda page: False
+
+    def warm_up(self, widest):
+        pass
+
+    def chunks(self, num_tokens, widest):
+        return [(begin, PAGE) for begin in range(0, num_tokens, PAGE)]
+
+    def needed(self, length, max_length, num_rounds=1):
+        end = min(length + num_rounds * BLOCK, max_length + BLOCK)
+        return [-(-end // PAGE)] * 2
+
+    def begin_in(self, request, pages, widest, found):
+        self.reading_pages = pages
+        return Reading(request.prompt, self.chunks(len(request.prompt), widest), len(found))
+
+    def snapshot(self, reading, begin, width):
+        return ()
+
+    def write(self, part, pages, begin, tokens):
+        slots = begin + np.arange(len(tokens))
+        numbers = np.array(pages)[slots // PAGE]
+        assert numbers.min() > 0
+        assert part or not any(self.is_shared(page) for page in set(numbers.tolist()))
+        self.contents[part, numbers, slots % PAGE] = tokens
+
+    def holds(self, part, pages, tokens):
+        found = self.contents[part, pages].ravel()[: len(tokens)]
+        return found.tolist() == list(tokens)
+
+    def read(self, reading):
+        begin, width = reading.next_chunk
+        new = reading.prompt[begin : begin + width]
+        self.write(0, self.reading_pages[0], begin, new)
+        reading.num_read += 1
+        return len(new)
+
+    def insert(self, row, reading):
+        self.pages[row], self.texts[row] = self.reading_pages, list(reading.prompt)
+        self.lengths[row] = len(reading.prompt)
+        # The drafter reads the prompt in the first round.
+        self.write(1, self.pages[row][1], 0, reading.prompt)
+        return "the first token"
+
+    def insert_saved(self, row, reading, saved):
+        assert saved == reading.prompt
+        self.insert(row, reading)
+
+    def save(self, row):
+        return list(self.texts[row])
+
+    def set_pages(self, row, pages):
+        self.pages[row] = pages
+
+    def run(self, num_rounds):
+        rng = np.random.default_rng(sum(self.lengths))
+        for row, text in self.texts.items():
+            for _ in range(num_rounds):
+                if len(text) + 1 < MOST:
+                    drafts = rng.integers(1, 9, BLOCK).tolist()
+                    for part in range(2):
+                        self.write(part, self.pages[row][part], len(text), drafts)
+                    text += drafts[: min(1 + rng.integers(BLOCK), MOST - 1 - len(text))]
+            self.lengths[row] = len(text)
+
+    def finish(self, row):
+        del self.texts[row]
+        self.pages[row] = [[], []]
+
+
+class Machine(RuleBasedStateMachine):
+    """Requests that come, run, wait for pages, and go; prompts begin alike or not."""
+
+    def __init__(self, tree_pages=100):
+        super().__init__()
+        self.device = Device(4)
+        self.slots = BatchSlots(self.device, tree_pages, PAGE)
+        self.device.is_shared = lambda page: page in self.shared()
+        self.reading, self.order, self.waiting, self.num_paused = None, [], [], 0
+
+    def shared(self):
+        return {page for node in self.slots.tree._by_use for page in node.page.pages}
+
+    @rule(kind=st.integers(0, 2), length=st.integers(1, 5 * PAGE))
+    def come(self, kind, length):
+        text = [kind] * 70 + [kind + length % 3] * length
+        self.waiting.append((text[:length], None))
+
+    @rule()
+    def read(self):
+        free = [row for row in self.slots.rows if row not in self.order]
+        if self.reading is None and free and self.waiting:
+            prompt, saved = self.waiting[0]
+            row = Row(Settings(), prompt, (0,), MOST)
+            if self.slots.begin(free[0], row, saved) is None:
+                assert self.order, "there is always room for one"
+                return
+            del self.waiting[0]
+            self.reading = (free[0], prompt)
+            self.order.append(free[0])
+        if self.reading is not None and self.slots.read(self.reading[0])[1] is not None:
+            self.reading = None
+
+    @rule(num_rounds=st.integers(1, 20))
+    def visit(self, num_rounds):
+        left = list(self.order)
+        for row in list(left):
+            is_reading = self.reading is not None and row == self.reading[0]
+            while row in self.order and not is_reading and not self.slots.reserve(row, num_rounds):
+                self.pause(left.pop())
+        self.slots.run(num_rounds)
+
+    def pause(self, row):
+        if self.reading is not None and row == self.reading[0]:
+            self.waiting.insert(0, (self.reading[1], None))
+            self.reading = None
+            assert self.slots.pause(row) is None
+        else:
+            saved = self.slots.pause(row)
+            self.waiting.insert(0, (saved, saved))
+        self.order.remove(row)
+        self.num_paused += 1
+
+    @rule(number=st.integers(0, 99))
+    def end(self, number):
+        if self.order:
+            row = self.order.pop(number % len(self.order))
+            self.slots.finish(row)
+            if self.reading is not None and self.reading[0] == row:
+                self.reading = None
+
+    @invariant()
+    def every_page_is_free_or_has_one_owner(self):
+        shared = [page for node in self.slots.tree._by_use for page in node.page.pages]
+        for part, pool in enumerate(self.slots.pools):
+            own = [page for held in self.slots._held.values() for page in held.own[part]]
+            everything = [*pool._free, *own, *(shared if part == 0 else [])]
+            assert sorted(everything) == list(range(1, pool.num_pages + 1))
+        assert 0 <= self.slots.usage <= 1
+
+    @invariant()
+    def every_row_finds_its_text(self):
+        for row, text in self.device.texts.items():
+            for part in range(2):
+                assert self.device.holds(part, self.device.pages[row][part], text)
+
+    def teardown(self):
+        for row in list(self.order):
+            self.slots.finish(row)
+        self.slots.tree.clear()
+        assert [pool.num_free for pool in self.slots.pools] == [Device.num_pages] * 2
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+
+
+def drive(num_steps, seed, tree_pages=100):
+    """Drives the machine by chance, checking all of it every hundred steps."""
+    machine, rng = Machine(tree_pages), np.random.default_rng(seed)
+    for step in range(num_steps):
+        action, kind, number = rng.integers([12, 3, 5 * PAGE]).tolist()
+        if action == 0 and len(machine.waiting) < 8:
+            machine.come(kind, 1 + number)
+        elif action == 1 and number < 2 * PAGE:
+            machine.end(number)
+        elif action < 6:
+            machine.read()
+        else:
+            machine.visit(1 + number % 20)
+        if step % 100 == 0:
+            machine.every_page_is_free_or_has_one_owner()
+            machine.every_row_finds_its_text()
+    assert machine.num_paused > num_steps / 1000
+    assert machine.slots.tree.num_evicted > num_steps / 1000 or not tree_pages
+    machine.teardown()
+
+
+def test_thousands_of_operations():
+    drive(3_000, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree_pages", [0, 5, 100])
+def test_a_million_operations(tree_pages):
+    drive(1_000_000 if tree_pages == 100 else 50_000, seed=1, tree_pages=tree_pages)
+
+
+def test_a_device_that_writes_where_it_must_not_is_seen():
+    """The control of the tests above: a row that writes from slot 0 on writes a shared page."""
+    machine = Machine()
+    for _ in range(2):
+        machine.waiting.append(([1] * 200, None))
+    for _ in range(6):
+        machine.read()
+    machine.device.run = types.MethodType(
+        lambda self, n: self.write(0, self.pages[1][0], 0, [7]), machine.device
+    )
+    with pytest.raises(AssertionError):
+        machine.visit(1)
+
+
+def test_a_page_cannot_be_given_back_twice():
+    pool = PagePool(4)
+    pages = pool.take(3)
+    assert (pages, pool.num_free) == ([1, 2, 3], 1)
+    pool.truncate_to(pages, 1)
+    assert (pages, pool.num_free) == ([1], 3)
+    assert pool.take(1) == [2]
+    with pytest.raises(AssertionError, match="given back twice"):
+        pool.give_back([3])
+    with pytest.raises(AssertionError, match="more pages are taken"):
+        pool.take(3)

@@ -1,0 +1,128 @@
+"""Requests in less memory than they want: whoever loses its slot goes on with the same tokens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
+from jspec.generation.costs import RoundCosts
+from jspec.generation.request import Request, Settings
+from jspec.serving.job import Job
+from jspec.serving.worker import make_row, make_scheduler
+from tests.tiny_models import make_generator, shared_generator
+
+_COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
+SETTINGS = [
+    Settings(**_COMMON, seed=1, repetition_penalty=1.2),
+    Settings(**_COMMON, seed=2, top_k=20, presence_penalty=0.4, logprobs=True),
+    Settings(max_new_tokens=90, min_new_tokens=85),
+    Settings(**_COMMON, seed=4, min_p=0.01),
+    Settings(**_COMMON, seed=5),
+]
+# Two of them begin with the same page.
+PROMPTS = [[1 + n * n % 97 for n in range(length)] for length in (100, 40, 90, 30, 20)]
+# Drafter, options, and so many pages that some answer must wait.
+CASES = [
+    ("model", {}, 7),
+    ("model", {"acceptance": "coupled"}, 7),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("model", {"num_draft_tokens": "auto"}, 7),
+            ("none", {}, 7),
+            ("merged tree", {}, 6),
+            ("hierarchical", {}, 7),
+        )
+    ),
+]
+
+
+def answers(generator, scheduler, settings=SETTINGS):
+    """Answers all prompts together; returns the results in their order."""
+    results = {}
+    for index, (prompt, one) in enumerate(zip(PROMPTS, settings, strict=True)):
+        request = Request(prompt, one)
+
+        def keep(update, index=index):
+            results[index] = update.piece.result or results.get(index)
+
+        scheduler.submit([Job(request, make_row(generator, request), keep)])
+    while scheduler.is_busy:
+        for update in scheduler.step():
+            update.job.on_update(update)
+    return [results[index] for index in range(len(PROMPTS))]
+
+
+def make(drafter, num_pages, **options):
+    """Returns a Generator, and a scheduler with that many pages of each part."""
+    if options.get("num_draft_tokens") == "auto":
+        numbers = make_generator(drafter, costs=None, **options).engine.numbers
+        seconds = tuple(1 + 0.1 * number for number in numbers)
+        options["costs"] = RoundCosts((64,), numbers, ("model",), ((seconds,),), ((0.02,),))
+    own = make_generator(drafter, batch_size=4, **options)
+    # Layers, keys and values, heads, slots, dimensions, bytes; target and draft are of one size.
+    size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "prompt_lookup") else 2)
+    scheduler = make_scheduler(
+        own, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
+    )
+    assert [pool.num_pages for pool in scheduler.slots.pools] == [num_pages] * 2
+    return own, scheduler
+
+
+def spoil(scheduler, rng):
+    """Makes pages go out in another order, and writes rubbish into the free ones at every visit."""
+    slots = scheduler.slots
+    batch, run = slots._batch, slots._batch.run
+    for pool in slots.pools:
+        rng.shuffle(pool._free)
+
+    def spoilt(layer, free):
+        numbers = np.array(layer)
+        numbers[free] = np.nan
+        return jnp.asarray(numbers)
+
+    def run_on_rubbish(num_rounds):
+        for part, pool in enumerate(slots.pools):
+            free = [0, *pool._free]
+            batch._layers[part] = [
+                tuple(tuple(spoilt(layer, free) for layer in half) for half in cache)
+                for cache in batch._layers[part]
+            ]
+        return run(num_rounds)
+
+    batch.run = run_on_rubbish
+
+
+@pytest.mark.parametrize(("drafter", "options", "num_pages"), CASES)
+def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num_pages):
+    """In float32, with sampling and penalties, where answers wait, and by a Generator alone.
+
+    Nobody waits for a compiler.
+    """
+    own, scheduler = make(drafter, num_pages, **options)
+    spoil(scheduler, np.random.default_rng(0))
+    begin = compile_clock().num_programs
+    found = answers(own, scheduler)
+    assert scheduler.num_paused > 0
+    assert compile_clock().num_programs == begin
+    alone = shared_generator(drafter, **options) if "num_draft_tokens" not in options else own
+    for result, prompt, settings in zip(found, PROMPTS, SETTINGS, strict=True):
+        expected = alone.generate(Request(prompt, settings))
+        assert result.token_ids == expected.token_ids
+        assert result.text == expected.text
+        assert result.stats.rounds == expected.stats.rounds
+        if settings.logprobs:
+            np.testing.assert_allclose(result.raw_logprobs, expected.raw_logprobs, atol=1e-4)
+    target, draft = scheduler.slots.pools
+    assert draft.num_free == num_pages
+    assert target.num_free == num_pages - len(scheduler.slots.tree)  # of a page each
+    assert scheduler.slots.usage == 0
+
+
+def test_memory_for_less_than_one_request_is_refused():
+    with pytest.raises(
+        InputError, match=r"cache_bytes of 131072 at least, .* 200 tokens, got 131071"
+    ):
+        make_scheduler(make_generator("model", batch_size=2), max_queue=1, rounds_per_visit=1,
+                       cache_bytes=131071)  # fmt: skip
