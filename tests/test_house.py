@@ -22,18 +22,18 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_700,
-    "kernels": 4_950,
-    "models": 1_910,
+    "kernels": 5_100,
+    "models": 2_020,
     "sampling": 630,
     "weights": 3_130,
     "speculation": 3_190,
     "drafters": 7_000,
-    "generation": 3_710,
-    "serving": 1_900,
+    "generation": 3_980,
+    "serving": 2_060,
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 39_600
+MAX_LINES = 40_500
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
