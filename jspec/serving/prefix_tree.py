@@ -5,8 +5,9 @@
 
 A node is one full chunk of a prompt, keyed by its token ids and so, with its ancestors, by all that
 its page follows from: a tree belongs to one batch, and so to one model, type, drafter and capacity.
-Only chunks of prompts become nodes, never a draft, and pages are never written. Over its budget, or
-where pages run out, the tree drops the leaf that was used longest ago and that nobody refers to.
+Only chunks of prompts become nodes, never a draft or an answer, and pages are never written. Over
+its budget, or where pages run out, the tree drops the leaf that was used longest ago and that
+nobody refers to.
 """
 
 from collections import OrderedDict

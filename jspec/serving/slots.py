@@ -104,7 +104,8 @@ class BatchSlots:
         reading = self._batch.begin_in(
             request, held.pages, self._widest_chunk, [node.page.snapshot for node in nodes]
         )
-        self._reading, self._is_adding = (row, reading, saved), self.tree.max_bytes > 0
+        self._reading = row, reading, saved
+        self._is_adding = self.tree.max_bytes > 0 and saved is None  # no answers in the tree
         return len(held.shared) * PAGE
 
     def _find(self, request: Row) -> list[Node]:
