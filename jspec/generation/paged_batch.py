@@ -14,6 +14,7 @@ from jspec.generation.answer import Round
 from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
 from jspec.generation.reading import Reading, Snapshot, Snapshots, bare
+from jspec.generation.request import Settings
 from jspec.generation.rows import Row, with_request
 from jspec.generation.saved_row import run_alone, settle, take_row
 from jspec.kernels import PAGE
@@ -136,10 +137,11 @@ class PagedBatch(Batch):
         for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
-        if self._state is not None:
-            saved = self._save(self._state, 0)
-            alone = self._alone(self._state, 0, self._empty(1), saved)
-            self._settle(saved, alone, 0)
+        if self._state is not None:  # into no pages: what is written goes to page 0
+            reading = self.begin_in(Row(Settings(), [0], (), 2), [[]] * len(_PARTS), widest, ())
+            self.read(reading)
+            self.insert_saved(0, reading, self.save(0))
+            self.finish(0)
 
     def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: the first token of each, and its width."""
