@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from jspec.common.memory import tree_bytes
 from jspec.generation.answer import Round
-from jspec.generation.paged_batch import PagedBatch
+from jspec.generation.paged_batch import PAGE, PagedBatch
 from jspec.generation.reading import Reading, Snapshot
 from jspec.generation.rows import Row
-from jspec.kernels import PAGE
 from jspec.serving.page_pool import PagePool
 from jspec.serving.prefix_tree import Node, PrefixTree, path
 
