@@ -109,6 +109,22 @@ def test_a_shared_page_is_never_written(drafter):
     ))  # fmt: skip
 
 
+def test_a_row_that_is_done_writes_into_no_page():
+    """Its pages may be another's by then; while it runs it does write them."""
+    batch, held = make("model"), [1, 2, 3, 4]
+    for row, pages in enumerate((([1, 2, 3, 4],) * 2, ([5, 6, 7, 8],) * 2)):
+        reading = begin(batch, PROMPT[:20], pages=pages)
+        batch.read(reading)
+        batch.insert(row, reading)
+    begun = pages_of(batch, held)
+    batch.run(2)
+    before = pages_of(batch, held)
+    assert any((one != two).any() for one, two in zip(begun, before, strict=True))
+    batch.finish(0)
+    batch.run(4)
+    assert_same(pages_of(batch, held), before)
+
+
 def test_what_a_drafter_has_not_read_is_not_kept():
     """A draft model reads a prompt in its first round: its empty cache is in no snapshot."""
     sizes = []
