@@ -21,19 +21,19 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_700,
-    "kernels": 4_950,
-    "models": 1_910,
+    "common": 1_790,
+    "kernels": 5_030,
+    "models": 2_060,
     "sampling": 630,
-    "weights": 3_130,
+    "weights": 3_380,
     "speculation": 3_190,
     "drafters": 7_000,
-    "generation": 3_710,
+    "generation": 4_060,
     "serving": 1_900,
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 39_600
+MAX_LINES = 40_780
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
