@@ -189,13 +189,17 @@ class Layout:
 
     def num_bytes(self, argument: SpecState | ModelParams) -> int:
         """Returns the bytes that a state or parameters, or their shapes, take in one memory."""
+        count = 1 if self.mesh is None else devices_per_memory()
+        return count * tree_bytes(self.own_shapes(argument))
+
+    def own_shapes(self, argument: SpecState | ModelParams) -> Any:
+        """Returns the shapes of one device's part; without a mesh, the argument itself."""
         if self.mesh is None:
-            return tree_bytes(argument)
-        own = [
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.shapes(argument))
-        ]
-        return devices_per_memory() * sum(own)
+            return argument
+        return jax.tree.map(
+            lambda leaf: leaf.update(shape=leaf.sharding.shard_shape(leaf.shape), sharding=None),
+            self.shapes(argument),
+        )
 
     def shapes(self, argument: Any) -> Any:
         """Returns the shapes of an argument of a program, or of several, as they lie on devices."""

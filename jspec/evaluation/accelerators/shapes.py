@@ -40,9 +40,7 @@ from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 
 
-def shape_model(
-    name: str, dtype: str, quantization: str, mesh: Mesh | None = None
-) -> LoadedModel:
+def shape_model(name: str, dtype: str, quantization: str, mesh: Mesh | None = None) -> LoadedModel:
     """Returns a model whose parameters are shapes; on a mesh, of the spread model.
 
     Raises:
