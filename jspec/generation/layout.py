@@ -36,11 +36,6 @@ _EVERYWHERE = PartitionSpec()
 Results = Callable[[Any, PartitionSpec], Any]  # specs of a state, and of its rows -> of results
 
 
-def _the_state(state: Any, rows: PartitionSpec) -> Any:
-    del rows
-    return state
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """Where the arrays of a target's programs lie.
@@ -76,7 +71,9 @@ class Layout:
         name = device_name(1 if self.mesh is None else self.mesh.size)
         return Budget(name, tree_bytes(params), room)
 
-    def spread(self, function: Callable[..., Any], results: Results = _the_state) -> Any:
+    def spread(
+        self, function: Callable[..., Any], results: Results = lambda state, rows: state
+    ) -> Any:
         """Returns the function as each device runs it on its shards of the arguments.
 
         Of these `ModelParams` and states are split as above; the others are the same everywhere.
