@@ -162,9 +162,9 @@ class Layout:
         return (DATA_AXIS,) * is_split
 
     def _rows(self, state: Any) -> PartitionSpec:
-        is_search = isinstance(state, BeamState)  # whose beams change places
-        axis = () if is_search else self._row_axis(len(state.last_token))
-        return PartitionSpec(*axis)
+        if isinstance(state, BeamState):  # its beams change places
+            return _EVERYWHERE
+        return PartitionSpec(*self._row_axis(len(state.last_token)))
 
     def _specs(self, argument: Any) -> Any:
         if isinstance(argument, ModelParams):
@@ -186,8 +186,8 @@ class Layout:
 
     def num_bytes(self, argument: SpecState | ModelParams) -> int:
         """Returns the bytes that a state or parameters, or their shapes, take in one memory."""
-        count = 1 if self.mesh is None else devices_per_memory()
-        return count * tree_bytes(self.own_shapes(argument))
+        size = tree_bytes(self.own_shapes(argument))
+        return size if self.mesh is None else size * devices_per_memory()
 
     def own_shapes(self, argument: SpecState | ModelParams) -> Any:
         """Returns the shapes of one device's part; without a mesh, the argument itself."""
@@ -212,8 +212,7 @@ class Layout:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part
             )
 
-        # A spec may stand for a whole tree, as that of a draft model's parameters.
-        specs = self._specs(argument)
+        specs = self._specs(argument)  # one may stand for a whole tree
         return jax.tree.map(of, specs, argument, is_leaf=lambda one: isinstance(one, PartitionSpec))
 
     def fetch(self, tree: Any) -> Any:
