@@ -151,7 +151,6 @@ def test_two_devices_read_half_and_join_twice_a_layer(figures):
     (alone,), (half,) = figures(*_PLAIN), figures(*_PLAIN, "--mesh=model:2")
     assert (alone["collectives"], half["collectives"]) == (0, 2 * 16 + 2)
     assert half["bytes_moved"] < 0.55 * alone["bytes_moved"]
-    assert half["device_bytes"] < 0.55 * alone["device_bytes"]
 
 
 @pytest.mark.compile_tpu
