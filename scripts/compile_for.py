@@ -89,7 +89,7 @@ def main() -> None:
         raise InputError("expected --programs of run, prefill:TOKENS or call:TOKENS, got none")
     with kernels.compiling_for(accelerator.backend):  # all are checked before one is compiled
         subjects = [
-            (make_subject(accelerator, *sizes, mesh), name)
+            (make_subject(accelerator, *sizes, mesh=mesh), name)
             for *sizes, name in itertools.product(_BATCH_SIZE.value, _CACHE.value, names)
         ]
     for subject, name in subjects:

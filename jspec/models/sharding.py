@@ -123,7 +123,7 @@ def join_products(params: Params, specs: Params, count: int) -> Params:
     """Returns a device's own parameters such that products are those of all devices together."""
 
     def join(path: tuple[Any, ...], own: Any, spec: Any) -> Any:
-        name, is_split = getattr(path[-1], "key", None), False
+        name, is_split = getattr(path[-1], "key", ""), False
         if isinstance(own, QuantizedKernel):
             axis = split_axis(name, own.shape, count)  # of the whole: it is no array's
             if is_split := axis is not None:
