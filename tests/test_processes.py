@@ -45,7 +45,8 @@ def start(compile_cache, tmp_path):
 
     yield start
     for process in begun:
-        process.kill()
+        with process:  # closes its pipes
+            process.kill()
 
 
 def ends(begun, timeout=100):
