@@ -8,25 +8,27 @@ import dataclasses
 import sys
 
 from absl import flags
+from jax.sharding import Mesh
 
-from jspec.common import cli
+from jspec.common import cli, processes
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, prefixed_errors
-from jspec.common.json_lines import JsonLinesWriter, check_unicode, title_of
+from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
-from jspec.generation import answer_flags, drafter_flags
+from jspec.generation import answer_flags, drafter_flags, mesh_flags
 from jspec.generation.answer_flags import load_models, read_method, read_rule, read_settings
 from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
-from jspec.generation.prompts import Prompt, read_prompts
+from jspec.generation.prompts import Prompt, prompts_of
 from jspec.generation.request import Request, Settings
 from jspec.generation.stats_text import format_stats
 from jspec.weights.quantize import KINDS, PACKED_A8
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(mesh_flags)
 _COSTS_FILE = flags.DEFINE_string(
     "costs_file", None, "JSON file of what rounds cost, for --num_draft_tokens=auto: `costs` as an "
     "answer's `settings` in --output_json hold it. Default: measured once on this machine."
@@ -67,17 +69,23 @@ list_flags("Drafting", "compare")
 
 def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
+    with mesh_flags.flagged_mesh() as mesh:
+        run(mesh)
+
+
+def run(mesh: Mesh | None) -> None:
+    """Does so on the devices of a mesh, or on the default device."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
-        return compare(_COMPARE.value, settings, read_texts(_PROMPT.value, _PROMPTS_FILE.value))
+        return compare(_COMPARE.value, settings, prompts_of(_PROMPT.value, _PROMPTS_FILE.value))
     method = read_method(settings)
-    requests = make_requests(read_texts(_PROMPT.value, _PROMPTS_FILE.value), settings)
+    requests = make_requests(prompts_of(_PROMPT.value, _PROMPTS_FILE.value), settings)
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
     monitor = AcceptanceMonitor()
     output = open_output(method["drafter_options"])
     with output or contextlib.nullcontext():
         loaded = Generator(
-            *load_models(),
+            *load_models(mesh),
             **method,
             batch_size=_BATCH_SIZE.value,
             max_seq_len=_MAX_SEQ_LEN.value,
@@ -103,7 +111,7 @@ def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> Non
     """Lets several drafters answer the prompts, and prints their table."""
     from jspec.evaluation.benchmarking import drafter_table  # which nothing else here needs
 
-    for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
+    for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM, mesh_flags.MESH):
         if flag.present:
             raise InputError(f"expected --compare without --{flag.name}, which it does not read")
     options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
@@ -129,31 +137,11 @@ def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> Non
 
 def open_output(options: DrafterOptions) -> JsonLinesWriter | None:
     """Returns what writes --output_json, which is no file that is read; None without one."""
-    if _OUTPUT_JSON.value is None:
+    if _OUTPUT_JSON.value is None or not processes.is_first():
         return None
     inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, options.draft_table,
               answer_flags.TARGET.value, answer_flags.DRAFT.value)  # fmt: skip
     return JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
-
-
-def read_texts(prompt: str | None, prompts_file: str | None) -> list[Prompt]:
-    """Returns the prompts.
-
-    Raises:
-      InputError: no prompt at all, two sources of them, an empty or broken text, or a broken
-        line anywhere in the file.
-    """
-    if (prompt is None) == (prompts_file is None):
-        given = "neither" if prompt is None else "both"
-        raise InputError(f"expected either --prompt or --prompts_file, got {given}")
-    if prompts_file is None:
-        if not prompt:
-            raise InputError("expected a text in --prompt, got an empty one")
-        return [Prompt(check_unicode(prompt, "--prompt"))]
-    texts = list(read_prompts(prompts_file))
-    if not texts:
-        raise InputError(f"expected at least one prompt in {title_of(prompts_file)}, got none")
-    return texts
 
 
 def make_requests(texts: list[Prompt], settings: Settings) -> list[Request]:

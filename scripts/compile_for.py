@@ -10,6 +10,7 @@ what each column counts. --batch_size and --cache may be given several times.
 
 import dataclasses
 import itertools
+import math
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 from absl import flags
+from jax.sharding import Mesh
 
 from jspec import kernels
 from jspec.common import cli
@@ -40,6 +42,7 @@ from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import read_method, read_settings
 from jspec.generation.batch import needed_switches
 from jspec.generation.programs import Programs
+from jspec.models.sharding import make_mesh
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import LoadedModel
 
@@ -48,6 +51,8 @@ flags.adopt_module_key_flags(answer_flags)
 flags.FLAGS.set_default("target", "llama-3.2-1b")
 flags.FLAGS.set_default("temperature", 0.0)
 _DEVICE = flags.DEFINE_string("device", "h200", "The device: h200, h100, a100, v5e or v6e.")
+_MESH = flags.DEFINE_string("mesh", None, "Several of them, such as model:8; TPUs are 4 or 8.")
+_HOSTS = flags.DEFINE_integer("hosts", 1, "The hosts that share the mesh.", lower_bound=1)
 _PROGRAMS = flags.DEFINE_list(
     "programs", "run", "What to compile: run, prefill:TOKENS, call:TOKENS, separated by commas."
 )
@@ -65,7 +70,8 @@ _COLUMNS = {  # of the table: figure, unit and format
     "temporary": ("temporary_bytes", 1e6, ",.1f"), "copies": ("copies", 1, ".0f"),
     "transposes": ("transposes", 1, ".0f"), "conversions": ("conversions", 1, ".0f"),
     "pads": ("pads", 1, ".0f"), "around": ("moves_around_rounds", 1, ".0f"),
-    "sorts": ("sorts", 1, ".0f"),
+    "sorts": ("sorts", 1, ".0f"), "collectives": ("collectives", 1, ",.0f"),
+    "joined MB": ("collective_bytes", 1e6, ",.2f"),
     "est. µs": ("estimated_us", 1, ",.0f"), "compiled in s": ("seconds_to_compile", 1, ".0f"),
 }  # fmt: skip
 
@@ -75,14 +81,15 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # only the device could load an entry
     accelerator = find_accelerator(_DEVICE.value)
-    accelerator.device()  # is there a compiler?
+    mesh = None if _MESH.value is None else mesh_of(accelerator, _MESH.value, _HOSTS.value)
+    accelerator.devices()  # is there a compiler?
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     rows, kernels_of, names = [], {}, _PROGRAMS.value
     if not names:
         raise InputError("expected --programs of run, prefill:TOKENS or call:TOKENS, got none")
     with kernels.compiling_for(accelerator.backend):  # all are checked before one is compiled
         subjects = [
-            (make_subject(accelerator, *sizes), name)
+            (make_subject(accelerator, *sizes, mesh=mesh), name)
             for *sizes, name in itertools.product(_BATCH_SIZE.value, _CACHE.value, names)
         ]
     for subject, name in subjects:
@@ -110,6 +117,14 @@ def main() -> None:
         top = [[line, *map("{:,.2f}".format, (*ns[:2], ns[2] / 1e6))] for line, ns in lines.items()]
         if top := top[: _NUM_LINES.value]:
             print(format_table([f"launches of {name} by line", "all", "a layer", "MB"], top))
+
+
+def mesh_of(accelerator: Accelerator, text: str, hosts: int) -> Mesh:
+    """Returns the mesh of that text, of devices that are not here."""
+    number = math.prod(map(int, re.findall(r":(\d+)", text)))
+    if number % hosts:
+        raise InputError(f"expected a mesh of as many devices on each of {hosts} hosts, got {text}")
+    return make_mesh(text, accelerator.devices(number, hosts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +167,8 @@ class Subject:
         """Returns bytes of weights, of a slot of all rows' caches, and of the rest of the state."""
         engine, rows = self.programs.engine, self.programs.batch_size
         states = (engine.empty_state.eval_shape(rows, n, self.switches) for n in (128, 256))
-        weights, fewer, more = map(self.accelerator.size_of, (self.programs.params, *states))
+        own = map(engine.layout.own_shapes, (self.programs.params, *states))
+        weights, fewer, more = map(self.accelerator.size_of, own)
         return weights, (more - fewer) // 128, 2 * fewer - more
 
     def ideal_bytes(self, width: int, rows: int, num_calls: int, head_cache: int) -> float:
@@ -164,9 +180,11 @@ class Subject:
         draft, sizes = self.draft, {"context": self.capacity, "batch_size": rows}
         target, params = self.programs.target, self.programs.params.draft
         total = CallCost(target.config, None, target.quantization).call_bytes(width, **sizes)
+        total /= target.own_config.num_shards
         if draft is not None:
             cost = CallCost(draft.config, None, draft.quantization)
-            return total + num_calls * cost.call_bytes(1, **sizes)
+            one = cost.call_bytes(1, **sizes) / draft.own_config.num_shards
+            return total + num_calls * one
         # EAGLE's fuses the features of all tokens once a round.
         is_fusing = num_calls > 0 and isinstance(params, dict) and "fc" in params
         once = tree_bytes(params["fc"]) if is_fusing else 0
@@ -191,20 +209,24 @@ class Subject:
             arguments = params.target, tokens, state.target_cache
         layers = self.programs.target.config.num_layers
         layers += num_calls * (1 if self.draft is None else self.draft.config.num_layers)
+        arguments = engine.layout.shapes(arguments)
         found = compile_for(self.accelerator, function, arguments, assumed, layers)
         head_cache = tree_bytes(getattr(state.draft, "cache", ()))
         ideal = self.ideal_bytes(width + number, rows, num_calls, head_cache)
         return {"program": name, "bytes_ideal": ideal} | found
 
 
-def make_subject(accelerator: Accelerator, batch_size: int, cache: int) -> Subject:
+def make_subject(
+    accelerator: Accelerator, batch_size: int, cache: int, mesh: Mesh | None
+) -> Subject:
     """Returns what the flags ask for."""
     settings, values = read_settings(), flags.FLAGS
     method = read_method(settings)
     if method["drafter_options"].draft_vocab_size:
         raise InputError("expected no --draft_vocab_size here: it cuts weights, and there are none")
-    target = shape_model(values.target, values.dtype, values.target_quantization)
-    draft = values.draft and shape_model(values.draft, values.dtype, values.draft_quantization)
+    target = shape_model(values.target, values.dtype, values.target_quantization, mesh)
+    names = values.draft, values.dtype, values.draft_quantization
+    draft = values.draft and shape_model(*names, mesh)
     if method["drafter"] == ENTRY.name and method["drafter_options"].draft_head is None:
         method["drafter"] = dataclasses.replace(ENTRY, build=build_eagle)
     programs = Programs(target, draft, **method, batch_size=batch_size)

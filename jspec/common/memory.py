@@ -47,11 +47,13 @@ class Budget(NamedTuple):
         return f"{self.device}: weights {weights}, caches {caches} ({self.room})"
 
 
-def device_name() -> str:
+def device_name(num_used: int = 1) -> str:
     """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3), and of how many."""
     device, *others = jax.devices()
     platform, kind = device.platform, device.device_kind
     name = platform if kind == platform else f"{platform} ({kind})"
+    if num_used > 1:
+        return f"{num_used} of {1 + len(others)} devices, {name}"
     return f"{name}, the first of {1 + len(others)}" if others else name
 
 

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from absl import flags
+from jax.sharding import Mesh
 
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
@@ -14,6 +15,7 @@ from jspec.generation.flag_values import (
     parse_num_draft_tokens,
     parse_quantization,
 )
+from jspec.generation.layout import place_model
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import (
     check_draft_temperature,
@@ -189,13 +191,18 @@ def has_draft() -> bool:
     return DRAFT.value is not None
 
 
-def load_models() -> tuple[LoadedModel, LoadedModel | None]:
-    """Returns the target and the draft model, None without one, that the flags name."""
+def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | None]:
+    """Returns the target and the draft model, None without one, that the flags name.
+
+    On a mesh the target's layers are split, and a draft model is on every device.
+    """
     load = functools.partial(load_model, dtype=_DTYPE.value)
-    target = load(TARGET.value, quantization=parse_quantization(_TARGET_QUANTIZATION.value))
+    kind = parse_quantization(_TARGET_QUANTIZATION.value)
+    target = load(TARGET.value, quantization=kind, mesh=mesh)
     if DRAFT.value is None:
         return target, None
-    return target, load(DRAFT.value, quantization=parse_quantization(_DRAFT_QUANTIZATION.value))
+    draft = load(DRAFT.value, quantization=parse_quantization(_DRAFT_QUANTIZATION.value))
+    return target, draft if mesh is None else place_model(draft, mesh)
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.memory import tree_bytes
@@ -67,6 +69,11 @@ def recall_costs(
     They are kept by `key` (names and options of models, drafter and rule), machine and sizes; the
     other arguments are those of `measure_costs`.
     """
+    if jax.process_count() > 1:
+        raise InputError(
+            f"expected costs of rounds (--costs_file) with num_draft_tokens={AUTO!r} in several "
+            "processes, whose clocks differ; got none"
+        )
     here = environment()
     machine = {
         **{name: here[name] for name in _MACHINE},
@@ -76,6 +83,7 @@ def recall_costs(
         "batch_size": batch_size,
         "max_context": engine.capacity_for(max_seq_len),
         "numbers": list(engine.numbers),
+        "mesh": engine.layout.shape,
     }
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)

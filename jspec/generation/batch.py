@@ -49,13 +49,11 @@ class Batch:
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
         self._capacity, self._switches = self._engine.capacity_for(max_length), switches
         self.rows = range(num_rows)
-        # Several rows need one state more: that of the prompt that is being read.
-        num_states = 1 if num_rows == 1 else num_rows + 1
-        num_bytes, temporary = self._needs(num_states, self._capacity)
+        num_bytes, temporary = self._needs(self._capacity)
         self.room = Room(num_rows, self._capacity, num_bytes)
         check_memory(
             {f"caches of {self.room}": num_bytes, "temporary": temporary},
-            functools.partial(self._advise, num_states),
+            self._advise,
         )
         parts = describe_switches(self._switches)
         self._tell = functools.partial(programs.compile_notice.around, [str(self.room), *parts])
@@ -83,19 +81,21 @@ class Batch:
     def _empty_state(self, num_rows: int) -> SpecState:
         return self._engine.empty_state(num_rows, self._capacity, self._switches)
 
-    def _needs(self, num_states: int, capacity: int) -> tuple[int, int]:
+    def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states, and of what programs need beside them."""
-        size = self._engine.state_bytes(num_states, capacity, self._switches)
-        return size, self._engine.temporary_bytes(num_states, capacity)
+        # Several rows need one state more: that of the prompt that is being read.
+        counts = (1,) if len(self.rows) == 1 else (len(self.rows), 1)
+        sizes = (self._engine.state_bytes(n, capacity, self._switches) for n in counts)
+        return sum(sizes), self._engine.temporary_bytes(sum(counts), capacity)
 
-    def _advise(self, num_states: int) -> str:
+    def _advise(self) -> str:
         """Returns what would fit, where the caches do not."""
         capacity = next_smaller(self._capacity)
-        while capacity and not fits(sum(self._needs(num_states, capacity))):
+        while capacity and not fits(sum(self._needs(capacity))):
             capacity = next_smaller(capacity)
         tokens = capacity - self._engine.num_draft_tokens - 1
         most = f"{tokens} tokens of prompt and answer (max_new_tokens) fit" if capacity else ""
-        fewer = "fewer rows (batch_size)" * (num_states > 1)
+        fewer = "fewer rows (batch_size)" * (len(self.rows) > 1)
         return ", or ".join(filter(None, (most, fewer))) or "a smaller model takes less"
 
     def fill(self, row: int, request: Row) -> Round:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.memory import Budget, Room, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import AnswerText
 from jspec.generation.batch import check_processor, needed_switches
@@ -16,8 +17,8 @@ from jspec.generation.request import Request
 from jspec.generation.result import Beam, Piece, Result
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
-from jspec.speculation.beam import Beams
-from jspec.speculation.beam_round import BeamInfo
+from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, Beams, num_candidates
+from jspec.speculation.beam_round import BeamInfo, BeamState
 
 
 def search_beams(
@@ -32,7 +33,7 @@ def search_beams(
         if row.settings.num_beams > 1:
             search = BeamSearch(programs, request, row)
             if on_start is not None:
-                on_start(Budget(device_name(), tree_bytes(programs.params), search.room))
+                on_start(programs.engine.layout.budget(programs.params, search.room))
             result = search.run()
             if on_result is not None:
                 on_result(result)
@@ -72,7 +73,7 @@ class BeamSearch:
         parts = [str(self.room), "beam search", *describe_switches(self._switches)]
         is_long = len(row.prompt) > NARROW_PROMPT
         with self._programs.compile_notice.around(parts, is_long=is_long):
-            state = engine.begin_beams(params, row, self._capacity, self._switches)
+            state = self._begin()
             prefilled = Instant()
             is_done = False
             while not is_done:
@@ -91,6 +92,28 @@ class BeamSearch:
             num_draft_tokens=engine.num_draft_tokens,
         )
         return self._result(beams, stats)
+
+    def _begin(self) -> BeamState:
+        """Returns the state before the first step, which is taken after the prompt's last token."""
+        engine, row, settings = self._programs.engine, self._row, self._row.settings
+        read = engine.prefill(
+            self._programs.params, row, self._capacity, self._switches, num_unread=1
+        )
+        limits = BeamLimits(
+            read.stop_ids[0],
+            jnp.int32(row.max_length - len(row.prompt)),
+            jnp.float32(settings.length_penalty),
+            jnp.int32(EARLY_STOPPING.index(settings.early_stopping)),
+        )
+        state = engine.begin_beams(
+            read,
+            np.array(row.prompt[-1:], np.int32),
+            limits,
+            num_beams=settings.num_beams,
+            num_candidates=num_candidates(settings.num_beams, len(set(row.stop_ids))),
+            max_steps=self._capacity,
+        )
+        return jax.block_until_ready(state)
 
     def _counts(self, infos: BeamInfo) -> Iterator[RoundCounts]:
         """Yields the counts of rounds: the drafts of the beam with the most, and those kept."""

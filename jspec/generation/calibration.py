@@ -12,7 +12,6 @@ of a drafter that lags minus the same round of one that does not.
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,8 +100,7 @@ def _catch_up(
     width = drafter.num_draft_tokens
     is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
 
-    @jax.jit
-    def propose(params: ModelParams, state: SpecState) -> Any:
+    def propose(params: ModelParams, state: SpecState) -> SpecState:
         inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.where(is_own[kind], width, 0),
@@ -110,9 +108,9 @@ def _catch_up(
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, engine.apply, state.target_cache),
         )
-        return drafter.propose(params.draft, state.draft, inputs)[1]
+        return state.replace(draft=drafter.propose(params.draft, state.draft, inputs)[1])
 
-    return state.replace(draft=propose(params, state))
+    return jax.jit(engine.layout.spread(propose))(params, state)
 
 
 def _time_rounds(

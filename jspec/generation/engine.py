@@ -1,25 +1,26 @@
 """The compiled programs of one target and one drafter: where jit begins and ends."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jspec import kernels
-from jspec.common.memory import tree_bytes
+from jspec.common.typing import Params
 from jspec.generation.capacity import capacity_for
+from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, empty_state, finish_row, with_request
 from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
 from jspec.speculation.beam_round import BeamInfo, BeamState, beam_round
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
-from jspec.speculation.prefill import insert, prefill_chunk
+from jspec.speculation.prefill import prefill_chunk
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
 from jspec.weights.resolver import LoadedModel
@@ -44,6 +45,8 @@ class Engine:
       empty_state: (batch_size, capacity, switches) -> a state whose rows are done.
       insert: (state, row, prefilled) -> the state with a row replaced by a prefilled one.
       finish: (state, row) -> the state with a row done, for an end that only the host can see.
+      begin_beams: see `BeamState.begin`.
+      layout: on which devices all of it runs.
     """
 
     def __init__(
@@ -52,8 +55,11 @@ class Engine:
         drafter: Drafter | None,
         rule: AcceptanceRule,
         numbers: Sequence[int] = (),
+        draft_params: Params = None,
     ) -> None:
         """Prepares the programs; nothing is compiled yet. `numbers` rise from 0.
+
+        Of the drafter's parameters only their places on a mesh are read.
 
         Raises:
           InputError: a drafter of trees, and a rule for chains; of drawn ones, and a number that
@@ -61,7 +67,9 @@ class Engine:
         """
         if drafter is not None and tree_depth(drafter) > 0:
             check_trees(rule, drafter, numbers)
-        self.apply = apply = mask_padding(make_apply(target.config), target)
+        self.layout = layout = Layout.of(target, draft_params)
+        own = dataclasses.replace(target, config=target.own_config)
+        self.apply = apply = mask_padding(make_apply(own.config), target)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
 
@@ -84,26 +92,23 @@ class Engine:
         # else is. Every other program donates the state that it takes, so that the caches, by far
         # the largest arrays after the weights, are written in place. Parameters, and the prefilled
         # row that `insert` copies from, are not donated: the caller still holds them.
+        donated, options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
         self.empty_state = jax.jit(
-            functools.partial(empty_state, target, drafter, self.numbers), static_argnums=(0, 1, 2)
+            layout.make(functools.partial(empty_state, own, drafter, self.numbers)),
+            static_argnums=(0, 1, 2),
         )
-        self._prefill = jax.jit(
-            functools.partial(prefill_chunk, target=apply, drafter=drafter), donate_argnums=1
+        prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
+        self._prefill = donated(layout.spread(prefill))
+        self.insert = jax.jit(layout.insert, donate_argnums=0)
+        self._run = donated(
+            layout.spread(_rounds_of(step), layout.stacked), compiler_options=options
         )
-        self.insert = jax.jit(insert, donate_argnums=0)
-        self._run = jax.jit(
-            functools.partial(run_rounds, step=step, max_rounds=MAX_ROUNDS_PER_VISIT),
-            donate_argnums=1,
-            compiler_options=kernels.run_options(),
+        self.finish = jax.jit(layout.at_row(finish_row), donate_argnums=0)
+        self.begin_beams = jax.jit(
+            layout.begin_beams, static_argnames=("num_beams", "num_candidates", "max_steps")
         )
-        self.finish = jax.jit(finish_row, donate_argnums=0)
-        self._begin_beams = jax.jit(
-            BeamState.begin, static_argnames=("num_beams", "num_candidates", "max_steps")
-        )
-        self._search = jax.jit(
-            functools.partial(run_rounds, step=search, max_rounds=MAX_ROUNDS_PER_VISIT),
-            donate_argnums=1,
-            compiler_options=kernels.run_options(),
+        self._search = donated(
+            layout.spread(_rounds_of(search), layout.stacked), compiler_options=options
         )
 
     def widths(self, batch_size: int) -> tuple[int, ...]:
@@ -120,7 +125,7 @@ class Engine:
 
     def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
         """Returns the size of an empty state in bytes, without making it."""
-        return tree_bytes(self.empty_state.eval_shape(batch_size, capacity, switches))
+        return self.layout.num_bytes(self.empty_state.eval_shape(batch_size, capacity, switches))
 
     def temporary_bytes(self, batch_size: int, capacity: int) -> int:
         """Returns about how much programs need beside parameters and states; seldom too little.
@@ -210,40 +215,29 @@ class Engine:
           The next state, on the device; the one that was passed is donated. And the infos of the
           rounds that were run, on the host, [rounds b ...].
         """
-        state, infos, count = self._run(params, state, np.int32(num_rounds))
-        infos, count = jax.device_get((infos, count))
-        return state, jax.tree.map(lambda leaf: leaf[:count], infos)
+        state, *results = self._run(params, state, np.int32(num_rounds))
+        return state, self._fetch(*results)
 
-    def begin_beams(
-        self, params: ModelParams, row: Row, capacity: int, switches: Switches
-    ) -> BeamState:
-        """Returns the state of a beam search before its first step.
-
-        All of the prompt has been read but its last token, after which the first step is taken.
-        """
-        read = self.prefill(params, row, capacity, switches, num_unread=1)
-        settings = row.settings
-        limits = BeamLimits(
-            read.stop_ids[0],
-            jnp.int32(row.max_length - len(row.prompt)),
-            jnp.float32(settings.length_penalty),
-            jnp.int32(EARLY_STOPPING.index(settings.early_stopping)),
-        )
-        state = self._begin_beams(
-            read,
-            np.array(row.prompt[-1:], np.int32),
-            limits,
-            num_beams=settings.num_beams,
-            num_candidates=num_candidates(settings.num_beams, len(set(row.stop_ids))),
-            max_steps=capacity,
-        )
-        return jax.block_until_ready(state)
+    def _fetch(self, infos: Any, counts: jax.Array) -> Any:
+        # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
+        infos, counts = self.layout.fetch((infos, counts))
+        return jax.tree.map(lambda leaf: leaf[: counts.max()], infos)
 
     def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:
         """Runs at most `MAX_ROUNDS_PER_VISIT` rounds of a beam search; see `run`.
 
         The last result is whether the search is over.
         """
-        state, infos, count = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
-        infos, count, is_done = jax.device_get((infos, count, state.is_done))
-        return state, jax.tree.map(lambda leaf: leaf[:count], infos), bool(is_done)
+        state, *results = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
+        return state, self._fetch(*results), bool(jax.device_get(state.is_done))
+
+
+def _rounds_of(step: Any) -> Any:
+    """Returns the program of many rounds; its count of them is an array [1], one a shard."""
+
+    def run(params: ModelParams, state: Any, num_rounds: jax.Array) -> Any:
+        rounds = functools.partial(run_rounds, step=step, max_rounds=MAX_ROUNDS_PER_VISIT)
+        state, infos, count = rounds(params, state, num_rounds)
+        return state, infos, count[None]
+
+    return run

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any, Self, overload
 
 from jspec.common.errors import InputError, prefixed_errors
-from jspec.common.memory import Budget, device_name, tree_bytes
 from jspec.generation.answer import Answer
 from jspec.generation.batch import Batch
 from jspec.generation.beam_search import search_beams
@@ -202,7 +201,7 @@ class Generator(Programs):
         own = {index: self.with_costs(rows[index]) for index in waiting}
         batch = Batch.for_requests(self, [*own.values()])
         if self._on_start is not None:
-            self._on_start(Budget(device_name(), tree_bytes(self.params), batch.room))
+            self._on_start(self.engine.layout.budget(self.params, batch.room))
         models = self.target, self.num_draft_tokens
         answers: dict[int, Answer] = {}  # by row
         while waiting or answers:

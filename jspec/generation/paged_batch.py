@@ -122,13 +122,14 @@ class PagedBatch(Batch):
     def _empty_state(self, num_rows: int) -> SpecState:
         return self._empty(num_rows)
 
-    def _needs(self, num_states: int, capacity: int) -> tuple[int, int]:
+    def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states and pages, and of what programs need beside them."""
+        num_states = len(self.rows) + (len(self.rows) > 1)  # a prompt that is being read has one
         pages = (self.num_pages + 1) * sum(self.page_bytes)
         states = tree_bytes(self._empty.eval_shape(num_states))
         return states + pages, self._engine.temporary_bytes(num_states, capacity)
 
-    def _advise(self, num_states: int) -> str:
+    def _advise(self) -> str:
         return "fewer rows (batch_size), or less memory for pages (cache_bytes)"
 
     def warm_up(self, widest: int) -> None:

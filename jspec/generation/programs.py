@@ -117,9 +117,9 @@ class Programs:
         check_own_code(entries_of(drafter), built, acceptance, self.rule, target)
         is_auto = built.drafter is not None and num_draft_tokens == AUTO
         numbers = numbers_of(built.drafter) if built.drafter is not None and is_auto else ()
-        self.engine = Engine(target, built.drafter, self.rule, numbers)
+        self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
-        self.params = ModelParams(target.params, built.params)
+        self.params = ModelParams(target.params, self.engine.layout.place(built.params))
         self._costs = costs
         if costs is not None:
             check_costs(costs, self.engine)
@@ -183,7 +183,7 @@ class Programs:
             return None
         if not engine.numbers:
             numbers = 0, self.num_draft_tokens
-            engine = Engine(self.target, engine.drafter, self.rule, numbers)
+            engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
 
     @property
@@ -194,8 +194,7 @@ class Programs:
     @functools.cached_property
     def _drafter_bytes(self) -> dict[str, int]:
         """The memory that drafting adds, in bytes: parameters, and the state of a full batch."""
-        drafter = self.engine.drafter
-        if drafter is None:
+        if (drafter := self.engine.drafter) is None:
             return {"parameters": 0, "state": 0}
         capacity = self.engine.capacity_for(self.max_seq_len)
         state = jax.eval_shape(lambda: drafter.init(self.batch_size, capacity))
@@ -221,6 +220,7 @@ class Programs:
             "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,
+            "mesh": self.engine.layout.shape,
             "max_seq_len": self.max_seq_len,
         }
 
@@ -240,9 +240,9 @@ def make_spec(
     """Returns what a drafter is built from; a head that jspec ships need not be in the options."""
     return DrafterSpec(
         num_draft_tokens=num_draft_tokens,
-        target_config=target.config,
+        target_config=target.own_config,
         vocab_size=shared_vocab_size(target, draft),
-        draft_config=None if draft is None else draft.config,
+        draft_config=None if draft is None else draft.own_config,
         dtype=target.params["embedding"].dtype,
         draft_params=None if draft is None else draft.params,
         options=with_shipped_head(drafter, options, target.name),

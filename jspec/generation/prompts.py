@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError, whole_number
-from jspec.common.json_lines import check_unicode, read_json_lines
+from jspec.common.json_lines import check_unicode, read_json_lines, title_of
 from jspec.weights.resolver import LoadedModel
 
 _MAX_SHOWN = 60  # characters of a bad value in an error message
@@ -38,6 +38,26 @@ def read_prompts(path: str) -> Iterator[Prompt]:
         text, *later = (check_unicode(turn, where) for turn in _turns_of(record, where))
         category = record.get("category")
         yield Prompt(text, None if category is None else str(category), tuple(later))
+
+
+def prompts_of(prompt: str | None, prompts_file: str | None) -> list[Prompt]:
+    """Returns the prompts that a program's flags give.
+
+    Raises:
+      InputError: no prompt at all, two sources of them, an empty or broken text, or a broken
+        line anywhere in the file.
+    """
+    if (prompt is None) == (prompts_file is None):
+        given = "neither" if prompt is None else "both"
+        raise InputError(f"expected either --prompt or --prompts_file, got {given}")
+    if prompts_file is None:
+        if not prompt:
+            raise InputError("expected a text in --prompt, got an empty one")
+        return [Prompt(check_unicode(prompt, "--prompt"))]
+    texts = list(read_prompts(prompts_file))
+    if not texts:
+        raise InputError(f"expected at least one prompt in {title_of(prompts_file)}, got none")
+    return texts
 
 
 def _turns_of(record: Any, where: str) -> list[str]:

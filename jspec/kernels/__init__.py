@@ -15,6 +15,7 @@ from jspec.kernels.device import (
     are_like_one,
     check_device,
     describe_device,
+    devices_per_memory,
     prefers_unrolled_loops,
     timed_products,
 )
@@ -35,9 +36,11 @@ from jspec.kernels.product import (
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.rows import take_rows
+from jspec.kernels.split import MODEL_AXIS, SplitKernel
 from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
+    "MODEL_AXIS",
     "NARROW_CHUNK",
     "PAGE",
     "TAIL",
@@ -46,6 +49,7 @@ __all__ = [
     "Kernel",
     "PackedKernel",
     "QuantizedKernel",
+    "SplitKernel",
     "apply_rope",
     "are_like_one",
     "attend",
@@ -56,6 +60,7 @@ __all__ = [
     "compiling_for",
     "compute_block",
     "describe_device",
+    "devices_per_memory",
     "first_argmax",
     "geglu",
     "grouped_product",

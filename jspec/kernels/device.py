@@ -50,6 +50,11 @@ def are_like_one(num_tokens: int) -> bool:
     return backend() != "cpu" and num_tokens <= _FEW_TOKENS
 
 
+def devices_per_memory() -> int:
+    """Returns how many of a process's devices share a memory: on a CPU all, which are virtual."""
+    return jax.local_device_count() if backend() == "cpu" else 1
+
+
 def prefers_unrolled_loops() -> bool:
     """Returns whether a short loop of small operations is better written out.
 

@@ -2,6 +2,7 @@
 
 from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
@@ -11,10 +12,11 @@ from jspec.kernels.fused_choice import compute_product
 from jspec.kernels.packed import JoinedKernel, PackedKernel, packed_product, packed_rows
 from jspec.kernels.precision import dot
 from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
+from jspec.kernels.split import MODEL_AXIS, SplitKernel
 
 # Kernels that are stored in fewer bits than floats, as several arrays or as one of bytes.
 CompactKernel: TypeAlias = QuantizedKernel | PackedKernel | JoinedKernel
-Kernel: TypeAlias = Float[Array, "..."] | CompactKernel
+Kernel: TypeAlias = Float[Array, "..."] | CompactKernel | SplitKernel
 
 # Up to this many rows the C++ is faster than XLA on any CPU, but for some float32 products near the
 # limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
@@ -32,6 +34,8 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     Rows are rounded to the kernel's type. A kernel is [o i], one output a row, as in PyTorch, which
     is the faster layout for few rows.
     """
+    if isinstance(kernel, SplitKernel):
+        return kernel.join(product(rows, kernel.own))
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
     if isinstance(kernel, PackedKernel):
@@ -44,6 +48,11 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
 
 def table_rows(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     """Returns rows of a table [v d], in its type; those of a compact table in float32."""
+    if isinstance(table, SplitKernel):
+        places, is_own = table.find(ids)
+        rows = table_rows(table.own, places)
+        # One device has the row, and the others add zeros: the sum is exact.
+        return jax.lax.psum(jnp.where(is_own[..., None], rows, jnp.zeros_like(rows)), MODEL_AXIS)
     if isinstance(table, QuantizedKernel):
         return quantized_rows(table, ids)
     if isinstance(table, PackedKernel):

@@ -33,11 +33,13 @@ class KVCache(struct.PyTreeNode):
       keys: one array [b k s h] a layer; s is the capacity plus `TAIL`, which is never committed.
       values: one array [b k s h] a layer.
       length: committed slots, [b].
+      is_split: whether these heads are one device's, and others have the rest.
     """
 
     keys: tuple[Float[Array, "b k s h"], ...]
     values: tuple[Float[Array, "b k s h"], ...]
     length: RowCounts
+    is_split: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
     def init(cls, num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Self:

@@ -50,6 +50,8 @@ class DecoderConfig:
       expert_dim: width of one expert.
       normalize_expert_weights: whether the weights of a token's experts are divided by their sum.
       dense_layers: the layers that are dense nevertheless.
+      num_shards: devices that share each layer. Heads and hidden units are then those of one device
+        (`sharding.shard_config`); all else is the whole model's.
     """
 
     vocab_size: int
@@ -89,6 +91,7 @@ class DecoderConfig:
     expert_dim: int = 0
     normalize_expert_weights: bool = True
     dense_layers: tuple[int, ...] = ()
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_dim", "hidden_dim", "num_layers", "num_heads",

@@ -166,7 +166,8 @@ def init_cache(
 ) -> KVCache:
     """Returns an empty cache for a model of that config."""
     shape = (batch_size, config.num_kv_heads, capacity, config.head_dim)
-    return KVCache.init(config.num_layers, shape, dtype)
+    cache = KVCache.init(config.num_layers, shape, dtype)
+    return cache.replace(is_split=config.num_shards > 1)
 
 
 def init_params(config: DecoderConfig, rng_key: Array) -> Params:

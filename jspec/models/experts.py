@@ -12,6 +12,7 @@ from jaxtyping import Array, Float32, Int
 
 from jspec import kernels
 from jspec.models.config import DecoderConfig
+from jspec.models.layers import kernel_param
 
 
 class Experts(nn.Module):
@@ -31,7 +32,7 @@ class Experts(nn.Module):
         experts, width = cfg.num_experts, cfg.expert_dim
         router = self.param("router", init, (experts, cfg.embed_dim))
         gate_up = self.param("experts_gate_up", init, (experts, 2, width, cfg.embed_dim))
-        down = self.param("experts_down", init, (experts, cfg.embed_dim, width))
+        down = kernel_param(self, "experts_down", (experts, cfg.embed_dim, width))
         rows = inputs.reshape(-1, cfg.embed_dim)
         weights, chosen = route(cfg, kernels.product(rows, router.astype(jnp.float32)))
         # Grouped by expert, each kernel is read once for all tokens that chose it. The sort is

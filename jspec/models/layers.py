@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jspec import kernels
 from jspec.common.typing import Params
-from jspec.kernels import CompactKernel, Kernel
+from jspec.kernels import CompactKernel, Kernel, SplitKernel
 from jspec.models.config import DecoderConfig
 
 
@@ -21,7 +21,7 @@ def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel
     kernel = module.get_variable("params", name)
     # Flax compares a parameter leaf by leaf with what its initialiser gives, which is one float
     # array. A compact kernel has other leaves, so its shape is compared here.
-    if not isinstance(kernel, CompactKernel):
+    if not isinstance(kernel, CompactKernel | SplitKernel):
         return module.param(name, nn.initializers.normal(0.02), shape)
     if kernel.shape != shape:
         raise ValueError(f"expected {name} of shape {shape}, got {kernel.shape}")
@@ -35,7 +35,8 @@ def linear(inputs: Float[Array, "b t i"], kernel: Kernel) -> Float32[Array, "b t
     """
     b, t, num_inputs = inputs.shape
     out_axes = kernel.shape[:-1]
-    if not isinstance(kernel, CompactKernel):  # that is stored as a matrix already
+    # The others are stored as matrices already.
+    if not isinstance(kernel, CompactKernel | SplitKernel):
         kernel = kernel.reshape(-1, num_inputs)
     return kernels.product(inputs.reshape(b * t, -1), kernel).reshape(b, t, *out_axes)
 

@@ -32,6 +32,7 @@ from jspec.weights.quantize import (
     num_bytes,
     quantize,
 )
+from jspec.weights.shards import ReadSlice
 from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table, tensor_shapes
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -49,6 +50,7 @@ class TensorSource(NamedTuple):
     shapes: dict[str, Shape]  # of every tensor, by name
     read: Callable[[str, np.dtype], np.ndarray]  # called from several threads at once
     packed: PackedSource | None = None  # of a file of packed tensors; so are its functions
+    read_slice: ReadSlice | None = None  # of a file of which a part can be read
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -64,15 +66,21 @@ def check_room(
     dtype: np.dtype,
     quantization: str | None,
     packed: PackedSource | None = None,
+    share: float = 1.0,
 ) -> None:
-    """Checks that the device has room for the weights, after `check_kind`; raises InputError."""
+    """Checks that the device has room for the weights, after `check_kind`; raises InputError.
+
+    `share` is the part of them that its memory will hold.
+    """
     table, itemsize = parameter_table(config), dtype.itemsize
     if packed is not None:
         size = sum(num_packed_bytes(parameter, packed, itemsize) for parameter in table)
     else:
         check_kind(config, quantization)
         size = sum(num_bytes(parameter, quantization, itemsize) for parameter in table)
-    check_memory({"weights": size}, "int8 or int4 weights, or a smaller model, take less")
+    check_memory(
+        {"weights": int(size * share)}, "int8 or int4 weights, or a smaller model, take less"
+    )
 
 
 def make_params(
@@ -111,13 +119,11 @@ def check_counts(where: str, config: DecoderConfig, num_tensors: int) -> None:
         raise InputError(f"{where}: expected a tensor for each of {found}, found {num_tensors}")
 
 
-def load_params(
-    config: DecoderConfig, source: TensorSource, dtype: Any, quantization: str | None = None
-) -> Params:
-    """Reads a checkpoint into parameters; see `make_params`.
+def check_source(config: DecoderConfig, source: TensorSource) -> None:
+    """Checks that a checkpoint has exactly a model's tensors.
 
     Raises:
-      InputError: tensors are missing, unknown or of another shape; or see `check_room`.
+      InputError: tensors are missing, unknown or of another shape.
     """
     check_counts(source.where, config, len(source.shapes))
     expected = tensor_shapes(parameter_table(config))
@@ -131,6 +137,17 @@ def load_params(
         head, embedding = (source.read(name, _FLOAT32) for name in (_HEAD, _EMBEDDING))
         if not np.array_equal(head, embedding):
             raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
+
+
+def load_params(
+    config: DecoderConfig, source: TensorSource, dtype: Any, quantization: str | None = None
+) -> Params:
+    """Reads a checkpoint into parameters; see `make_params`.
+
+    Raises:
+      InputError: see `check_source` and `check_room`.
+    """
+    check_source(config, source)
     dtype = as_dtype(dtype)
     if quantization in PACKED_KINDS and source.packed is not None:
         packed = source.packed

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -13,11 +14,20 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
+from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.config import DecoderConfig
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
-from jspec.weights.assemble import TensorSource, check_params, load_params
+from jspec.weights.assemble import (
+    TensorSource,
+    as_dtype,
+    check_params,
+    check_room,
+    check_source,
+    load_params,
+)
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
+from jspec.weights.shards import make_shards
 from jspec.weights.tensor_names import parameter_table, tensor_shapes
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
@@ -56,6 +66,23 @@ def load_hf(
     return config, load_params(config, _open(folder), dtype, quantization)
 
 
+def load_hf_shards(
+    folder: pathlib.Path, dtype: Any, mesh: jax.sharding.Mesh
+) -> tuple[DecoderConfig, Params]:
+    """Returns them on a mesh; of the files only what its devices here hold is read.
+
+    Raises:
+      InputError: see `make_shards`; or the files do not hold the model.
+    """
+    config, source, dtype = read_config(folder), _open(folder), as_dtype(dtype)
+    check_source(config, source)
+    share = min(devices_per_memory() / mesh.shape[MODEL_AXIS], 1.0)
+    check_room(config, dtype, None, share=share)
+    assert source.read_slice is not None
+    read = source.read_slice
+    return make_shards(config, mesh, dtype, lambda _: read)
+
+
 def _open(folder: pathlib.Path) -> TensorSource:
     files: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -77,7 +104,10 @@ def _open(folder: pathlib.Path) -> TensorSource:
     def read(name: str, dtype: np.dtype) -> np.ndarray:
         return files[name].get_tensor(name).astype(dtype, copy=False)
 
-    return TensorSource(str(folder), shapes, read)
+    def read_slice(name: str, dtype: np.dtype, box: tuple[slice, ...]) -> np.ndarray:
+        return files[name].get_slice(name)[box or ...].astype(dtype, copy=False)
+
+    return TensorSource(str(folder), shapes, read, read_slice=read_slice)
 
 
 def _read_index(folder: pathlib.Path) -> dict[str, str]:

@@ -7,10 +7,13 @@ import re
 import sys
 from typing import Any
 
+import jax
+
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import check_device, has_fast_packed_products
+from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
+from jspec.models.sharding import shard_config
 from jspec.weights import gguf_model, hf, orbax_checkpoint
 from jspec.weights.fetch import fetch
 from jspec.weights.gguf_config import read_gguf_config
@@ -19,6 +22,7 @@ from jspec.weights.gguf_tokenizer import build_tokenizer
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
 from jspec.weights.random_weights import random_params
+from jspec.weights.shards import spread_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
@@ -48,6 +52,7 @@ class LoadedModel:
       tokenizer: its tokenizer.
       name: the name that it was loaded by.
       is_random: whether the weights are random.
+      mesh: the devices that its layers are split over; None for the default device.
       quantization: one of `quantize.KINDS` if the weights were rounded (see there), which makes it
         a different model from the one of that name; "packed" if they stay as they are in a GGUF
         file; "packed_a8" if products also round their inputs, which is another model, too; None if
@@ -60,15 +65,25 @@ class LoadedModel:
     name: str
     is_random: bool = False
     quantization: str | None = None
+    mesh: jax.sharding.Mesh | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def own_config(self) -> DecoderConfig:
+        """The config by which each device computes: without a mesh, that of the model."""
+        mesh = self.mesh
+        return self.config if mesh is None else shard_config(self.config, mesh.shape[MODEL_AXIS])
 
 
 def _read(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
     if path.is_file():
         config, params, file = gguf_model.load_gguf(path, dtype, quantization)
         return config, params, build_tokenizer(file)
-    is_orbax = (path / orbax_checkpoint.PARAMS).is_dir()
-    load = orbax_checkpoint.load_orbax if is_orbax else hf.load_hf
+    load = orbax_checkpoint.load_orbax if _is_orbax(path) else hf.load_hf
     return *load(path, dtype, quantization), load_tokenizer(path)
+
+
+def _is_orbax(path: pathlib.Path) -> bool:
+    return (path / orbax_checkpoint.PARAMS).is_dir()
 
 
 def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
@@ -115,7 +130,11 @@ def model_name(spec: str | os.PathLike[str]) -> str:
 
 
 def load_model(
-    spec: str | os.PathLike[str], *, dtype: Any = "bfloat16", quantization: str | None = None
+    spec: str | os.PathLike[str],
+    *,
+    dtype: Any = "bfloat16",
+    quantization: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> LoadedModel:
     """Loads a model by name.
 
@@ -129,6 +148,8 @@ def load_model(
         GGUF file's weights as they are; "packed_a8" does, and rounds the inputs of each product to
         8 bits; "none" makes them floats. None or "auto" is "packed" for a
         .gguf file where that is fast, else "none". A model with experts is always floats.
+      mesh: devices to split the layers over (`models.sharding`), of floats, int8 or int4. Of floats
+        in safetensors each process reads its own slices; all else it reads whole.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
@@ -140,13 +161,21 @@ def load_model(
     if not is_asked:
         quantization = PACKED if path is not None and _stays_packed(name, path) else None
     quantization = None if quantization == "none" else quantization
+    if mesh is not None and not is_asked:
+        quantization = None
+    is_spread = False
     try:
         if quantization in PACKED_KINDS and path is not None and path.is_file():
             quantization = _unless_experts(quantization, path, is_asked)
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
+        elif mesh is not None and quantization is None and path.is_dir() and not _is_orbax(path):
+            config, params = hf.load_hf_shards(path, dtype, mesh)
+            tokenizer, is_spread = load_tokenizer(path), True
         else:
             config, params, tokenizer = _read(path, dtype, quantization)
+        if mesh is not None and not is_spread:
+            config, params = spread_params(config, params, mesh)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
@@ -154,7 +183,7 @@ def load_model(
         quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, path is None, quantization)
+    return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh)
 
 
 def _stays_packed(name: str, path: pathlib.Path) -> bool:

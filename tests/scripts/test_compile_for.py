@@ -145,6 +145,14 @@ def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, mos
     assert found["temporary_bytes"] <= 64e6
 
 
+@pytest.mark.compile_gpu
+def test_two_devices_read_half_and_join_twice_a_layer(figures):
+    """Besides, the embedding's row and the logits are joined."""
+    (alone,), (half,) = figures(*_PLAIN), figures(*_PLAIN, "--mesh=model:2")
+    assert (alone["collectives"], half["collectives"]) == (0, 2 * 16 + 2)
+    assert half["bytes_moved"] < 0.55 * alone["bytes_moved"]
+
+
 @pytest.mark.compile_tpu
 @pytest.mark.parametrize("device", ["v5e", "v6e"])
 @pytest.mark.parametrize(("draft", "rows"), [(None, 1), ("llama3.2-1b", 1), (None, 8)])

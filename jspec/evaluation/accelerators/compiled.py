@@ -18,6 +18,7 @@ from jspec.evaluation.accelerators.hlo import Module
 from jspec.evaluation.accelerators.rounds import Assumptions, count_round
 
 _LAUNCH_US = {"gpu": 1.5, "tpu": 0.0}  # of a launch in a graph; of a TPU's nothing is known
+_COLLECTIVE_US = 8.0  # of a small one between the devices of a host; a guess
 _WAIT_US = 15.0  # of the host's look at a condition
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
@@ -41,7 +42,9 @@ def compile_for(
     accelerator: Accelerator, function: Any, arguments: Any, assumed: Assumptions | None,
     num_layers: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the figures of a function under `jax.jit`, called with shapes.
+    """Returns the figures of a function under `jax.jit`, called with shapes, as on one device.
+
+    Shapes that have a sharding are on those devices instead, and the figures are one device's.
 
     Call it within `kernels.compiling_for(accelerator.backend)`. A run over rounds is known by what
     is `assumed` of a round; its figures are one round's. `num_layers` are those that are run.
@@ -49,8 +52,10 @@ def compile_for(
     Raises:
       InputError: XLA cannot compile it, or does not say what the host starts.
     """
-    sharding = jax.sharding.SingleDeviceSharding(accelerator.device())
-    placed = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
+    sharding = jax.sharding.SingleDeviceSharding(accelerator.devices()[0])
+    placed = jax.tree.map(
+        lambda leaf: leaf if leaf.sharding else leaf.update(sharding=sharding), arguments
+    )
     begin = time.monotonic()
     try:
         text, temporary, is_one_graph = _compile(function.lower(*placed), accelerator.backend)
@@ -64,11 +69,13 @@ def compile_for(
     waits = found.waits if is_one_graph is False else 0.0
     launched = found.figures["launches_per_round"] * _LAUNCH_US[accelerator.backend]
     reading = found.figures["bytes_moved"] / accelerator.bandwidth * 1e6
+    joining = found.figures["collectives"] * _COLLECTIVE_US
+    joining += 2 * found.figures["collective_bytes"] / accelerator.link * 1e6
     return found.figures | {
         "host_waits": waits,
         "is_one_graph": is_one_graph,
         "temporary_bytes": temporary,
-        "estimated_us": reading + launched + waits * _WAIT_US,
+        "estimated_us": reading + joining + launched + waits * _WAIT_US,
         "seconds_to_compile": seconds,
         "loops": found.loops,
         "kernels": {

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jspec.common.errors import InputError, check_among, describe_error
 
 # JAX's names of the platforms, and the modules of which one must be there.
 _COMPILERS = {"gpu": ("cuda", "jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("tpu", "libtpu")}
+_HOST = 4  # chips of a TPU's host
 # libtpu does not ask the machine around the chip about it, and two processes may compile at once.
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
@@ -30,7 +32,8 @@ class Accelerator(NamedTuple):
       backend: "gpu" or "tpu".
       bandwidth: of its memory, in bytes a second, as published.
       memory: its bytes that a program may use.
-      description: of a GPU, for XLA; of a TPU, what libtpu calls a host with four.
+      description: of a GPU, for XLA; of a TPU, what libtpu calls chips of it, but for their number.
+      link: of its connections to the others of its host, in bytes a second in each direction.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Accelerator(NamedTuple):
     bandwidth: float
     memory: int
     description: str
+    link: float
 
     def size_of(self, tree: Any) -> int:
         """Returns the memory of arrays; a TPU pads two dimensions of each to whole tiles."""
@@ -60,22 +64,24 @@ class Accelerator(NamedTuple):
         """What installs its compiler."""
         return f'pip install -e ".[compile-{self.backend}]"'
 
-    def device(self) -> Any:
-        """Returns a device to compile for; nothing can be put on it.
+    def devices(self, number: int = 1, hosts: int = 1) -> Sequence[Any]:
+        """Returns devices to compile for, at least that many; nothing can be put on them.
 
         Raises:
-          InputError: its compiler is not installed, or does not know it.
+          InputError: its compiler is not installed, or does not know it or that many.
         """
         platform, *modules = _COMPILERS[self.backend]
         if not any(map(importlib.util.find_spec, modules)):
             raise InputError(f"--device={self.name} expects XLA's compiler for it: {self.advice}")
-        name, options = f"{self.name}:2x2", {}
+        name, options = f"{self.name}:{'2x2' if number <= _HOST else '2x4'}", {}
         if self.backend == "gpu":
-            name, options = "", {"target_config": self.description, "topology": "1x1x1"}
+            topology = f"1x{hosts}x{number // hosts}"
+            name, options = "", {"target_config": self.description, "topology": topology}
         else:
-            os.environ.update({"TPU_ACCELERATOR_TYPE": self.description, **_NO_TPU, **os.environ})
+            kind = f"{self.description}-{_HOST if number <= _HOST else 2 * _HOST}"
+            os.environ.update({"TPU_ACCELERATOR_TYPE": kind, **_NO_TPU, **os.environ})
         try:
-            return topologies.get_topology_desc(name, platform, **options).devices[0]
+            return topologies.get_topology_desc(name, platform, **options).devices
         except Exception as error:  # whatever the plugin raises
             found = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
             raise InputError(f"--device={self.name}: {found}; {self.advice}") from None
@@ -89,12 +95,13 @@ def find_accelerator(name: str) -> Accelerator:
     text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
     # They stand there in this order.
     bandwidth, memory = re.findall(r"(?:memory_bandwidth|device_memory_size): (\d+)", text)
-    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text)
+    link = 300e9 if name == "a100" else 450e9  # NVLink 3 and 4
+    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text, link)
 
 
 _SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
 _GPUS = "h200", "h100", "a100"
 _TPUS = {
-    "v5e": Accelerator("v5e", "tpu", 819e9, int(_SHARE * (63 << 28)), "v5litepod-4"),
-    "v6e": Accelerator("v6e", "tpu", 1640e9, int(_SHARE * (125 << 28)), "v6e-4"),
+    "v5e": Accelerator("v5e", "tpu", 819e9, int(_SHARE * (63 << 28)), "v5litepod", 200e9),
+    "v6e": Accelerator("v6e", "tpu", 1640e9, int(_SHARE * (125 << 28)), "v6e", 448e9),
 }

@@ -5,10 +5,20 @@ import dataclasses
 from typing import NamedTuple
 
 from jspec.evaluation.accelerators.hlo import Instruction, Module
-from jspec.evaluation.accelerators.traffic import FREE, MOVES, launch_bytes, movement
+from jspec.evaluation.accelerators.traffic import (
+    FREE,
+    MOVES,
+    is_collective,
+    joined_bytes,
+    launch_bytes,
+    movement,
+)
 
 # Functions with a `lax.cond` on whether any row samples.
 _SAMPLING = "sampling_probs", "gumbel_noise", "judge", "draw_next", "_draft_keys"
+
+
+_OF_DEVICES = "collectives", "collective_bytes"
 
 
 class Assumptions(NamedTuple):
@@ -88,6 +98,8 @@ class Round:
             "launches_per_round": 1,
             "bytes_moved": size,
             movement(module, own) or "": 1,
+            "collectives": is_collective(own),
+            "collective_bytes": joined_bytes(own) if is_collective(own) else 0.0,
             "sorts": own.op == "sort" or "Sort" in own.find(r'custom_call_target="([^"]*)"'),
         }
         for figure in self.figures:
@@ -96,7 +108,7 @@ class Round:
 
 def count_round(module: Module, assumed: Assumptions | None) -> Round:
     """Returns the counts of one trip of a run's outer loop, or of a program without rounds."""
-    names = "launches_per_round", "bytes_moved", *MOVES.values(), "sorts"
+    names = "launches_per_round", "bytes_moved", *MOVES.values(), *_OF_DEVICES, "sorts"
     found = Round(dict.fromkeys(names, 0.0))
     if assumed is None:
         found.add(module, module.entry, Assumptions(0, False))

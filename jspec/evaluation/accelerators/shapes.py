@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec import kernels
-from jspec.common.errors import check_among
+from jspec.common.errors import InputError, check_among
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
 from jspec.drafters.heads.eagle_module import (
@@ -21,6 +22,7 @@ from jspec.drafters.heads.eagle_module import (
 )
 from jspec.evaluation.analysis.byte_model import load_config
 from jspec.kernels.packed import STRIP
+from jspec.models.sharding import parameter_specs, spread_config
 from jspec.weights.assemble import as_dtype
 from jspec.weights.quantize import (
     KINDS,
@@ -38,8 +40,8 @@ from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 
 
-def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
-    """Returns a model whose parameters are shapes.
+def shape_model(name: str, dtype: str, quantization: str, mesh: Mesh | None = None) -> LoadedModel:
+    """Returns a model whose parameters are shapes; on a mesh, of the spread model.
 
     Raises:
       InputError: no such model, or one that cannot be rounded so.
@@ -48,6 +50,10 @@ def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
     check_among("quantization", quantization, ("auto", "none", *KINDS))
     kind = quantization if quantization in KINDS else None
     check_kind(config, kind)
+    if mesh is not None:
+        if kind == Q4_0:
+            raise InputError(f"expected models on a mesh of floats, int8 or int4, got {kind}")
+        config = spread_config(config, mesh.shape[kernels.MODEL_AXIS])
     params = {}
     for entry in parameter_table(config):
         leaf = jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(float_type))
@@ -57,9 +63,16 @@ def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
             how = {"path": entry.path, "kind": kind, "dtype": float_type}
             leaf = jax.eval_shape(functools.partial(quantize, **how), leaf)
         params[entry.path] = leaf
+    params = unflatten_dict(params)
+    if mesh is not None:
+        specs = parameter_specs(params, mesh.shape[kernels.MODEL_AXIS])
+        params = jax.tree.map(
+            lambda spec, leaf: leaf.update(sharding=NamedSharding(mesh, spec)), specs, params,
+            is_leaf=lambda one: isinstance(one, PartitionSpec),
+        )  # fmt: skip
     tokenizer = ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
     # As with random weights, all ids are used.
-    return LoadedModel(config, unflatten_dict(params), tokenizer, name, True, kind)
+    return LoadedModel(config, params, tokenizer, name, True, kind, mesh)
 
 
 def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
@@ -74,6 +87,9 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
     """Returns a head of shapes, those of the published heads."""
     target, own = spec.target_config, {"vocab_size": _HEAD_VOCAB, "tie_embeddings": False}
+    count = target.num_shards  # the head is whole on every device of a mesh
+    names = "num_heads", "num_kv_heads", "hidden_dim"
+    own |= {name: getattr(target, name) * count for name in names}
     layer = dataclasses.replace(target.as_llama(), num_layers=1, **own)
     read = default_feature_layers(target.num_layers)
     config = EagleConfig(layer, target.vocab_size, read, target.num_layers)

@@ -15,8 +15,10 @@ _ALIASES = {"bitcast", "reshape"}  # other names of an array
 # Nothing is launched: they name arrays, or are the end of what began elsewhere.
 FREE = _ALIASES | {
     "parameter", "constant", "get-tuple-element", "tuple", "after-all", "opt-barrier", "copy-done",
-    "fusion-done", "async-done", "slice-done", "partition-id", "replica-id",
+    "fusion-done", "async-done", "slice-done", "all-reduce-done", "all-gather-done", "partition-id",
+    "replica-id",
 }  # fmt: skip
+COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that holds what is written
 _SLICES = {"dynamic-slice", "gather", "slice"}
 # What carries numbers elsewhere and computes nothing, the most telling first.
@@ -32,6 +34,8 @@ def launch_bytes(module: Module, own: Instruction, computation: Computation) -> 
         return 2 * array_bytes(computation[own.operands[_UPDATES[own.op]]].shape)
     if own.op in (*_SLICES, "broadcast", "iota"):
         return 2 * array_bytes(own.shape)
+    if is_collective(own):
+        return 2 * joined_bytes(own)
     if own.op.endswith("-start"):
         # Its shape names source and goal, one larger than the other if it takes a slice.
         part = sorted(array_sizes(own.shape, on_chip=1))[-2]
@@ -43,6 +47,18 @@ def launch_bytes(module: Module, own: Instruction, computation: Computation) -> 
     places = re.findall(r"\{\d*\}: \((\d+), ", own.find(r"output_to_operand_aliasing=(.*)"))
     in_place = sum(array_bytes(operands[int(place)]) for place in places)
     return array_bytes(result) + sum(map(array_bytes, operands)) - in_place
+
+
+def is_collective(own: Instruction) -> bool:
+    """Returns whether an instruction joins what several devices hold."""
+    return own.op.removesuffix("-start") in COLLECTIVES
+
+
+def joined_bytes(own: Instruction) -> float:
+    """Returns the bytes of what a collective gives each device."""
+    sizes = array_sizes(own.shape)
+    # The shape of a gather that only starts names its operand, too.
+    return max(sizes) if own.op == "all-gather-start" else sum(sizes)
 
 
 def _fusion_bytes(inner: Computation) -> float:

@@ -221,3 +221,23 @@ def test_xlas_own_text_is_read():
     found = count_round(Module(text), Assumptions(0, is_random=False))
     assert found.figures["bytes_moved"] >= 2 * 4 * 512 * 1024
     assert found.figures["launches_per_round"] >= 2
+
+
+_JOINING = """HloModule m
+
+ENTRY %main (p: f32[256]) -> f32[512] {
+  %p = f32[256]{0} parameter(0)
+  %sum = f32[256]{0} all-reduce-start(%p), replica_groups={{0,1}}
+  %summed = f32[256]{0} all-reduce-done(%sum)
+  %all = (f32[256]{0}, f32[512]{0}) all-gather-start(%summed), dimensions={0}
+  ROOT %gathered = f32[512]{0} all-gather-done(%all)
+}
+"""
+
+
+def test_what_joins_devices_is_counted():
+    """One that starts and is done is one; a gather gives all that the devices hold."""
+    figures = count_round(Module(_JOINING), None).figures
+    assert figures["collectives"] == 2
+    assert figures["collective_bytes"] == 4 * (256 + 512)
+    assert figures["bytes_moved"] == 2 * figures["collective_bytes"]

@@ -1,0 +1,169 @@
+"""Several processes of one run, on JAX's own runtime: all run the same program on the same input.
+
+Process 0 coordinates them and speaks. The others print errors alone. Where a process is missing or
+lost, JAX's C++ ends the others with a page of text: here it becomes one line, and status 2.
+"""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import io
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jspec.common.errors import InputError, check_count, describe_error
+
+PATIENCE = 20  # seconds until processes that do not come are missing
+HEARTBEAT = 20  # seconds without a sign of life after which a process is lost
+_MARGIN = 10  # seconds in which JAX tells of a loss
+_OWN = [0]  # the number of this process
+_HANDLERS: list[object] = []  # of C++'s aborts, which must live as long as the process
+_LIBRARIES = "jspec", "jax", "jaxlib"
+# What JAX says before it ends a process, and what that means.
+_REASONS = {
+    r"CoordinationService/RegisterTask": f"not all processes have come within {PATIENCE} s",
+    r"(\d+) unexpectedly tried to connect": "a second process came as process {}",
+    r"stopped sending heartbeats\):\s+(\d[\d,\s]*)\n": "process {} of the run was lost",
+    r"Failed to send RPC to coordination service": "process 0 of the run was lost",
+}
+_LOST = re.compile(r"gloo|nccl|peer|coordination", re.IGNORECASE)  # in an error
+
+
+def is_first() -> bool:
+    """Returns whether this process is the one that speaks, as that of a run of one process is."""
+    return _OWN[0] == 0
+
+
+@contextlib.contextmanager
+def joined(coordinator: str, number: int, own: int, flags: Mapping[str, str]) -> Iterator[None]:
+    """Joins the processes of a run; at its end it waits for the others.
+
+    After an error it does not: one line says what is wrong, and the process ends with status 2.
+
+    Args:
+      coordinator: HOST:PORT at which process 0 is reached.
+      number: of processes.
+      own: number of this one, from 0.
+      flags: the values that all processes must be given alike, as texts.
+    """
+    host, port = _check(coordinator, number, own)
+    _OWN[0], title = own, f"process {own} of {number}"
+    sys.stdout.flush()
+    output, errors, log = _take_streams()
+    _end_at_aborts(title, errors, log)
+    silence = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = (output, errors) if own == 0 else (silence, silence)
+    try:
+        if own > 0:
+            _await(host, port)
+        jax.distributed.initialize(
+            coordinator, number, own, initialization_timeout=PATIENCE,
+            heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=PATIENCE,
+        )  # fmt: skip
+        _compare(dict(flags) | {name: _version(name) for name in _LIBRARIES})
+        yield
+        jax.distributed.shutdown()
+        return
+    except InputError as error:
+        said = str(error)
+    except RuntimeError as error:  # of JAX; that of a collective whose peer is gone comes at once
+        said = describe_error(error)
+        if _LOST.search(said):
+            time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
+            said = f"a process of the run was lost: {said}"
+    _end(f"error: {title}: {said}\n", errors)
+
+
+def _check(coordinator: str, number: int, own: int) -> tuple[str, int]:
+    """Returns the coordinator's host and port; raises InputError if a value is out of range."""
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"expected coordinator as HOST:PORT, got {coordinator!r}")
+    check_count("num_processes", number, 1, 4096)
+    check_count("process_id", own, 0, number - 1)
+    return host, int(port)
+
+
+def _take_streams() -> tuple[TextIO, TextIO, io.BufferedRandom]:
+    """Returns the program's output and errors; C++, which writes to both, gets a file instead."""
+    output, errors = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
+    log = tempfile.TemporaryFile()  # noqa: SIM115
+    for stream in (1, 2):
+        os.dup2(log.fileno(), stream)
+    return output, errors, log
+
+
+def _end_at_aborts(title: str, errors: TextIO, log: io.BufferedRandom) -> None:
+    """Makes an abort of C++ one line."""
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def on_abort(number: int) -> None:
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+        said = f"ended by JAX: {' '.join(text.split())[:200]}"
+        for pattern, reason in _REASONS.items():
+            if found := re.search(pattern, text):
+                said = reason.format(*(" ".join(group.split()) for group in found.groups()))
+        _end(f"error: {title}: {said}\n", errors)
+
+    # Python's own handlers run after the function that was interrupted: of an abort, never.
+    ctypes.CDLL(None).signal(signal.SIGABRT, on_abort)
+    _HANDLERS.append(on_abort)
+
+
+def _end(line: str, errors: TextIO) -> None:
+    errors.write(line)
+    errors.flush()
+    os._exit(2)  # an orderly end would wait for the others
+
+
+def _await(host: str, port: int) -> None:
+    """Waits until the coordinator can be reached."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                reason = error.strerror or error
+                raise InputError(
+                    f"expected the coordinator, process 0, to answer at {host}:{port} within "
+                    f"{PATIENCE} s: {reason}"
+                ) from None
+        time.sleep(0.2)
+
+
+def _compare(values: Mapping[str, str]) -> None:
+    """Checks that all processes were given the same; raises InputError that names what differs."""
+    text = json.dumps(values, sort_keys=True).encode()
+    lengths = multihost_utils.process_allgather(np.array([len(text)], np.int32))
+    padded = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
+    gathered = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, padded.size)
+    first, *others = (json.loads(row.tobytes()) for row in gathered)
+    for number, other in enumerate(others, 1):
+        for name in sorted(first.keys() | other.keys()):
+            one, two = first.get(name), other.get(name)
+            if one != two:
+                raise InputError(
+                    f"expected the same flags and versions in all processes, got {name} {one} in "
+                    f"process 0 and {two} in process {number}"
+                )
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return "unknown"

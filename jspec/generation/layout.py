@@ -1,0 +1,250 @@
+"""Programs over a mesh of devices: every device runs the whole of them on its own shard.
+
+    params    target, draft model: by the table of `models.sharding`        heads: on every device
+    state     rows: over `data`      caches of these models: heads over `model`    else: everywhere
+
+Only products of the target join what the devices of a row of the mesh hold. All that follows from
+its logits (noise, acceptance, drafts, tables) each of them computes for itself, from equal numbers,
+and so to the same bits. Rows of the mesh share nothing: each ends its rounds by itself.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int32
+
+from jspec.common.errors import InputError
+from jspec.common.memory import Budget, Room, device_name, tree_bytes
+from jspec.kernels import MODEL_AXIS, devices_per_memory
+from jspec.models import KVCache
+from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
+from jspec.sampling.settings import Switches
+from jspec.speculation.beam_round import BeamState
+from jspec.speculation.prefill import insert
+from jspec.speculation.types import ModelParams, SpecState
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.shards import is_placed, place_everywhere, spread_params
+
+_EVERYWHERE = PartitionSpec()
+Results = Callable[[Any, PartitionSpec], Any]  # specs of a state, and of its rows -> of results
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the arrays of a target's programs lie.
+
+    Attributes:
+      mesh: the devices, or None: all is on the default device, and every method changes nothing.
+      target: the `PartitionSpec` of each parameter of the target.
+      draft: that of each of the drafter's.
+    """
+
+    mesh: Mesh | None
+    target: Any = _EVERYWHERE
+    draft: Any = _EVERYWHERE
+
+    @classmethod
+    def of(cls, target: LoadedModel, draft: Any = None) -> Self:
+        """Returns the layout of a target's programs; the drafter's parameters may be split."""
+        mesh = target.mesh
+        if mesh is None:
+            return cls(None)
+        specs = jax.tree.map(
+            lambda leaf: leaf.sharding.spec if is_placed(leaf, mesh) else _EVERYWHERE, draft
+        )
+        return cls(mesh, parameter_specs(target.params, mesh.shape[MODEL_AXIS]), specs)
+
+    @property
+    def shape(self) -> dict[str, int] | None:
+        """The devices along each axis of the mesh."""
+        return None if self.mesh is None else dict(self.mesh.shape)
+
+    def budget(self, params: ModelParams, room: Room) -> Budget:
+        """Returns what the programs run on, and the memory that they take, of all together."""
+        name = device_name(1 if self.mesh is None else self.mesh.size)
+        return Budget(name, tree_bytes(params), room)
+
+    def spread(
+        self, function: Callable[..., Any], results: Results = lambda state, rows: state
+    ) -> Any:
+        """Returns the function as each device runs it on its shards of the arguments.
+
+        Of these `ModelParams` and states are split as above; the others are the same everywhere.
+        """
+        if self.mesh is None:
+            return function
+
+        def spread(*arguments: Any) -> Any:
+            state = next(one for one in arguments if isinstance(one, SpecState | BeamState))
+            return jax.shard_map(
+                lambda *own: function(*map(self._joined, own)),
+                mesh=self.mesh,
+                in_specs=tuple(map(self._specs, arguments)),
+                out_specs=results(self._specs(state), self._rows(state)),
+                check_vma=False,  # what is equal on all devices is not declared to be
+            )(*arguments)
+
+        return spread
+
+    def make(self, function: Callable[[int, int, Switches], SpecState]) -> Any:
+        """Returns a function that makes an empty state as each device makes its own shard."""
+        mesh = self.mesh
+        if mesh is None:
+            return function
+
+        def spread(batch_size: int, capacity: int, switches: Switches) -> SpecState:
+            rows = self._row_axis(batch_size)
+            num_own = batch_size // math.prod(mesh.shape[name] for name in rows)
+            own = functools.partial(function, num_own, capacity, switches)
+            specs = _state_specs(jax.eval_shape(own), rows)
+            return jax.shard_map(own, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False)()
+
+        return spread
+
+    def begin_beams(self, read: SpecState, *arguments: Any, **sizes: int) -> BeamState:
+        """Returns the state of a beam search; see `BeamState.begin`."""
+        begin = functools.partial(BeamState.begin, **sizes)
+        shapes = jax.eval_shape(begin, read, *arguments)
+        return self.spread(begin, lambda *_: self._specs(shapes))(read, *arguments)
+
+    def insert(self, state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:
+        """Replaces a row where it lies; see `prefill.insert`."""
+
+        def put(state: SpecState, row: Array, prefilled: SpecState) -> SpecState:
+            # On another device the row is one past the last. There the last is replaced by itself.
+            place, num_own = place_of(row, state), len(state.last_token)
+            take = functools.partial(
+                jax.lax.dynamic_slice_in_dim, start_index=place, slice_size=1, axis=0
+            )
+            one = jax.tree.map(
+                lambda new, old: jnp.where(place < num_own, new, take(old)), prefilled, state
+            )
+            return insert(state, place, one)
+
+        place_of = self._place_of(state)
+        return self.spread(insert if self.mesh is None else put)(state, row, prefilled)
+
+    def at_row(self, function: Callable[[SpecState, Array], SpecState]) -> Any:
+        """Returns a function of a state and a row, which drops what falls past the last row."""
+
+        def spread(state: SpecState, row: Array) -> SpecState:
+            place_of = self._place_of(state)
+            return self.spread(lambda own, row: function(own, place_of(row, own)))(state, row)
+
+        return function if self.mesh is None else spread
+
+    def stacked(self, state: Any, rows: PartitionSpec) -> Any:
+        """Returns the specs of what `run_rounds` returns, its count made an array [1]."""
+        return state, PartitionSpec(None, *rows), rows
+
+    def _place_of(self, state: SpecState) -> Callable[[Array, SpecState], Array]:
+        """Returns the function from a row to its place among a device's own rows."""
+        if not self._row_axis(len(state.last_token)):
+            return lambda row, own: row
+
+        def place_of(row: Array, own: SpecState) -> Array:
+            num_own = len(own.last_token)
+            place = row - jax.lax.axis_index(DATA_AXIS) * num_own
+            return jnp.where((place >= 0) & (place < num_own), place, num_own)
+
+        return place_of
+
+    def _row_axis(self, num_rows: int) -> tuple[str, ...]:
+        # A single row, such as a prompt that is read, is on every row of the mesh.
+        is_split = self.mesh is not None and num_rows % self.mesh.shape[DATA_AXIS] == 0
+        return (DATA_AXIS,) * is_split
+
+    def _rows(self, state: Any) -> PartitionSpec:
+        if isinstance(state, BeamState):  # its beams change places
+            return _EVERYWHERE
+        return PartitionSpec(*self._row_axis(len(state.last_token)))
+
+    def _specs(self, argument: Any) -> Any:
+        if isinstance(argument, ModelParams):
+            return ModelParams(self.target, self.draft)
+        if isinstance(argument, SpecState | BeamState):
+            return _state_specs(argument, tuple(self._rows(argument)))
+        return _EVERYWHERE
+
+    def _joined(self, argument: Any) -> Any:
+        if self.mesh is None or not isinstance(argument, ModelParams):
+            return argument
+        count = self.mesh.shape[MODEL_AXIS]
+        pairs = zip(argument, (self.target, self.draft), strict=True)
+        return ModelParams(*(join_products(params, specs, count) for params, specs in pairs))
+
+    def place(self, tree: Any) -> Any:
+        """Returns arrays on every device."""
+        return tree if self.mesh is None else place_everywhere(tree, self.mesh)
+
+    def num_bytes(self, argument: SpecState | ModelParams) -> int:
+        """Returns the bytes that a state or parameters, or their shapes, take in one memory."""
+        size = tree_bytes(self.own_shapes(argument))
+        return size if self.mesh is None else size * devices_per_memory()
+
+    def own_shapes(self, argument: SpecState | ModelParams) -> Any:
+        """Returns the shapes of one device's part; without a mesh, the argument itself."""
+        if self.mesh is None:
+            return argument
+        return jax.tree.map(
+            lambda leaf: leaf.update(shape=leaf.sharding.shard_shape(leaf.shape), sharding=None),
+            self.shapes(argument),
+        )
+
+    def shapes(self, argument: Any) -> Any:
+        """Returns the shapes of an argument of a program, or of several, as they lie on devices."""
+        mesh = self.mesh
+        if mesh is None:
+            return argument
+        if type(argument) is tuple:
+            return tuple(map(self.shapes, argument))
+
+        def of(spec: PartitionSpec, part: Any) -> Any:
+            sharding = NamedSharding(mesh, spec)
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part
+            )
+
+        specs = self._specs(argument)  # one may stand for a whole tree
+        return jax.tree.map(of, specs, argument, is_leaf=lambda one: isinstance(one, PartitionSpec))
+
+    def fetch(self, tree: Any) -> Any:
+        """Returns arrays on the host of every process."""
+        if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+            return jax.device_get(tree)
+        # Of other processes' rows each must know the tokens: they decide alike what comes next.
+        return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _state_specs(state: Any, rows: tuple[str, ...]) -> Any:
+    """Returns the spec of each leaf of a state whose rows are split over these axes."""
+
+    def of(part: Any) -> Any:
+        axes = rows or (None,)
+        has_heads = isinstance(part, KVCache) and part.is_split
+        return jax.tree.map(
+            lambda leaf: (
+                PartitionSpec(*axes, MODEL_AXIS)
+                if has_heads and leaf.ndim == 4
+                else PartitionSpec(*rows)
+            ),
+            part,
+        )
+
+    return jax.tree.map(of, state, is_leaf=lambda part: isinstance(part, KVCache))
+
+
+def place_model(model: LoadedModel, mesh: Mesh) -> LoadedModel:
+    """Returns a draft model split as a target is, or on every device where it cannot be."""
+    try:
+        config, params = spread_params(model.config, model.params, mesh)
+    except InputError:  # heads that the devices do not divide, or packed weights
+        return dataclasses.replace(model, params=place_everywhere(model.params, mesh))
+    return dataclasses.replace(model, config=config, params=params, mesh=mesh)

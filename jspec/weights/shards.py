@@ -1,0 +1,205 @@
+"""Parameters over a mesh of devices, each shard made of those slices of tensors that are in it.
+
+A process reads what its own devices hold and no more. Every shard of a parameter is the same
+arrangement of its tensors' rows or columns:
+
+```
+  qkv   [K G+2 H D]   q_proj: rows of the shard's query heads; k_proj, v_proj: of its key heads
+  down  [D F]         down_proj: columns of the shard's hidden units
+```
+
+Where there are fewer key/value heads than devices, several shards have the same rows of k_proj.
+"""
+
+import concurrent.futures
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jspec.common.errors import InputError
+from jspec.common.typing import Params
+from jspec.kernels import MODEL_AXIS, QuantizedKernel
+from jspec.kernels.quantized import GROUP
+from jspec.models.config import DecoderConfig
+from jspec.models.sharding import is_by_inputs, parameter_specs, split_axis, spread_config
+from jspec.weights.tensor_names import Parameter, parameter_table
+
+Box = tuple[slice, ...]  # of a tensor
+ReadSlice = Callable[[str, np.dtype, Box], np.ndarray]
+
+
+def make_shards(
+    config: DecoderConfig,
+    mesh: Mesh,
+    dtype: np.dtype,
+    reader_of: Callable[[Parameter], ReadSlice],
+) -> tuple[DecoderConfig, Params]:
+    """Returns the spread config, see `sharding.spread_config`, and parameters on the mesh.
+
+    Args:
+      config: the checkpoint's.
+      mesh: the devices.
+      dtype: of the parameters.
+      reader_of: given one of the checkpoint's parameters, what reads slices of its tensors; called
+        from several threads.
+
+    Raises:
+      InputError: the devices cannot share the model's layers.
+    """
+    spread = spread_config(config, mesh.shape[MODEL_AXIS])
+
+    def make(pair: tuple[Parameter, Parameter]) -> jax.Array:
+        stored, parameter = pair
+        return _make(parameter, stored, mesh, parameter.dtype_in(dtype), reader_of(stored))
+
+    tables = parameter_table(config), parameter_table(spread)
+    with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        arrays = pool.map(make, zip(*tables, strict=True))
+        return spread, unflatten_dict(
+            {parameter.path: array for parameter, array in zip(tables[1], arrays, strict=True)}
+        )
+
+
+def _make(
+    parameter: Parameter, stored: Parameter, mesh: Mesh, dtype: np.dtype, read: ReadSlice
+) -> jax.Array:
+    """Returns one parameter on the mesh; `stored` is the checkpoint's, of other heads perhaps."""
+    count, shape = mesh.shape[MODEL_AXIS], parameter.shape
+    axis = split_axis(parameter.path[-1], shape, count)
+    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MODEL_AXIS)
+    # Of the rows of a mesh each has all shards: a shard is read once for all of them.
+    read_shard = functools.cache(
+        lambda number: _read_shard(parameter, stored, axis, number, count, dtype, read)
+    )
+
+    def shard(index: Any) -> np.ndarray:
+        number = 0 if axis is None else (index[axis].start or 0) * count // shape[axis]
+        return read_shard(number)
+
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), shard)
+
+
+def _read_shard(
+    parameter: Parameter,
+    stored: Parameter,
+    axis: int | None,
+    number: int,
+    count: int,
+    dtype: np.dtype,
+    read: ReadSlice,
+) -> np.ndarray:
+    """Returns the shard of that number."""
+    if axis is None:
+        names = dict.fromkeys(part.name for part in parameter.parts)
+        return parameter.pack({name: read(name, dtype, ()) for name in names}, dtype)
+    shape = list(parameter.shape)
+    shape[axis] //= count
+    shard = np.empty(shape, dtype)
+    for part, kept in zip(parameter.parts, stored.parts, strict=True):
+        own = shard[part.index]
+        if is_by_inputs(parameter.path[-1]):
+            begin, size = number * own.shape[-1], own.shape[-1]
+            box: Box = (slice(None), slice(begin, begin + size))
+        else:
+            # Of a whole number of heads: the one of which several shards have a copy, if they do.
+            size = own.size // (1 if len(kept.shape) == 1 else kept.shape[1])
+            begin = number * kept.shape[0] // count // size * size
+            begin += kept.rows.start if kept.rows else 0
+            box = (slice(begin, begin + size),)
+        own[...] = read(part.name, dtype, box).reshape(own.shape)
+    return shard
+
+
+def spread_params(
+    config: DecoderConfig, params: Params, mesh: Mesh
+) -> tuple[DecoderConfig, Params]:
+    """Returns parameters of one device spread over a mesh; each passes the host. See `make_shards`.
+
+    Raises:
+      InputError: packed weights, or the devices cannot share the model's layers.
+    """
+    leaves = flatten_dict(params)
+    count, dtype = mesh.shape[MODEL_AXIS], np.dtype(params["embedding"].dtype)
+    if not all(isinstance(leaf, jax.Array | QuantizedKernel) for leaf in leaves.values()):
+        expected = "a target on a mesh of floats, int8 or int4 (--target_quantization)"
+        raise InputError(f"expected {expected}, got packed weights")
+    spread, placed = spread_config(config, count), {}
+    tables = parameter_table(config), parameter_table(spread)
+    for stored, parameter in zip(*tables, strict=True):
+        leaf = leaves[parameter.path]
+        if isinstance(leaf, QuantizedKernel):
+            placed[parameter.path] = _spread_integers(leaf, parameter, stored, mesh)
+            continue
+        tensors = stored.unpack(np.asarray(leaf))
+        read: ReadSlice = lambda name, _, box, tensors=tensors: tensors[name][box or ...]  # noqa: E731
+        placed[parameter.path] = _make(parameter, stored, mesh, parameter.dtype_in(dtype), read)
+    return spread, unflatten_dict(placed)
+
+
+def _spread_integers(
+    kernel: QuantizedKernel, parameter: Parameter, stored: Parameter, mesh: Mesh
+) -> QuantizedKernel:
+    """Returns a kernel of integers whose rows lie shard after shard."""
+    name, count = parameter.path[-1], mesh.shape[MODEL_AXIS]
+    axis, order = split_axis(name, parameter.shape, count), slice(None)
+    if is_by_inputs(name) and parameter.shape[-1] // count % GROUP:
+        expected = f"a mesh whose model:N leaves groups of {GROUP} inputs of {name} whole"
+        raise InputError(f"expected {expected}, got model:{count}")
+    if axis is not None and not is_by_inputs(name):
+        # The numbers of outputs are split as a kernel of one input would be.
+        outputs = np.arange(math.prod(stored.shape[:-1])).reshape(*stored.shape[:-1], 1)
+        numbers, pair = _narrow(stored).unpack(outputs), (_narrow(parameter), _narrow(stored))
+        shards = [
+            _read_shard(
+                *pair, axis, shard, count, outputs.dtype, lambda name, _, box: numbers[name][box]
+            )
+            for shard in range(count)
+        ]
+        order = np.concatenate([shard.ravel() for shard in shards])
+    specs = parameter_specs({name: kernel.replace(shape=parameter.shape)}, count)[name]
+
+    def place(spec: PartitionSpec, array: jax.Array) -> jax.Array:
+        values, sharding = np.asarray(array)[order], NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return jax.tree.map(
+        place, specs, kernel.replace(shape=parameter.shape),
+        is_leaf=lambda one: isinstance(one, PartitionSpec),
+    )  # fmt: skip
+
+
+def _narrow(parameter: Parameter) -> Parameter:
+    """Returns the same arrangement of tensors of one column."""
+    parts = tuple(part._replace(shape=(part.shape[0], 1)) for part in parameter.parts)
+    return parameter._replace(shape=(*parameter.shape[:-1], 1), parts=parts)
+
+
+def is_placed(leaf: Any, mesh: Mesh) -> bool:
+    """Returns whether an array, or a shape, lies on a mesh."""
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and sharding.mesh == mesh
+
+
+def place_everywhere(tree: Any, mesh: Mesh) -> Any:
+    """Returns arrays of this process, the same in all of them, as arrays on every device.
+
+    Those that lie on the mesh already stay as they do.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Any) -> Any:
+        if is_placed(leaf, mesh):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(sharding=sharding)
+        values = np.asarray(leaf)
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return jax.tree.map(place, tree)

@@ -1,0 +1,181 @@
+"""Models on a mesh of 8 virtual devices: the same texts, two sums a layer, rows that share nothing.
+
+The devices are those of a process of its own, as JAX has them from its start.
+"""
+
+import pytest
+
+from jspec.drafters import DRAFTERS
+from tests.meshes import CONFIG, PROMPTS, run_on_devices
+
+# What runs in the process: everything that the quick tests ask, as each start takes seconds.
+_QUICK = """
+from jspec.evaluation.accelerators.traffic import COLLECTIVES
+from jspec.sampling.settings import Switches
+import jax, re
+import numpy as np
+
+found = {}
+for mesh in (None, "data:2,model:4"):
+    # Fewer rows than prompts: rows are replaced, each on its own row of the mesh.
+    found[str(mesh)] = answers("model", mesh, batch_size=2)
+
+def text_of(drafter, mesh):
+    generator = make_generator(drafter, mesh)
+    engine, rows = generator.engine, generator.batch_size
+    state = engine.empty_state(rows, 64, Switches())
+    return engine._run.lower(generator.params, state, np.int32(1)).compile().as_text()
+
+text = text_of("none", "data:2,model:2")
+found["groups"] = sorted(set(re.findall(r"replica_groups=(\\S+?), ", text)))
+found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", text))
+found["gathers"] = len(re.findall(r" all-gather(?:-start)?\\(", text))
+text = text_of("model", "data:4")
+found["of rows"] = [op for op in COLLECTIVES if f" {op}" in text]
+found["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in text_of("none", "data:2,model:2")]
+report(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Returns what the process found."""
+    return run_on_devices(_QUICK)
+
+
+def test_answers_are_those_of_one_device(found):
+    """Guards against a shard that reads another's heads, and rows of noise of their own."""
+    assert found["data:2,model:4"] == found["None"]
+    for texts, num_accepted in found["None"]:
+        assert num_accepted > 0
+        assert len({tuple(ids) for ids in texts}) == len(PROMPTS)
+
+
+def test_a_layer_needs_two_sums(found):
+    """And the embedding one more; of the logits one is gathered. Guards against a lost `psum`."""
+    assert found["sums"] == 2 * CONFIG.num_layers + 1
+    assert found["gathers"] == 1
+
+
+def test_rows_of_the_mesh_share_nothing(found):
+    """Their groups of devices are apart; with `data` alone there is no collective at all."""
+    assert found["groups"] == ["{{0,1},{2,3}}"]
+    assert found["of rows"] == []
+    assert found["elsewhere"] == ["all-reduce", "all-gather"], "what is looked for can be found"
+
+
+_MATRIX = """
+from jspec.drafters import DrafterOptions
+import pathlib, tempfile
+from tests.tiny_heads import SAVE_HEAD
+
+drafter = {drafter!r}
+options = {{}}
+if drafter in SAVE_HEAD:
+    options["draft_head"] = SAVE_HEAD[drafter](pathlib.Path(tempfile.mkdtemp()) / "head", CONFIG)
+if drafter == "pattern":
+    options["pattern"] = "[ -~]*"
+if drafter in ("unigram", "bigram"):
+    from jspec.drafters.ngram_table import count_ngrams, save_table
+    path = pathlib.Path(tempfile.mkdtemp()) / "table.safetensors"
+    save_table(count_ngrams([list(b"why is the sky blue")], 128), path)
+    options["draft_table"] = str(path)
+options |= {changes!r}
+options = DrafterOptions(**options)
+found = []
+for mesh in (None, "model:1", "model:2", "data:2,model:2", "model:8", "data:2,model:4", "data:4"):
+    found.append(answers(drafter, mesh, drafter_options=options))
+report(found)
+"""
+_CHANGES = {
+    "layer_skip": {"draft_layers": (0,)},
+    "layer_skip, second": {"draft_layers": (1,)},
+    "model, few tokens": {"draft_vocab_size": 100},
+    "model, tree": {"tree_depth": 2, "tree_branches": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*DRAFTERS, *(_CHANGES.keys() - DRAFTERS)])
+def test_every_drafter_on_every_mesh(case):
+    """On 1, 2, 4 and 8 devices; key/value heads that are split, whole, and copied."""
+    drafter = case.partition(",")[0]
+    found = run_on_devices(_MATRIX.format(drafter=drafter, changes=_CHANGES.get(case, {})))
+    assert found == found[:1] * len(found)
+
+
+# What decides how parameters are split, or made of a checkpoint's tensors.
+_CONFIGS = {
+    "llama": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "mixtral": {"num_experts": 4, "num_experts_per_token": 2, "expert_dim": 16},
+    "gemma3_text": {"norms": "both", "qk_norm": "head", "tie_embeddings": True},
+    "phi3": {},
+    "granite": {"vocab_size": 123},
+}
+_FAMILIES = """
+found = {{}}
+for family, changes in {configs!r}.items():
+    model = target(family=family, **changes)
+    pair = [answers("prompt_lookup", mesh, model=model) for mesh in (None, "model:4")]
+    found[family] = pair[0] == pair[1]
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_families_on_a_mesh():
+    """Biases are added once, experts' outputs are summed, fused tensors and odd sizes are cut."""
+    assert run_on_devices(_FAMILIES.format(configs=_CONFIGS)) == dict.fromkeys(_CONFIGS, True)
+
+
+_BEAMS = """
+from jspec import Settings
+found = []
+for mesh in (None, "data:2,model:4"):
+    generator = make_generator("model", mesh, acceptance="greedy", batch_size=1)
+    found.append(generator.generate(PROMPTS[0], Settings(max_new_tokens=12, num_beams=3)).token_ids)
+for mesh in (None, "data:2,model:4"):
+    generator = make_generator("model", mesh, num_draft_tokens="auto")
+    found.append(generator.costs.numbers)
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_beams_and_measured_costs_on_a_mesh(monkeypatch, tmp_path):
+    """The beams are on all rows of the mesh; rounds are measured there."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    alone, spread, *numbers = run_on_devices(_BEAMS)
+    assert alone == spread
+    assert numbers[0] == numbers[1]
+
+
+_ROUNDED = """
+import pathlib, tempfile
+from jspec.generation.generator import Generator
+from jspec.models.sharding import make_mesh
+from jspec.weights import load_model
+from jspec import Settings
+
+folder = tiny_models.save_folder(
+    pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8, head_dim=16, hidden_dim=128
+)
+found = []
+for kind in ("none", "int8", "int4"):
+    pair = []
+    for text in (None, "model:4"):
+        mesh = None if text is None else make_mesh(text)
+        model = load_model(folder, dtype="float32", quantization=kind, mesh=mesh)
+        generator = Generator(model, drafter="prompt_lookup", acceptance="greedy")
+        pair.append(generator.generate(PROMPTS, Settings(max_new_tokens=24))[0].token_ids)
+    found.append(pair)
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_rounded_weights_on_a_mesh():
+    """Guards against rows of integers that lie elsewhere than their scales, or another rounding."""
+    found = run_on_devices(_ROUNDED)
+    assert all(alone == spread for alone, spread in found)
+    assert len({tuple(alone) for alone, _ in found}) > 1, "rounded models say something else"

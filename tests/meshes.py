@@ -1,0 +1,85 @@
+"""Runs on meshes of 8 virtual devices, which a process has from its start: see `run_on_devices`.
+
+The targets have 8 query heads and 2 key/value heads, so that 4 devices and more have copies of one.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+from tests import tiny_models
+
+NUM_DEVICES = 8
+CONFIG = dataclasses.replace(tiny_models.CONFIG, num_heads=8, vocab_size=128)
+PROMPTS = ["hello there", "abc abc abc abc", "the end of it", "x"]
+
+
+def run_on_devices(statements, *, num_devices=NUM_DEVICES, timeout=600):
+    """Runs Python after `from tests.meshes import *`; returns what it gives to `report`."""
+    flags = (
+        f"--xla_force_host_platform_device_count={num_devices} {os.environ.get('XLA_FLAGS', '')}"
+    )
+    code = f"from tests.meshes import *\n{statements}"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+def report(value):
+    """Prints what `run_on_devices` returns."""
+    print(json.dumps(value))
+
+
+def target(config=CONFIG, **changes):
+    """Returns a tiny target with opinions."""
+    config = dataclasses.replace(config, **changes)
+    return tiny_models.make_model(config, params=tiny_models.peaked_params(config))
+
+
+def draft():
+    """Returns a draft that agrees with the target often, but not always."""
+    params = tiny_models.peaked_params(CONFIG, disturbance=0.03)
+    return tiny_models.make_model(CONFIG, params=params, name="draft")
+
+
+def spread(model, text):
+    """Returns a model on the mesh of that text, the same one for None."""
+    from jspec.models.sharding import make_mesh
+    from jspec.weights.shards import spread_params
+
+    if text is None:
+        return model
+    mesh = make_mesh(text)
+    config, params = spread_params(model.config, model.params, mesh)
+    return dataclasses.replace(model, config=config, params=params, mesh=mesh)
+
+
+def make_generator(drafter, mesh, model=None, **options):
+    """Returns a Generator on a mesh."""
+    from jspec.generation.generator import Generator
+    from jspec.generation.layout import place_model
+
+    model, drafts = spread(model or target(), mesh), None
+    if "model" in drafter or "hierarchical" in drafter:
+        drafts = draft() if mesh is None else place_model(draft(), model.mesh)
+    usual = {} if drafter == "none" else {"num_draft_tokens": 4}
+    options = {"batch_size": 4, "acceptance": "coupled", **usual, **options}
+    return Generator(model, drafts, drafter=drafter, **options)
+
+
+def answers(drafter, mesh, **options):
+    """Returns the token ids of the answers at temperatures 0 and 1, and the drafts accepted."""
+    from jspec import Settings
+
+    generator, found = make_generator(drafter, mesh, **options), []
+    for temperature in (0.0, 1.0):
+        settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+        results = generator.generate(PROMPTS, settings)
+        accepted = sum(result.stats.num_accepted for result in results)
+        found.append([[result.token_ids for result in results], accepted])
+    return found

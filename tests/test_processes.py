@@ -1,0 +1,133 @@
+"""Several processes of one run: `jspec.generate` with --coordinator, and what goes wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+from jspec.common import processes
+from jspec.common.errors import InputError
+from tests.programs import call_generate, check_refusal, command, environment
+from tests.tiny_models import save_folder
+
+_PROMPT = "--prompt=the end of it"
+_USUAL = ("--dtype=float32", "--temperature=0", "--max_new_tokens=24", "--nostats", _PROMPT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Returns a folder of a tiny target."""
+    folder = tmp_path_factory.mktemp("model") / "m"
+    return save_folder(folder, num_heads=8, max_seq_len=4096)
+
+
+@pytest.fixture
+def start(compile_cache, tmp_path):
+    """Returns a function that starts the processes of a run, with flags and others of each one."""
+    begun = []
+
+    def start(number, *flags, own_flags=((), ()), devices=1):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        env = environment(compile_cache, tmp_path / "home")
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        env |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flag} {os.environ.get('XLA_FLAGS', '')}"}
+        for own in range(number):
+            of_run = f"--coordinator=localhost:{port}", f"--num_processes={number}"
+            line = command("jspec.generate", *flags, *own_flags[own % len(own_flags)], *of_run)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env}
+            begun.append(subprocess.Popen([*line, f"--process_id={own}"], **pipes))
+        return begun
+
+    yield start
+    for process in begun:
+        with process:  # closes its pipes
+            process.kill()
+
+
+def ends(begun, timeout=100):
+    """Returns status, output and errors of each process."""
+    found = []
+    for process in begun:
+        output, errors = process.communicate(timeout=timeout)
+        found.append((process.returncode, output.decode(), errors.decode()))
+    return found
+
+
+def test_two_processes_answer_as_one(start, folder, monkeypatch, capsys):
+    """The first of them speaks, and says what a process alone says."""
+    flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
+    alone = call_generate(monkeypatch, capsys, *flags)
+    first, second = ends(start(2, *flags, "--mesh=model:2"))
+    assert first[:2] == (0, alone[1])
+    assert second[:2] == (0, "")
+
+
+def test_processes_of_different_flags(start, folder):
+    """Guards against a run whose processes wait for each other's other programs."""
+    flags = f"--target={folder}", *_USUAL, "--mesh=model:2"
+    for status, output, errors in ends(start(2, *flags, own_flags=((), ("--seed=1",)))):
+        assert (status, output) == (2, "")
+        assert "got seed None in process 0 and 1 in process 1" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--coordinator=localhost:1"], "--process_id together, got only --coordinator"),
+        (
+            ["--coordinator=localhost:1", "--num_processes=2", "--process_id=2", "--mesh=model:2"],
+            "expected process_id from 0 to 1, got 2",
+        ),
+        (
+            ["--coordinator=localhost", "--num_processes=2", "--process_id=1", "--mesh=model:2"],
+            "expected coordinator as HOST:PORT, got 'localhost'",
+        ),
+        (["--mesh=model:3"], "divides the 1 devices, got model:3"),
+    ],
+)
+def test_bad_flags(flags, said, monkeypatch, capsys):
+    """One line each, before any model is loaded."""
+    assert said in check_refusal(*call_generate(monkeypatch, capsys, *flags, _PROMPT))
+
+
+def test_a_coordinator_that_does_not_answer(monkeypatch):
+    """Guards against the C++ of JAX, which ends the process with a page of its own."""
+    monkeypatch.setattr(processes, "PATIENCE", 0.3)
+    with pytest.raises(InputError, match=r"process 0, to answer at localhost:1 within 0\.3 s"):
+        processes._await("localhost", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_run(start, folder, lost):
+    """Within the heartbeat's limit, with a line that names it."""
+    long = "--max_new_tokens=3900", "--min_new_tokens=3900"
+    begun = start(2, f"--target={folder}", *_USUAL, *long, "--mesh=model:2")
+    assert begun[0].stdout.read(1), "it speaks"
+    begun[lost].send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    status, _, errors = ends([begun[1 - lost]], timeout=60)[0]
+    assert status == 2
+    assert time.monotonic() - begin < processes.HEARTBEAT + 10
+    assert errors == f"error: process {1 - lost} of 2: process {lost} of the run was lost\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("mesh", ["model", "data"])
+def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_path):
+    """Also of several devices each; rows of prompts on the processes of their own."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "prompt number {i}"}}\n' for i in range(6)))
+    flags = [f"--target={folder}", "--drafter=prompt_lookup", *_USUAL[:-1]]
+    flags += [f"--prompts_file={prompts}", "--batch_size=4", "--acceptance=coupled"]
+    flags.append("--temperature=1")
+    alone = call_generate(monkeypatch, capsys, *flags)
+    shape = f"model:{2 * number}" if mesh == "model" else f"data:{number},model:2"
+    found = ends(start(number, *flags, f"--mesh={shape}", devices=2))
+    assert found[0][:2] == (0, alone[1])
