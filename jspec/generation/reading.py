@@ -119,7 +119,7 @@ _NO_AXIS = -1
 
 def bare(state: Any, table: Any = False) -> Any:
     """Returns a state with paged caches in place of its caches: with this table, and no layers."""
-    return map_caches(lambda cache: PagedKVCache((), (), cache.length, table), state)
+    return map_caches(lambda cache: PagedKVCache(keys=(), values=(), length=cache.length, table=table), state)
 
 
 def _as_bits(leaf: Array) -> Array:

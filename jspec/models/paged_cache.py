@@ -18,7 +18,7 @@ from jspec.kernels import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.models.cache import KVCache
 
 
-class PagedKVCache(KVCache):
+class PagedKVCache(KVCache, kw_only=True):
     """A cache whose layers are pages, which other caches' rows may have, too.
 
     Attributes:
