@@ -10,6 +10,7 @@ change. A cache that a drafter fills only once it proposes stays empty, and the 
 in its first round, as after every prompt.
 """
 
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -17,8 +18,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.generation.engine import Engine
+from jspec.generation.result import TokenLogprob
 from jspec.generation.rows import Row
 from jspec.sampling.settings import Switches
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState
 
 Page = tuple[Array, ...]
@@ -31,6 +34,7 @@ class Reading:
     Attributes:
       prompt: its token ids.
       state: the row's, after what was read so far.
+      scores: of each token read but the first, if they are wanted; then all of it is read.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Reading:
         self.prompt, self.state = request.prompt, state
         self._engine, self._params, self._calls = engine, params, calls
         self._num_read = 0  # calls
+        self.scores: list[TokenLogprob] | None = [] if request.settings.prompt_logprobs else None
 
     @property
     def is_done(self) -> bool:
@@ -57,7 +62,7 @@ class Reading:
         It is the next one, or one further `ahead`. The prompt's last chunk is always read: after
         it the first token is drawn.
         """
-        if self._num_read + ahead + 1 >= len(self._calls):
+        if self.scores is not None or self._num_read + ahead + 1 >= len(self._calls):
             return None
         begin, width = self._calls[self._num_read + ahead]
         return tuple(self.prompt[begin : begin + width])
@@ -65,7 +70,13 @@ class Reading:
     def read(self) -> int:
         """Reads the next chunk; returns its number of tokens."""
         begin, width = self._calls[self._num_read]
-        self.state = self._engine.read(self._params, self.state, self.prompt, begin, width)
+        self.state, found = self._engine.read(
+            self._params, self.state, self.prompt, begin, width, has_scores=self.scores is not None
+        )
+        if self.scores is not None:
+            found = jax.tree.map(operator.itemgetter(0), jax.device_get(found))
+            # After the prompt's last token comes one that is not the prompt's.
+            self.scores += token_logprobs(found, min(width, len(self.prompt) - begin - 1)) or ()
         self._num_read += 1
         return min(width, len(self.prompt) - begin)
 
@@ -142,6 +153,20 @@ class Pages:
                 new = jax.lax.dynamic_update_slice_in_dim(_as_bits(old), part, begin, axis)
                 leaves[number] = jax.lax.bitcast_convert_type(new, old.dtype)
         return jax.tree.unflatten(structure, leaves)
+
+
+def token_logprobs(found: TokenLogprobs | None, count: int) -> list[TokenLogprob] | None:
+    """Returns the first `count` log-probabilities of one row; None for None."""
+    if found is None:
+        return None
+    ids, best = found.top_ids, found.top
+    tops: list[Sequence[tuple[int, float]]] = [()] * count
+    # Where no row asks for them, all ids are -1.
+    if count and ids is not None and best is not None and ids[0, 0] >= 0:
+        pairs = zip(ids[:count].tolist(), best[:count].tolist(), strict=True)
+        tops = [list(zip(*pair, strict=True)) for pair in pairs]
+    raw, processed = found.raw[:count].tolist(), found.processed[:count].tolist()
+    return list(map(TokenLogprob, raw, processed, tops))
 
 
 def _as_bits(leaf: Array) -> Array:

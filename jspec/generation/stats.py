@@ -14,11 +14,13 @@ class RoundCounts(NamedTuple):
       num_proposed: number of drafts proposed.
       num_accepted: number of drafts accepted.
       drafter: name of the drafter that proposed; "" if none did.
+      draft_ids: the drafts that were proposed.
     """
 
     num_proposed: int
     num_accepted: int
     drafter: str = ""
+    draft_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
