@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from jspec.common.errors import InputError
 from jspec.generation.answer import Round
 from jspec.generation.request import Request
-from jspec.generation.result import Piece
+from jspec.generation.result import Piece, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.serving.prefix_tree import PrefixTree
@@ -68,6 +68,7 @@ class Job:
       started: when it got a slot; None until then.
       num_cached: tokens of its prompt that were not read again.
       is_cancelled: whether nobody waits for the answer any more.
+      reply_id: of the reply that the answer is a part of, and `index` its place there.
     """
 
     request: Request
@@ -80,6 +81,8 @@ class Job:
     started: float | None = None
     num_cached: int = 0
     is_cancelled: bool = False
+    reply_id: str = ""
+    index: int = 0
 
 
 class Update(NamedTuple):
@@ -89,7 +92,7 @@ class Update(NamedTuple):
       job: whose answer it is.
       piece: the new text and tokens; with the last one comes the result.
       is_drafted: of each new token, whether the drafter had proposed it.
-      logprobs: of each new token, under the model's own distribution; empty if not wanted.
+      logprobs: of each new token; empty if not wanted.
       rounds: what the new rounds did.
       moment: when it came, on the scheduler's clock.
     """
@@ -97,7 +100,7 @@ class Update(NamedTuple):
     job: Job
     piece: Piece
     is_drafted: list[bool]
-    logprobs: list[float]
+    logprobs: list[TokenLogprob]
     rounds: list[RoundCounts]
     moment: float
 

@@ -194,7 +194,7 @@ class Scheduler:
         # In each round accepted drafts come first. What came after the answer's end is cut off.
         drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
         is_wanted, num_new = job.request.settings.logprobs, len(piece.token_ids)
-        raw = [pair[0] for one in rounds for pair in one.logprobs or () if is_wanted]
+        found = [of_token for one in rounds for of_token in one.logprobs or () if is_wanted]
         with self._lock:
             self._waiting.charge(job, num_new)
             if is_ended:
@@ -203,7 +203,7 @@ class Scheduler:
                 del self._running[slot]
                 new = moment - job.started
                 self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * new
-        return Update(job, piece, drafted[:num_new], raw[:num_new], counts, moment)
+        return Update(job, piece, drafted[:num_new], found[:num_new], counts, moment)
 
     def _retry_after(self) -> int:
         """Returns the seconds until another waiting request would get a slot, about."""
