@@ -46,7 +46,7 @@ class ByteGraph:
             self.end = self._sequence(parsed, self._node())
         except re.error as error:
             raise self._error(f"{error.msg} at position {error.pos}") from None
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError, Warning) as error:
             if isinstance(error, InputError):
                 raise
             raise self._error(str(error) or "too deep") from None

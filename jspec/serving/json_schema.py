@@ -190,7 +190,7 @@ def _plain_pattern(pattern: Any, where: str) -> str:
         first, last = (str(items[end][1]) if items else "" for end in (0, -1))
         is_bound = first == "AT_BEGINNING", last == "AT_END"
         text = _sequence(items[is_bound[0] : len(items) - is_bound[1]])
-    except (re.error, TypeError, ValueError, OverflowError, RecursionError):
+    except (re.error, TypeError, ValueError, OverflowError, RecursionError, Warning):
         _refuse(f"{where}.pattern", "an expression of literals, classes, groups and repetitions",
                 pattern)  # fmt: skip
     before, after = ("" if bound else f"(?:{_PLAIN})*" for bound in is_bound)
