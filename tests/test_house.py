@@ -33,7 +33,7 @@ ROOMS = {
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 40_500
+MAX_LINES = 40_600
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
