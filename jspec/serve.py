@@ -20,6 +20,7 @@ from absl import flags
 from jspec.common import cli
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, check_count, check_range
+from jspec.common.memory import keep_one_arena
 from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.programs import Programs
@@ -88,6 +89,7 @@ def main() -> None:
     api_key = _API_KEY.value if _API_KEY.present else os.environ.get("JSPEC_API_KEY")
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise InputError("expected an API key of printable ASCII characters, got another")
+    keep_one_arena()
     with _listening(_HOST.value, _PORT.value) as listener:
         asyncio.run(_serve(listener, api_key))
 
@@ -117,6 +119,7 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
     from jspec.serving.http import make_app
     from jspec.serving.http_answers import Server
     from jspec.serving.metrics import Metrics
+    from jspec.serving.traces import Traces
     from jspec.serving.worker import Worker, make_scheduler
 
     settings = read_settings()
@@ -137,6 +140,7 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
     metrics = Metrics(name, scheduler)
+    traces = Traces(has_trees=getattr(programs.engine.drafter, "tree_depth", 0) > 0)
     loop = asyncio.get_running_loop()
 
     def stop(*_: Any) -> None:
@@ -146,9 +150,13 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
         scheduler.drain(_GRACE_SECONDS.value)
         uvicorn_server.should_exit = True
 
-    worker = Worker(scheduler, metrics.observe, lambda: loop.call_soon_threadsafe(stop))
+    def observe(update: Any) -> None:
+        metrics.observe(update)
+        traces.observe(update)
+
+    worker = Worker(scheduler, observe, lambda: loop.call_soon_threadsafe(stop))
     server = Server(
-        worker, programs, metrics, name, settings, flags.FLAGS["seed"].present > 0, api_key,
+        worker, programs, metrics, traces, name, settings, flags.FLAGS["seed"].present > 0, api_key,
         _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
     )  # fmt: skip
     config = uvicorn.Config(

@@ -26,6 +26,7 @@ import psutil
 
 _PROMPTS = ["Once upon a time", "abc" * 20, "one two three one two three", "é" * 9, "x" * 120]
 _GROWTH = 1.15  # of memory, over that after half of the time
+_SLOWER = 2.0  # times as long a start may take as the first, beside clients that ask at once
 _GARBAGE = (b"{", b"[" * 5000, b"\xff\xfe", b"", b'{"prompt": 7}', b'{"prompt": "\\ud800"}',
             b'{"prompt": "a", "max_tokens": 1e9}', b'{"prompt": "a", "nothing": null}')  # fmt: skip
 
@@ -44,18 +45,22 @@ class Soak:
 
     def start(self) -> None:
         """Starts the server, on the port that it had before; waits until it answers."""
-        begin, flags = time.monotonic(), [*self.flags, f"--port={self.port}"]
-        command = [sys.executable, "-m", "jspec.serve", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        begin, self.process = time.monotonic(), self._launch()
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if "http://" in line:
                 self.port = int(line.rpartition(":")[2])
                 break
+            if "rror" in line or "arning" in line:  # a damaged cache, for one
+                self.problems.append(f"at start: {line.strip()}")
         else:
             raise SystemExit(f"the server did not start: status {self.process.wait()}")
         threading.Thread(target=self._watch, args=[self.process.stderr], daemon=True).start()
         self.starts.append(time.monotonic() - begin)
+
+    def _launch(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "jspec.serve", *self.flags, f"--port={self.port}"]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def _watch(self, lines: Any) -> None:
         for line in lines:
@@ -127,12 +132,22 @@ class Soak:
         self.memory.append(psutil.Process(self.process.pid).memory_info().rss)
 
     def kill(self) -> None:
-        """Kills the server at a random moment, and starts it again."""
+        """Kills the server at a random moment of its work, and every other time of its start, too.
+
+        Then it must answer, and not much later than the first time.
+        """
         time.sleep(self.rng.random())
         self.is_down = True
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        if len(self.starts) % 2:
+            process = self._launch()
+            time.sleep(self.rng.random() * self.starts[0])
+            process.kill()
+            process.wait()
         self.start()
+        if self.starts[-1] > _SLOWER * self.starts[0]:
+            self.problems.append(f"a start took {self.starts[-1]:.1f} s")
         self.ask(self.rng)
         time.sleep(1.0)  # clients of the server that was killed notice it
         self.is_down = False

@@ -17,7 +17,7 @@ from tests.tiny_models import save_folder
 _RESULT_FIELDS = {
     "error", "beams",
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
-    "logprobs", "raw_logprobs", "category",
+    "logprobs", "raw_logprobs", "token_logprobs", "prompt_logprobs", "category",
     "settings", "stats",
 }  # fmt: skip
 _STATS_FIELDS = {

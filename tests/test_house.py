@@ -21,24 +21,24 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_790,
+    "common": 1_800,
     "kernels": 5_180,
     "models": 2_170,
     "sampling": 630,
     "weights": 3_380,
-    "speculation": 3_190,
+    "speculation": 3_230,
     "drafters": 7_000,
-    "generation": 4_330,
-    "serving": 2_060,
+    "generation": 4_590,
+    "serving": 2_600,
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 41_550
+MAX_LINES = 42_430
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
 COMMENTED_ROOMS = ("kernels", "models", "speculation", "drafters")
-MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 21, 107, 8
+MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 21, 108, 8
 
 # What a reader stumbles over, and what to write instead.
 WORDS = {

@@ -64,6 +64,28 @@ def test_a_server_lets_the_answers_in_progress_end(process, env):
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.slow
+def test_a_full_disk_keeps_nobody_from_an_answer(folder, env, tmp_path):
+    """No file can grow, so no compiled program is kept: two starts answer, without a traceback."""
+    own = env | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
+    flags = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2")
+    limited = ["bash", "-c", 'ulimit -f 0 && exec "$@"', "-", *command("jspec.serve", *flags)]
+    for _ in range(2):
+        with subprocess.Popen(limited, env=own, stderr=subprocess.PIPE, text=True) as process:
+            lines = []
+            for line in process.stderr:
+                lines.append(line)
+                if "http://" in line:
+                    break
+            with post(int(line.rpartition(":")[2]), {"prompt": "abc", "max_tokens": 5}) as reply:
+                assert len(json.loads(reply.read())["choices"]) == 1
+            process.send_signal(signal.SIGTERM)
+            lines += process.stderr.readlines()
+        assert process.returncode == 0
+        assert not any("Traceback" in line for line in lines), lines
+    assert not any(path.stat().st_size for path in (tmp_path / "xla").rglob("*") if path.is_file())
+
+
 @pytest.mark.parametrize(
     ("flags", "part"),
     [

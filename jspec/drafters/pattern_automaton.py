@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.drafters.pattern_regex import ByteGraph
+from jspec.drafters.pattern_regex import MAX_NODES, ByteGraph
 
 # A pattern is refused while its automaton grows. Libraries such as interegular build it to the end:
 # with them `(a|b)*a(a|b){14}` takes over half a minute, and one with {20} does not end.
 MAX_STATES = 512
 MAX_TABLE_BYTES = 64 * 2**20
 _MAX_FORCED_BYTES = 256
+_MAX_WORK = 2_000_000  # nodes reached, and pairs of an edge and a range of bytes: seconds
 _NOWHERE = -1
 
 
@@ -31,21 +32,27 @@ class ByteAutomaton(NamedTuple):
     is_end: np.ndarray  # states in which the pattern is matched, [n]
 
 
-def compile_pattern(pattern: str) -> ByteAutomaton:
+def compile_pattern(
+    pattern: str, max_states: int = MAX_STATES, max_nodes: int = MAX_NODES
+) -> ByteAutomaton:
     """Returns the automaton of a regular expression, by subset construction.
 
     Raises:
-      InputError: no expression that is supported, or one of more than MAX_STATES states.
+      InputError: no expression that is supported, or one of too many states.
     """
-    graph = ByteGraph(pattern)
+    graph = ByteGraph(pattern, max_nodes)
     sets = [_closure(graph, [0])]
     index: dict[frozenset[int], int] = {}
     table: list[np.ndarray] = []
+    work = 0
     while len(table) < len(sets):
         row = np.full(256, _NOWHERE, np.int32)
         edges = [edge for node in sets[len(table)] for edge in graph.edges[node]]
         # Bytes in ranges instead of 256 single steps.
         cuts = sorted({edge[0] for edge in edges} | {edge[1] + 1 for edge in edges})
+        work += len(edges) * len(cuts) + len(sets[len(table)])
+        if work > _MAX_WORK:
+            raise InputError(f"expected a pattern that is simpler, got {pattern[:60]!r}")
         # Between two cuts all bytes lead to the same nodes.
         for low, high in itertools.pairwise(cuts):
             goals = {goal for first, last, goal in edges if first <= low <= last}
@@ -59,9 +66,9 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
             row[low:high] = index[reached]
         table.append(row)
         # Checked as it grows: some short expressions have millions of states.
-        if len(sets) > MAX_STATES:
+        if len(sets) > max_states:
             raise InputError(
-                f"expected a pattern of at most {MAX_STATES} states, got more: {pattern[:60]!r}"
+                f"expected a pattern of at most {max_states} states, got more: {pattern[:60]!r}"
             )
     return ByteAutomaton(np.stack(table), np.array([graph.end in nodes for nodes in sets]))
 

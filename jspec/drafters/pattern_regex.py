@@ -12,7 +12,7 @@ from typing import Any
 
 from jspec.common.errors import InputError
 
-_MAX_NODES = 10_000
+MAX_NODES = 10_000
 _LAST = 0x10FFFF
 _CLASSES = {
     "CATEGORY_DIGIT": [(0x30, 0x39)],
@@ -32,8 +32,9 @@ class ByteGraph:
       end: the node in which the expression is matched.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, max_nodes: int = MAX_NODES) -> None:
         """Reads an expression; an InputError where it is none, too large or not supported."""
+        self._max_nodes = max_nodes
         self.edges: list[list[tuple[int, int, int]]] = []
         self.skips: list[list[int]] = []
         self._pattern = pattern
@@ -45,16 +46,16 @@ class ByteGraph:
             self.end = self._sequence(parsed, self._node())
         except re.error as error:
             raise self._error(f"{error.msg} at position {error.pos}") from None
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError, Warning) as error:
             if isinstance(error, InputError):
                 raise
             raise self._error(str(error) or "too deep") from None
 
     def _error(self, reason: str) -> InputError:
-        return InputError(f"expected a regular expression, got {self._pattern!r}: {reason}")
+        return InputError(f"expected a regular expression, got {self._pattern[:200]!r}: {reason}")
 
     def _node(self, skip_from: int | None = None) -> int:
-        if len(self.edges) >= _MAX_NODES:
+        if len(self.edges) >= self._max_nodes:
             # Nested repetitions multiply: the cap stops them before memory runs out.
             raise self._error("it is too large")
         self.edges.append([])
@@ -71,7 +72,7 @@ class ByteGraph:
     def _item(self, op: str, value: Any, start: int) -> int:
         """Adds one part of an expression after a node; returns the node after it."""
         if op in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-            return self._character(_ranges(op, value), start)
+            return self._character(ranges_of(op, value), start)
         if op == "SUBPATTERN":
             _, added, removed, items = value
             if added or removed:
@@ -125,27 +126,28 @@ class ByteGraph:
         return end
 
 
-def _ranges(op: str, value: Any) -> Ranges:
+def ranges_of(op: str, value: Any) -> Ranges:
     """Returns the characters that one part of a class, or a class, stands for."""
     if op == "ANY":
         # Without DOTALL a dot is any character but a line break.
-        return _complement([(0x0A, 0x0A)])
+        return complement([(0x0A, 0x0A)])
     if op == "LITERAL":
         return [(value, value)]
     if op == "NOT_LITERAL":
-        return _complement([(value, value)])
+        return complement([(value, value)])
     if op == "RANGE":
         return [value]
     if op == "CATEGORY":
         name = str(value)
         ranges = _CLASSES[name.replace("NOT_", "")]
-        return _complement(ranges) if "NOT_" in name else ranges
+        return complement(ranges) if "NOT_" in name else ranges
     is_negated = str(value[0][0]) == "NEGATE"
-    parts = [one for part, what in value[is_negated:] for one in _ranges(str(part), what)]
-    return _complement(parts) if is_negated else parts
+    parts = [one for part, what in value[is_negated:] for one in ranges_of(str(part), what)]
+    return complement(parts) if is_negated else parts
 
 
-def _complement(ranges: Ranges) -> Ranges:
+def complement(ranges: Ranges) -> Ranges:
+    """Returns all other characters."""
     found, begin = [], 0
     for low, high in sorted(ranges):
         if low > begin:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jspec.common.timing import Instant
 from jspec.generation.request import Request
-from jspec.generation.result import Piece, Result
+from jspec.generation.result import Piece, Result, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.distribution import NO_TOKEN
@@ -18,13 +18,18 @@ class Round(NamedTuple):
 
     Attributes:
       token_ids: the tokens that it emitted.
-      logprobs: the (raw, processed) log-probabilities of each; None if they are not wanted.
+      logprobs: of each of them; None if they are not wanted.
       counts: of its drafts.
+      draft_ids: the drafts that were proposed.
+      prompt_logprobs: of the prompt's tokens but the first, in the round that draws the first token
+        after them, if they are wanted.
     """
 
     token_ids: list[int]
-    logprobs: list[tuple[float, float]] | None = None
+    logprobs: list[TokenLogprob] | None = None
     counts: RoundCounts = RoundCounts(0, 0)
+    draft_ids: tuple[int, ...] = ()
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Answer:
@@ -50,7 +55,8 @@ class Answer:
         self._text = AnswerText(target.tokenizer, request.settings.stop)
         self.rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
-        self._logprobs: list[tuple[float, float]] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] | None = None
         self._started = self._prefilled = Instant()
 
     @property
@@ -61,6 +67,7 @@ class Answer:
     def add_first(self, first: Round) -> None:
         """Adds the token that the prefill drew."""
         self._prefilled = Instant()
+        self._prompt_logprobs = first.prompt_logprobs
         self._push_all(first)
 
     def add_visit(self, seconds: float, rounds: Iterable[Round]) -> None:
@@ -149,8 +156,10 @@ class Answer:
             stats=stats,
             category=self._request.category,
             error=self.error,
-            raw_logprobs=[raw for raw, _ in self._logprobs] if wants_logprobs else None,
-            logprobs=[processed for _, processed in self._logprobs] if wants_logprobs else None,
+            raw_logprobs=[one.raw for one in self._logprobs] if wants_logprobs else None,
+            logprobs=[one.processed for one in self._logprobs] if wants_logprobs else None,
+            token_logprobs=self._logprobs if wants_logprobs else None,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 

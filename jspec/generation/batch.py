@@ -17,14 +17,13 @@ from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
-from jspec.generation.reading import Reading
+from jspec.generation.reading import Reading, token_logprobs
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
-from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import SpecState, StepInfo
 
 
@@ -71,7 +70,7 @@ class Batch:
           InputError: if there is not enough memory.
         """
         settings = [row.settings for row in requests]
-        for processor in programs.processors:
+        for processor in programs.processors[:-1]:  # the last is no user's
             check_processor(processor, settings[0], programs.target.config.vocab_size)
         # A power of two, so that another number of requests rarely needs another program.
         num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
@@ -110,8 +109,10 @@ class Batch:
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
         state = self._engine.begin(request, self._capacity, self._switches)
-        calls = self._engine.chunks(len(request.prompt))
-        return Reading(self._engine, self._params, request.prompt, state, calls)
+        is_scored = request.settings.prompt_logprobs
+        # Of a wide chunk the logits of each token would take too much memory.
+        calls = self._engine.chunks(len(request.prompt), widest=0 if is_scored else None)
+        return Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""
@@ -131,7 +132,8 @@ class Batch:
             # Compiles the loop now: told later, that would stand in the middle of a text.
             self.run(0)
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
-        return Round(token.tolist(), _pairs(logprobs, 1))
+        scores = reading.scores
+        return Round(token.tolist(), token_logprobs(logprobs, 1), prompt_logprobs=scores)
 
     def run(self, num_rounds: int) -> float:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
@@ -148,25 +150,21 @@ class Batch:
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
-            drafter = self._drafter_of_kind[int(info.kind)] if info.num_proposed else ""
+            num_proposed, drafter, drafts = int(info.num_proposed), "", ()
+            if num_proposed:
+                drafter = self._drafter_of_kind[int(info.kind)]
+                drafts = tuple(info.drafts[:num_proposed].tolist())
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
-                logprobs=_pairs(info.logprobs, info.num_tokens),
-                counts=RoundCounts(int(info.num_proposed), int(info.num_accepted), drafter),
+                logprobs=token_logprobs(info.logprobs, info.num_tokens),
+                counts=RoundCounts(num_proposed, int(info.num_accepted), drafter),
+                draft_ids=drafts,
             )
 
     def finish(self, row: int) -> None:
         """Marks a row as done: it emits nothing until it is filled again."""
         assert self._state is not None
         self._state = self._engine.finish(self._state, row)
-
-
-def _pairs(logprobs: TokenLogprobs | None, count: int) -> list[tuple[float, float]] | None:
-    """Returns the first `count` (raw, processed) pairs of one row."""
-    if logprobs is None:
-        return None
-    raw, processed = logprobs.raw[:count].tolist(), logprobs.processed[:count].tolist()
-    return list(zip(raw, processed, strict=True))
 
 
 def needed_switches(
@@ -179,6 +177,7 @@ def needed_switches(
         min_p=any(one.min_p > 0 for one in settings),
         processors=tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings))),
         logprobs=any(one.logprobs for one in settings),
+        top_logprobs=any(one.top_logprobs for one in settings),
     )
 
 

@@ -57,7 +57,7 @@ class BeamSearch:
         engine, num_beams = programs.engine, row.settings.num_beams
         self._capacity = engine.capacity_for(row.max_length)
         self._switches = needed_switches([row.settings], programs.processors)
-        for processor in programs.processors:
+        for processor in programs.processors[:-1]:  # the last is no user's
             check_processor(processor, row.settings, programs.target.config.vocab_size)
         num_bytes = engine.state_bytes(num_beams + 1, self._capacity, self._switches)
         self.room = Room(num_beams, self._capacity, num_bytes)

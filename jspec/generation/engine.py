@@ -18,6 +18,7 @@ from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam_round import BeamInfo, BeamState, beam_round
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import prefill_chunk
@@ -98,7 +99,7 @@ class Engine:
             static_argnums=(0, 1, 2),
         )
         prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
-        self._prefill = donated(layout.spread(prefill))
+        self._prefill = donated(layout.spread(prefill, lambda state, rows: (state, rows)))
         self.insert = jax.jit(layout.insert, donate_argnums=0)
         self._run = donated(
             layout.spread(_rounds_of(step), layout.stacked), compiler_options=options
@@ -131,8 +132,8 @@ class Engine:
         """Returns about how much programs need beside parameters and states; seldom too little.
 
         One layer's scores of attention, in float32 and rounded, which some kernels never write, its
-        mask and its activations; and logits, distributions and noise of a round. Not the weights
-        that XLA makes float32 on a CPU without the C++.
+        mask and its activations; logits, distributions and noise of a round. Not the weights that
+        XLA makes float32 on a CPU without the C++.
         """
         config = self._config
         width = kernels.NARROW_CHUNK if self.drafter is not None else 1  # in which drafters read on
@@ -169,13 +170,19 @@ class Engine:
         return with_request(empty, row, self._config.vocab_size)
 
     def read(
-        self, params: ModelParams, state: SpecState, prompt: Sequence[int], begin: int, width: int
-    ) -> SpecState:
-        """Reads one of a prompt's `chunks`; the state that is passed is donated."""
-        chunk = prompt[begin : begin + width]
-        tokens = np.zeros([1, width], np.int32)
-        tokens[0, : len(chunk)] = chunk
-        return self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
+        self, params: ModelParams, state: SpecState, prompt: Sequence[int], begin: int, width: int,
+        *, has_scores: bool = False,
+    ) -> tuple[SpecState, TokenLogprobs | None]:  # fmt: skip
+        """Reads one of a prompt's `chunks`; the state that is passed is donated.
+
+        With scores, the log-probabilities of the tokens after each, [1 width], are returned, too.
+        """
+        tokens, following = np.zeros([2, 1, width], np.int32)
+        for own, first in ((tokens, begin), (following, begin + 1)):
+            own[0, : len(prompt) - first] = prompt[first : first + width]
+        num_tokens = np.array([min(width, len(prompt) - begin)], np.int32)
+        scored = following if has_scores else None
+        return self._prefill(params, state, tokens, num_tokens, scored)
 
     def is_read_into(self, params: ModelParams, state: SpecState) -> list[bool]:
         """Returns of each leaf of a state of one row whether reading a chunk may change it.
@@ -203,7 +210,7 @@ class Engine:
         prompt = row.prompt[: len(row.prompt) - num_unread]
         state = self.begin(row, capacity, switches)
         for begin, width in self.chunks(len(prompt)):
-            state = self.read(params, state, prompt, begin, width)
+            state, _ = self.read(params, state, prompt, begin, width)
         return state
 
     def run(

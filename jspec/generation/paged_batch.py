@@ -154,6 +154,7 @@ class PagedBatch(Batch):
         pages: Sequence[Sequence[int]],
         widest: int,
         found: Sequence[Snapshot],
+        is_scored: bool = False,
     ) -> Reading:
         """Begins to read a prompt into pages, after the chunks whose snapshots were found.
 
@@ -161,7 +162,7 @@ class PagedBatch(Batch):
         """
         state = with_request(self._empty(1), request, self._vocab_size)
         calls = self.chunks(len(request.prompt), widest)
-        reading = Reading(self._engine, self._params, request.prompt, state, calls)
+        reading = Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, found)
         self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
         _name_pages(self._tables, 0, pages)

@@ -27,6 +27,7 @@ from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
 from jspec.generation.own_code import check_own_code, digest_of_own_code
+from jspec.generation.pattern_processor import make_pattern_processor
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import Result
@@ -107,20 +108,19 @@ class Programs:
         check_rule_options(rule_options, acceptance, self.drafter)
         self.target, self._draft, self.batch_size = target, draft, batch_size
         self._acceptance, self._rule_options = acceptance, rule_options
-        self._rounds_per_visit, self.processors = rounds_per_visit, tuple(processors)
-        self._on_result, self._on_start = on_result, on_start
-        self.compile_notice = CompileNotice(on_compile)
+        self._rounds_per_visit, self._on_result = rounds_per_visit, on_result
+        self.processors = (*processors, make_pattern_processor(target))  # last: it forbids
+        self.compile_notice, self._on_start = CompileNotice(on_compile), on_start
         number = self._num_wanted(num_draft_tokens)
         spec = make_spec(target, draft, drafter, drafter_options, number)
-        self._drafter_options = spec.options
-        built = make_drafter(drafter, spec)
+        self._drafter_options, built = spec.options, make_drafter(drafter, spec)
         check_own_code(entries_of(drafter), built, acceptance, self.rule, target)
-        is_auto = built.drafter is not None and num_draft_tokens == AUTO
-        numbers = numbers_of(built.drafter) if built.drafter is not None and is_auto else ()
+        auto = built.drafter if num_draft_tokens == AUTO else None
+        numbers = () if auto is None else numbers_of(auto)
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
-        self.params = ModelParams(target.params, self.engine.layout.place(built.params))
-        self._costs = costs
+        placed, self._costs = self.engine.layout.place(built.params), costs
+        self.params = ModelParams(target.params, placed)
         if costs is not None:
             check_costs(costs, self.engine)
         give_back_after_compiling()

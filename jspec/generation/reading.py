@@ -7,6 +7,7 @@ only once it proposes stays empty, and the drafter catches up in its first round
 prompt.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.generation.engine import Engine
+from jspec.generation.result import TokenLogprob
 from jspec.models.paged_cache import PagedKVCache, map_caches
 from jspec.sampling.settings import Switches
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState
 
 Snapshot = tuple[Array, ...]
@@ -28,6 +31,7 @@ class Reading:
     Attributes:
       prompt: its token ids.
       state: the row's, after what was read so far.
+      scores: of each token read but the first, if they are wanted; then all of it is read.
     """
 
     def __init__(
@@ -37,11 +41,13 @@ class Reading:
         prompt: Sequence[int],
         state: SpecState,
         calls: Sequence[tuple[int, int]],
+        is_scored: bool = False,
     ) -> None:
         """Nothing is read yet; `calls` are the engine's `chunks` of the prompt."""
         self.prompt, self.state = prompt, state
         self._engine, self._params, self._calls = engine, params, calls
         self._num_read = 0  # calls
+        self.scores: list[TokenLogprob] | None = [] if is_scored else None
 
     @property
     def is_done(self) -> bool:
@@ -56,7 +62,13 @@ class Reading:
     def read(self) -> int:
         """Reads the next chunk; returns its number of tokens."""
         begin, width = self.next_chunk
-        self.state = self._engine.read(self._params, self.state, self.prompt, begin, width)
+        self.state, found = self._engine.read(
+            self._params, self.state, self.prompt, begin, width, has_scores=self.scores is not None
+        )
+        if self.scores is not None:
+            found = jax.tree.map(operator.itemgetter(0), jax.device_get(found))
+            # After the prompt's last token comes one that is not the prompt's.
+            self.scores += token_logprobs(found, min(width, len(self.prompt) - begin - 1)) or ()
         self._num_read += 1
         return min(width, len(self.prompt) - begin)
 
@@ -114,12 +126,28 @@ class Snapshots:
         return jax.tree.unflatten(structure, leaves)
 
 
+def token_logprobs(found: TokenLogprobs | None, count: int) -> list[TokenLogprob] | None:
+    """Returns the first `count` log-probabilities of one row; None for None."""
+    if found is None:
+        return None
+    ids, best = found.top_ids, found.top
+    tops: list[Sequence[tuple[int, float]]] = [()] * count
+    # Where no row asks for them, all ids are -1.
+    if count and ids is not None and best is not None and ids[0, 0] >= 0:
+        pairs = zip(ids[:count].tolist(), best[:count].tolist(), strict=True)
+        tops = [list(zip(*pair, strict=True)) for pair in pairs]
+    raw, processed = found.raw[:count].tolist(), found.processed[:count].tolist()
+    return list(map(TokenLogprob, raw, processed, tops))
+
+
 _NO_AXIS = -1
 
 
 def bare(state: Any, table: Any = False) -> Any:
     """Returns a state with paged caches in place of its caches: with this table, and no layers."""
-    return map_caches(lambda cache: PagedKVCache(keys=(), values=(), length=cache.length, table=table), state)
+    return map_caches(
+        lambda cache: PagedKVCache(keys=(), values=(), length=cache.length, table=table), state
+    )
 
 
 def _as_bits(leaf: Array) -> Array:

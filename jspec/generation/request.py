@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any
 
 from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
+from jspec.speculation.logprobs import MOST_TOP
 
 MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
@@ -30,6 +31,7 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "presence_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
     "frequency_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
     "min_new_tokens": ("{} of at least 0", lambda value: value >= 0),
+    "top_logprobs": (f"{{}} from 0 to {MOST_TOP}", lambda value: 0 <= value <= MOST_TOP),
     "num_beams": ("{} of at least 1", lambda value: value >= 1),
     "length_penalty": ("a finite {}", lambda value: abs(value) <= _FLOAT32_MAX),
     "early_stopping": (
@@ -68,6 +70,10 @@ class Settings:
       min_new_tokens: the model's end tokens and `stop_token_ids`, but not stop strings, are
         suppressed until the answer has this many tokens.
       logprobs: whether to report the log-probabilities of the emitted tokens.
+      top_logprobs: with `logprobs`, of how many of the likeliest tokens at each place, too.
+      prompt_logprobs: with `logprobs`, whether of the prompt's tokens, too.
+      pattern: a regular expression (see `jspec.drafters.pattern_regex`) that the answer matches
+        from its beginning; it ends where the whole is matched, or at `max_new_tokens`.
       num_beams: of a beam search, which keeps this many texts at temperature 0; 1 is none.
       length_penalty: exponent of the length by which the score of a beam is divided: above 0 longer
         texts gain, below 0 shorter ones.
@@ -96,6 +102,9 @@ class Settings:
     forbidden_token_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0
     logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    pattern: str | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -113,6 +122,8 @@ class Settings:
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
             self.min_new_tokens,
         )
+        is_shown = self.logprobs or not (self.top_logprobs or self.prompt_logprobs)
+        _expect(is_shown, "top_logprobs and prompt_logprobs only with logprobs", self.logprobs)
         self._check_lists()
         self._check_beams()
         object.__setattr__(self, "logit_bias", tuple(_pairs(self.logit_bias).items()))  # hashable
@@ -140,6 +151,10 @@ class Settings:
             _expect(is_list, f"{name} as a tuple of whole numbers", repr(ids))
             for token_id in () if ids is None else ids:
                 whole_number(name, token_id)
+        if self.pattern is not None:  # and nothing that may keep the answer from it
+            _expect(isinstance(self.pattern, str), "pattern as a text", repr(self.pattern))
+            for name in ("min_new_tokens", "allowed_token_ids", "forbidden_token_ids"):
+                _expect(not getattr(self, name), f"no {name} with a pattern", getattr(self, name))
         is_good = all(0 <= token_id < 2**31 for token_id in self.stop_token_ids)
         _expect(is_good, "stop token ids of at least 0", list(self.stop_token_ids))
 

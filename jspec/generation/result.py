@@ -25,6 +25,20 @@ class Beam(NamedTuple):
     finish_reason: str
 
 
+class TokenLogprob(NamedTuple):
+    """Natural log-probabilities of one token, and of others in its place.
+
+    Attributes:
+      raw: under the model's own distribution.
+      processed: under the distribution that it was sampled from.
+      top: (token id, raw log-probability) of the likeliest tokens; empty if not wanted.
+    """
+
+    raw: float
+    processed: float
+    top: Sequence[tuple[int, float]] = ()
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Result:
     """One answer.
@@ -41,6 +55,9 @@ class Result:
       logprobs: natural log-probability of each token under the distribution that it was sampled
         from, after processors, temperature and filters; None unless `Settings.logprobs` is set.
       raw_logprobs: the same under the model's own distribution.
+      token_logprobs: both, and those of the likeliest tokens at each place, of which at least
+        `Settings.top_logprobs` are there.
+      prompt_logprobs: of the prompt's tokens but the first; None unless they are asked for.
       category: the category of the request.
       beams: with `num_beams` all that were found, best first; `text` and `token_ids` are those of
         the first. Else None.
@@ -57,6 +74,8 @@ class Result:
     stats: Stats
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
+    token_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     category: str | None = None
     error: str | None = None
     beams: list[Beam] | None = None

@@ -14,7 +14,7 @@ from jspec.sampling.distribution import SamplingSettings
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import Control
 from jspec.speculation.ends import silence
-from jspec.speculation.logprobs import TokenLogprobs
+from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import Drafter, SpecState
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import used_vocab_size
@@ -117,6 +117,12 @@ def empty_state(
     if drafter is not None and numbers:
         control = Control.init(batch_size, kinds=drafter.kinds, numbers=numbers)
     dtype = target.params["embedding"].dtype
+    wants_top = jnp.zeros([batch_size], bool) if switches.top_logprobs else None
+    settings = SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, wants_top, switches)
+    logprobs = None
+    if switches.logprobs:
+        one = jnp.zeros([batch_size, 1, target.config.vocab_size])
+        logprobs = jax.tree.map(jnp.zeros_like, token_logprobs(one, one, zeros[:, None], settings))
     return SpecState(
         target_cache=init_cache(
             target.config, batch_size=batch_size, capacity=capacity, dtype=dtype
@@ -124,13 +130,13 @@ def empty_state(
         draft=None if drafter is None else drafter.init(batch_size, capacity),
         last_token=zeros,
         seed=zeros.astype(jnp.uint32),
-        settings=SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, switches),
+        settings=settings,
         draft_temperature=0 * ones,
         stop_ids=jnp.full([batch_size, MAX_STOP_IDS], -1, jnp.int32),
         max_length=zeros,
         is_done=jnp.ones([batch_size], bool),
         control=control,
-        last_logprobs=TokenLogprobs(ones[:, None], ones[:, None]) if switches.logprobs else None,
+        last_logprobs=logprobs,
     )
 
 
@@ -155,6 +161,7 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
             top_p=jnp.array([settings.top_p], np.float32),
             min_p=jnp.array([settings.min_p], np.float32),
             states=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], states),
+            wants_top=jnp.array([settings.top_logprobs > 0]) if switches.top_logprobs else None,
             switches=switches,
         ),
         draft_temperature=jnp.array([draft_temperature], np.float32),

@@ -15,8 +15,9 @@ _NATIVE_DIMS = (32, 64, 128, 256)  # widths of a head that the C++ computes
 _MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
 
 
-def takes_queries(queries: Array, keys: Array, *_: Array) -> bool:
+def takes_queries(queries: Array, keys: Array, *others: Array) -> bool:
     """Returns whether the C++ attends, from the shapes and types of queries and keys."""
+    del others
     _, t, _, h = queries.shape
     is_fast = t <= _FEW_QUERIES or library.has_pairs()
     has_types = queries.dtype == jnp.float32 and keys.dtype in (jnp.bfloat16, jnp.float32)

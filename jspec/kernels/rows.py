@@ -7,6 +7,7 @@ from jaxtyping import Int
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, as_in_file, pack
 from jspec.kernels.product import Kernel
 from jspec.kernels.quantized import QuantizedKernel
+from jspec.kernels.split import SplitKernel
 
 
 def take_rows(kernel: Kernel, rows: Int[np.ndarray, "u"]) -> Kernel:
@@ -24,7 +25,7 @@ def take_rows(kernel: Kernel, rows: Int[np.ndarray, "u"]) -> Kernel:
             multipliers=None if multipliers is None else multipliers[rows],
             shape=(len(rows), *kernel.shape[1:]),
         )
-    assert not isinstance(kernel, JoinedKernel)  # a head is one tensor
+    assert not isinstance(kernel, JoinedKernel | SplitKernel)  # a head is one tensor, and whole
     return kernel[jnp.asarray(rows)]
 
 

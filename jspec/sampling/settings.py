@@ -25,6 +25,7 @@ class Switches(NamedTuple):
     min_p: bool = False
     processors: tuple[Processor, ...] = ()
     logprobs: bool = False
+    top_logprobs: bool = False
 
 
 class SamplingSettings(struct.PyTreeNode):
@@ -36,6 +37,8 @@ class SamplingSettings(struct.PyTreeNode):
       top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
       min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
       states: of the processors, one each: what each row has committed so far.
+      wants_top: [b]; rows that want the log-probabilities of the likeliest tokens; None where the
+        switch for them is off.
       switches: what is compiled in.
     """
 
@@ -44,6 +47,7 @@ class SamplingSettings(struct.PyTreeNode):
     top_p: Float32[Array, "b"]
     min_p: Float32[Array, "b"]
     states: tuple[ProcessorState, ...] = ()
+    wants_top: Bool[Array, "b"] | None = None
     switches: Switches = struct.field(pytree_node=False, default=Switches())
 
     @property

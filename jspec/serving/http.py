@@ -56,8 +56,6 @@ def _add_answers(app: FastAPI, server: Server) -> None:
             ]
         texts = [""] * len(prompts)
         if body.echo:
-            if body.logprobs is not None:
-                raise InputError("expected echo without logprobs: prompts have none")
             decode = server.programs.target.tokenizer.decode
             texts = [one if isinstance(one, str) else decode(one) for one in body.prompts()]
         echoes = [text for text in texts for _ in range(body.n)]
@@ -102,6 +100,15 @@ def _add_information(app: FastAPI, server: Server) -> None:
         if server.worker.error is not None:
             raise RefusalError(UNAVAILABLE, server.worker.error, kind="server_error")
         return {"status": "ok"}
+
+    @app.get("/v1/jspec/trace/{reply_id}")
+    async def trace(reply_id: str) -> dict[str, Any]:
+        """Returns what the rounds of a reply's answers did, if it is one of the newest."""
+        found = server.traces.find(reply_id)
+        if found is None:
+            message = f"expected the id of one of the newest replies, got {reply_id[:60]!r}"
+            raise RefusalError(404, message, param="reply_id")
+        return found
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

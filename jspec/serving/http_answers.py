@@ -20,7 +20,8 @@ from jspec.serving.job import Job, Update
 from jspec.serving.metrics import Metrics
 from jspec.serving.replies import ChatReply, Reply, error_of
 from jspec.serving.schema import AnswerRequest
-from jspec.serving.worker import Worker, make_row
+from jspec.serving.traces import Traces
+from jspec.serving.worker import Worker, check_pattern, make_row
 
 _SHOWN = 200  # characters of a bad value in a message
 _GONE = 499  # the status of a request whose client has left; nobody sees it
@@ -35,6 +36,7 @@ class Server(NamedTuple):
       worker: answers requests.
       programs: checks them.
       metrics: what is shown at /metrics.
+      traces: what is shown at /v1/jspec/trace.
       model: the model's name, as clients call it.
       defaults: settings of what a request does not name.
       has_seed: whether the defaults' seed counts; else a request without one gets one by chance.
@@ -46,6 +48,7 @@ class Server(NamedTuple):
     worker: Worker
     programs: Programs
     metrics: Metrics
+    traces: Traces
     model: str
     defaults: Settings = Settings()
     has_seed: bool = False
@@ -72,10 +75,10 @@ async def answer(
     def teller(index: int) -> Callable[[Update], object]:
         return lambda update: loop.call_soon_threadsafe(updates.put_nowait, (index, update))
 
+    reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes, body)
     with naming(about, list(type(body).model_fields)):
-        jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller)
+        jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller, reply.id)
         server.worker.submit(jobs)
-    reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes)
     if body.stream:
         return _EventStream(_events(body, reply, updates, jobs), server.worker, jobs)
     collect = asyncio.create_task(_collect(updates, len(jobs)))
@@ -100,9 +103,14 @@ def _make_jobs(
     body: AnswerRequest,
     prompts: Sequence[list[int]],
     teller: Callable[[int], Callable[[Update], object]],
+    reply_id: str,
 ) -> list[Job]:
     """Returns a job for each answer; `teller` returns what is told of the answer of a number."""
-    scheduler, settings, jobs = server.worker.scheduler, body.settings(server.defaults), []
+    with naming(body.pattern_field):
+        pattern = body.answer_pattern()
+        check_pattern(server.programs, pattern)
+    settings = dataclasses.replace(body.settings(server.defaults), pattern=pattern)
+    scheduler, jobs = server.worker.scheduler, list[Job]()
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help
         raise InputError(f"expected prompts times n up to {most_at_once}, got {num_answers}")
@@ -123,8 +131,8 @@ def _make_jobs(
             own = dataclasses.replace(settings, seed=first + number)
             request = generation.Request(prompt, own)
             row = make_row(server.programs, request, most)
-            tell = teller(len(jobs))
-            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or ""))
+            tell, about = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
+            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **about))
     return jobs
 
 

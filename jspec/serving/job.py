@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from jspec.common.errors import InputError
 from jspec.generation.answer import Answer, Round
 from jspec.generation.request import Request
-from jspec.generation.result import Piece
+from jspec.generation.result import Piece, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.serving.prefix_tree import PrefixTree
@@ -87,6 +87,7 @@ class Job:
       num_cached: tokens of its prompt that were not read again.
       is_cancelled: whether nobody waits for the answer any more.
       paused: the answer so far, and what its slot had saved, while it waits to go on.
+      reply_id: of the reply that the answer is a part of, and `index` its place there.
     """
 
     request: Request
@@ -100,6 +101,8 @@ class Job:
     num_cached: int = 0
     is_cancelled: bool = False
     paused: tuple[Answer, Any] | None = None
+    reply_id: str = ""
+    index: int = 0
 
 
 class Update(NamedTuple):
@@ -109,16 +112,18 @@ class Update(NamedTuple):
       job: whose answer it is.
       piece: the new text and tokens; with the last one comes the result.
       is_drafted: of each new token, whether the drafter had proposed it.
-      logprobs: of each new token, under the model's own distribution; empty if not wanted.
+      logprobs: of each new token; empty if not wanted.
       rounds: what the new rounds did.
+      draft_ids: the drafts that each of them proposed.
       moment: when it came, on the scheduler's clock.
     """
 
     job: Job
     piece: Piece
     is_drafted: list[bool]
-    logprobs: list[float]
+    logprobs: list[TokenLogprob]
     rounds: list[RoundCounts]
+    draft_ids: list[tuple[int, ...]]
     moment: float
 
 

@@ -3,12 +3,15 @@
 import itertools
 import time
 import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jspec.generation.result import Result
+from jspec.generation.result import Result, TokenLogprob
 from jspec.generation.stats import Stats
+from jspec.serving.conversation import CallReader
 from jspec.serving.job import CANCELLED, EXPIRED, Update
+from jspec.serving.schema import AnswerRequest
 from jspec.weights import TokenizerLike
 
 # An answer that its deadline has cut is one that is not complete, as "length" says.
@@ -24,6 +27,7 @@ class Reply:
       tokenizer: its tokenizer.
       prompts: the token ids of each prompt; answers to the same one follow each other.
       echoes: what each answer's text begins with.
+      asked: the request.
     """
 
     prefix = kind = chunk_kind = ""
@@ -34,20 +38,18 @@ class Reply:
         tokenizer: TokenizerLike,
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str],
+        asked: AnswerRequest,
     ) -> None:
+        self._asked, self.id = asked, f"{self.prefix}-{uuid.uuid4().hex}"
         self._tokenizer, self._prompts, self._echoes = tokenizer, prompts, echoes
-        self._head = {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model,
-        }  # fmt: skip
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._streams: dict[int, Any] = {}  # of tokens' texts, by choice
-        self._begun = set[int]()
+        self._calls = defaultdict[int, CallReader](CallReader)  # of tools, by choice
+        self._begun, self._num_new = set[int](), 0  # choices, and tokens of all together
 
     def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
         """Returns the reply to a request that does not stream; see `usage_of`."""
-        choices = [
-            self._choice(index, result, self._logprobs(result.token_ids, result.raw_logprobs))
-            for index, result in enumerate(results)
-        ]
+        choices = [self._choice(index, result) for index, result in enumerate(results)]
         usage = usage_of(results, self._prompts, num_cached)
         return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
 
@@ -57,13 +59,18 @@ class Reply:
         is_first = index not in self._begun
         self._begun.add(index)
         text = self._echoes[index] * is_first + piece.text
+        logprobs = update.logprobs if self._asked.wants_logprobs else ()
         choice = {
             "index": index,
-            **self._delta(text, is_first),
-            "logprobs": self._logprobs(piece.token_ids, update.logprobs or None),
-            "finish_reason": None if result is None else _FINISH_REASONS[result.finish_reason],
+            **self._delta(index, text, is_first, is_last=result is not None),
+            "logprobs": self._logprobs(piece.token_ids, logprobs) if logprobs else None,
+            "finish_reason": None if result is None else self._reason(index, result),
         }
         found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
+        self._num_new += len(piece.token_ids)
+        options = self._asked.stream_options
+        if options is not None and options.continuous_usage_stats:
+            found["usage"] = _counts(self._prompts, self._num_new)
         return found | {"jspec": self._trace(index, update)} if has_trace else found
 
     def last_chunk(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
@@ -83,13 +90,21 @@ class Reply:
             "rounds": [[one.num_proposed, one.num_accepted] for one in update.rounds],
         }
 
-    def _choice(self, index: int, result: Result, logprobs: Any) -> dict[str, Any]:
+    def _reason(self, index: int, result: Result) -> str:
+        reason = _FINISH_REASONS[result.finish_reason]
+        has_calls = index in self._calls and self._calls[index].num_calls > 0
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+    def _texts(self, ids: Iterable[int]) -> list[str]:
+        return [self._tokenizer.decode([token_id]) for token_id in ids]
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _delta(self, text: str, is_first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> Any:
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
         raise NotImplementedError
 
 
@@ -98,28 +113,37 @@ class ChatReply(Reply):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, index: int, result: Result, logprobs: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": result.text, "refusal": None}
-        reason = _FINISH_REASONS[result.finish_reason]
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        message = {"role": "assistant", "refusal": None, "content": result.text}
+        if self._asked.has_calls:
+            found = self._calls[index].push(result.text, is_last=True)
+            calls = [{k: v for k, v in one.items() if k != "index"}
+                     for one in found.get("tool_calls", ())]  # fmt: skip
+            message |= {"content": found.get("content")} | ({"tool_calls": calls} if calls else {})
+        logprobs = result.token_logprobs
+        shown = None if logprobs is None else self._logprobs(result.token_ids, logprobs)
+        reason = self._reason(index, result)
+        return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
 
-    def _delta(self, text: str, is_first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if is_first else {}
-        return {"delta": role | ({"content": text} if text or is_first else {})}
+    def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
+        role = {"role": "assistant", "content": ""} if is_first else {}
+        if self._asked.has_calls:
+            return {"delta": role | self._calls[index].push(text, is_last=is_last)}
+        return {"delta": role | ({"content": text} if text else {})}
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> Any:
-        if logprobs is None:
-            return None
-        texts = [self._tokenizer.decode([token_id]) for token_id in ids]
-        return {
-            "content": [
-                # Of half a character the bytes are not known.
-                {"token": text, "logprob": logprob, "top_logprobs": [],
-                 "bytes": None if "\ufffd" in text else list(text.encode())}
-                for text, logprob in zip(texts, logprobs, strict=True)
-            ],
-            "refusal": None,
-        }  # fmt: skip
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
+        def shown(token_id: int, logprob: float) -> dict[str, Any]:
+            text = self._tokenizer.decode([token_id])
+            # Of half a character the bytes are not known.
+            known = None if "\ufffd" in text else list(text.encode())
+            return {"token": text, "logprob": logprob, "bytes": known}
+
+        num_top = self._asked.num_top_logprobs
+        content = [
+            shown(token_id, one.raw) | {"top_logprobs": [shown(*top) for top in one.top[:num_top]]}
+            for token_id, one in zip(ids, logprobs, strict=True) if one is not None
+        ]  # fmt: skip
+        return {"content": content, "refusal": None}
 
 
 class TextReply(Reply):
@@ -127,21 +151,29 @@ class TextReply(Reply):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def _choice(self, index: int, result: Result, logprobs: Any) -> dict[str, Any]:
-        text, reason = self._echoes[index] + result.text, _FINISH_REASONS[result.finish_reason]
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        text, reason = self._echoes[index] + result.text, self._reason(index, result)
+        ids, logprobs, shown = result.token_ids, result.token_logprobs, None
+        if logprobs is not None:
+            if result.prompt_logprobs is not None:  # the first token has none
+                ids = [*result.prompt_token_ids, *ids]
+                logprobs = [None, *result.prompt_logprobs, *logprobs]
+            shown = self._logprobs(ids, logprobs)
+        return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
-    def _delta(self, text: str, is_first: bool) -> dict[str, Any]:
-        del is_first
+    def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
+        del index, is_first, is_last
         return {"text": text}
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> Any:
-        if logprobs is None:
-            return None
-        texts = [self._tokenizer.decode([token_id]) for token_id in ids]
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
+        texts, num_top = self._texts(ids), self._asked.num_top_logprobs
         offsets = [0, *itertools.accumulate(map(len, texts))][: len(texts)]
-        return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None,
-                "text_offset": offsets}  # fmt: skip
+        # By text: of two tokens with the same one the likelier counts, which comes first.
+        tops = [one and dict(zip(self._texts(i for i, _ in one.top[:num_top][::-1]),
+                                 [value for _, value in one.top[:num_top][::-1]], strict=True))
+                for one in logprobs]  # fmt: skip
+        return {"tokens": texts, "token_logprobs": [one and one.raw for one in logprobs],
+                "top_logprobs": tops if num_top else None, "text_offset": offsets}  # fmt: skip
 
 
 def usage_of(
@@ -161,17 +193,19 @@ def usage_of(
         compile_seconds=sum(each.compile_seconds for each in stats),
         num_draft_tokens=max(each.num_draft_tokens for each in stats),
     )
-    num_prompt, num_new = sum(map(len, prompts)), sum(len(one.token_ids) for one in results)
-    return {
-        "prompt_tokens": num_prompt,
+    return _counts(prompts, sum(len(one.token_ids) for one in results)) | {
         "prompt_tokens_details": {"cached_tokens": num_cached},
-        "completion_tokens": num_new,
-        "total_tokens": num_prompt + num_new,
         "jspec": total.to_json() | {
             "seeds": [result.settings.seed for result in results],
             "finish_reasons": [result.finish_reason for result in results],
         },
     }  # fmt: skip
+
+
+def _counts(prompts: Sequence[Sequence[int]], num_new: int) -> dict[str, Any]:
+    num_prompt = sum(map(len, prompts))
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new}  # fmt: skip
 
 
 def error_of(

@@ -117,7 +117,7 @@ class Scheduler:
             self._running, self._reading = {}, None
         for job, answer in found:
             answer.finish_reason, answer.error = "failed", error
-            yield Update(job, answer.take_piece(), [], [], [], self.clock())
+            yield Update(job, answer.take_piece(), [], [], [], [], self.clock())
 
     def step(self) -> Iterator[Update]:
         """Ends what is unwanted, reads prompts, runs all: one visit. Yields what is new."""
@@ -214,7 +214,7 @@ class Scheduler:
             answer = self._begin(job)
             # Once ended always ended: a moment that has passed stays past.
             answer.finish_reason = self._reason_to_end(job, now)
-            yield Update(job, answer.take_piece(), [], [], [], now)
+            yield Update(job, answer.take_piece(), [], [], [], [], now)
 
     def _reason_to_end(self, job: Job, now: float) -> str | None:
         if job.is_cancelled:
@@ -233,16 +233,16 @@ class Scheduler:
         # In each round accepted drafts come first. What came after the answer's end is cut off.
         drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
         is_wanted, num_new = job.request.settings.logprobs, len(piece.token_ids)
-        raw = [pair[0] for one in rounds for pair in one.logprobs or () if is_wanted]
+        found = [of_token for one in rounds for of_token in one.logprobs or () if is_wanted]
         with self._lock:
             self._waiting.charge(job, num_new)
             if is_ended:
                 assert job.started is not None
                 self._waiting.end(job)
                 del self._running[slot]
-                new = moment - job.started
-                self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * new
-        return Update(job, piece, drafted[:num_new], raw[:num_new], counts, moment)
+                self._mean_seconds += (1 - _MEMORY) * (moment - job.started - self._mean_seconds)
+        drafts = [one.draft_ids for one in rounds[: len(counts)]]
+        return Update(job, piece, drafted[:num_new], found[:num_new], counts, drafts, moment)
 
     def _retry_after(self) -> int:
         """Returns the seconds until another waiting request would get a slot, about."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jspec.common.errors import InputError
-from jspec.generation.request import MAX_SEED, Settings
-from jspec.serving.conversation import Body, Message, Tool
+from jspec.generation.request import MAX_SEED, MOST_TOP, Settings
+from jspec.serving.conversation import Body, Message, ResponseFormat, Tool
 
 _MAX_INT32 = 2**31 - 1
 _Text = Annotated[str, Field(min_length=1)]
@@ -20,6 +20,7 @@ _Ids = Annotated[list[_TokenId], Field(min_length=1)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 _Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+_NumTop = Annotated[int, Field(ge=0, le=MOST_TOP)] | None
 _Count = Annotated[int, Field(ge=1, le=_MAX_INT32)] | None
 
 # Fields that mean what the setting of the same name, or of the second name, means.
@@ -28,9 +29,10 @@ _SAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty
 
 
 class StreamOptions(Body):
-    """Options of a stream: whether a last chunk brings the usage."""
+    """Options of a stream: whether a last chunk brings the usage, and every chunk that so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Speculation(Body):
@@ -60,6 +62,7 @@ class AnswerRequest(Body):
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
     stop_token_ids: Annotated[list[_TokenId], Field(max_length=8)] | None = None
     allowed_token_ids: _Ids | None = None
@@ -67,11 +70,36 @@ class AnswerRequest(Body):
     max_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     speculation: Speculation | None = None
     trace: bool = False
+    pattern: _Text | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether the tokens' log-probabilities are wanted."""
         raise NotImplementedError
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Of how many of the likeliest tokens the log-probabilities are wanted, too."""
+        raise NotImplementedError
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted."""
+        return False
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls of tools are taken out of the text."""
+        return False
+
+    @property
+    def pattern_field(self) -> str:
+        """The field that says what the answer must look like."""
+        return "pattern"
+
+    def answer_pattern(self) -> str | None:
+        """Returns the expression that the answer must match, if any; see `pattern_field`."""
+        return self.pattern
 
     @property
     def most_new_tokens(self) -> int | None:
@@ -84,11 +112,16 @@ class AnswerRequest(Body):
         Raises:
           InputError: values that do not go together, such as more `min_tokens` than `max_tokens`.
         """
-        given: dict[str, Any] = {"logprobs": self.wants_logprobs}
+        given: dict[str, Any] = {
+            "logprobs": self.wants_logprobs, "top_logprobs": self.num_top_logprobs,
+            "prompt_logprobs": self.has_scores,
+        }  # fmt: skip
         for pair in _SAME:
             own, _, name = pair.partition(":")
             given[name or own] = getattr(self, own)
         given["max_new_tokens"] = self.most_new_tokens
+        if self.ignore_eos:  # neither do tokens that would end the answer
+            given["min_new_tokens"] = self.most_new_tokens or defaults.max_new_tokens
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -108,24 +141,35 @@ class CompletionRequest(AnswerRequest):
         list[_Ids], Field(min_length=1, max_length=128)
     ]  # fmt: skip
     echo: bool | None = False
-    logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    logprobs: _NumTop = None
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the tokens' log-probabilities are wanted; of other tokens there are none."""
+        """Whether the tokens' log-probabilities are wanted; the number is that of other tokens."""
         return self.logprobs is not None
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Of how many of the likeliest tokens the log-probabilities are wanted, too."""
+        return self.logprobs or 0
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted: they are echoed, too.
+
+        Raises:
+          InputError: in a stream.
+        """
+        has_scores = bool(self.echo) and self.wants_logprobs
+        if has_scores and self.stream:
+            raise InputError("expected echo with logprobs only without stream")
+        return has_scores
 
     def prompts(self) -> list[str | list[int]]:
         """Returns each prompt, a text or token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)  # type: ignore[arg-type]
-
-
-class ResponseFormat(Body):
-    """Free text: nothing else can be asked for."""
-
-    type: Literal["text"]
 
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
@@ -138,15 +182,41 @@ class ChatRequest(AnswerRequest):
     messages: _Messages
     max_completion_tokens: _Count = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: _NumTop = None
     response_format: ResponseFormat | None = None
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto"] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the tokens' log-probabilities are wanted; of other tokens there are none."""
+        """Whether the tokens' log-probabilities are wanted."""
         return bool(self.logprobs)
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Of how many of the likeliest tokens the log-probabilities are wanted, too."""
+        return self.top_logprobs or 0
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls of tools are taken out of the text."""
+        return self.tools is not None and self.tool_choice != "none"
+
+    @property
+    def pattern_field(self) -> str:
+        """The field that says what the answer must look like."""
+        return "pattern" if self.pattern is not None else "response_format"
+
+    def answer_pattern(self) -> str | None:
+        """Returns the expression that the answer must match, if any.
+
+        Raises:
+          InputError: a schema that cannot be said, or two patterns.
+        """
+        own = None if self.response_format is None else self.response_format.pattern()
+        if own is not None and self.pattern is not None:
+            raise InputError("expected either a pattern or a response_format, got both")
+        return self.pattern if own is None else own
 
     @property
     def most_new_tokens(self) -> int | None:

@@ -91,7 +91,10 @@ class BatchSlots:
         does nothing, where there are not enough pages for it now.
         """
         assert self._reading is None
-        nodes = self._find(request)
+        # Scores are those of every token of the prompt, and of narrow chunks: see `Batch.begin`.
+        is_scored = request.settings.prompt_logprobs and saved is None
+        widest = 0 if is_scored else self._widest_chunk
+        nodes = [] if is_scored else self._find(request)
         held = _Held(request, nodes[-1] if nodes else self.tree.root)
         self.tree.pin(held.node)
         # A page for each row that runs stays free: else it would be taken back at once.
@@ -101,10 +104,11 @@ class BatchSlots:
             self.tree.unpin(self._held.pop(row).node)
             return None
         reading = self._batch.begin_in(
-            request, held.pages, self._widest_chunk, [node.page.snapshot for node in nodes]
+            request, held.pages, widest, [node.page.snapshot for node in nodes], is_scored
         )
         self._reading = row, reading, saved
-        self._is_adding = self.tree.max_bytes > 0 and saved is None  # no answers in the tree
+        # No answers in the tree, and no chunks that others would not read.
+        self._is_adding = self.tree.max_bytes > 0 and saved is None and not is_scored
         return len(held.shared) * PAGE
 
     def _find(self, request: Row) -> list[Node]:

@@ -19,7 +19,7 @@ from jspec.serving.slots import BatchSlots
 
 # Everything that a request may ask for, compiled in: a request that asks for less has neutral
 # values there, which change none of its tokens.
-ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True)
+ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True, top_logprobs=True)
 PREFILL_BUDGET = 64  # tokens
 _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
 
@@ -56,7 +56,8 @@ def make_scheduler(
     longest = programs.max_seq_len - 1
     for length in {min(2, longest), min(programs.engine.telling_length, longest)}:
         ids = [token % programs.target.config.vocab_size for token in range(length)]
-        request = Request(ids, Settings(max_new_tokens=2))
+        is_short = length == 2  # of which the logits of every token are computed, too
+        request = Request(ids, Settings(2, logprobs=is_short, prompt_logprobs=is_short))
         scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])
         while scheduler.is_busy:
             for _ in scheduler.step():
@@ -64,6 +65,17 @@ def make_scheduler(
     batch.run(0)  # where all answers ended with their first tokens
     slots.tree.clear()
     return scheduler
+
+
+def check_pattern(programs: Programs, pattern: str | None) -> None:
+    """Makes the tables of a pattern, so that the thread that computes need not.
+
+    Raises:
+      InputError: they cannot be made.
+    """
+    if pattern is not None:
+        settings = Settings(pattern=pattern)
+        programs.processors[-1].init(settings, prompt=[], stop_ids=[], vocab_size=0)
 
 
 def make_row(programs: Programs, request: Request, most_drafts: int | None = None) -> Row:

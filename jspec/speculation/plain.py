@@ -32,7 +32,7 @@ def plain_step(
         settings=settings,
     )
     zeros = jnp.zeros_like(num_tokens)
-    logprobs = None if probs is None else token_logprobs(logits, probs, token)
+    logprobs = None if probs is None else token_logprobs(logits, probs, token, settings)
     return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, zeros, logprobs)
 
 

@@ -1,11 +1,13 @@
 """Prefill: a prompt becomes the state of one row, which is then inserted into a batch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.common.typing import ApplyFn, RowCounts, Tokens
-from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.logprobs import TokenLogprobs, token_logprobs
 from jspec.speculation.plain import draw_next
 from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
 
@@ -15,22 +17,30 @@ def prefill_chunk(
     state: SpecState,
     tokens: Tokens,
     num_tokens: RowCounts,
+    following: Tokens | None = None,
     *,
     target: ApplyFn,
     drafter: Drafter | None,
-) -> SpecState:
+) -> tuple[SpecState, TokenLogprobs | None]:
     """Consumes one chunk of the prompt and draws the token after it.
 
     After the last chunk that token is the row's first output. After an earlier one it means
-    nothing, and the next call overwrites it. The chunk is padded; at least one token counts.
+    nothing, and the next call overwrites it. The chunk is padded; at least one token counts. With
+    the tokens that follow each of its own, [b t], their log-probabilities are returned, too; then
+    the logits of all are computed.
     """
+    one: dict[str, Any] = {} if following is not None else {"logits_at": num_tokens - 1}
     logits, hidden, cache = target(
         params.target,
         tokens,
         state.target_cache,
-        logits_at=num_tokens - 1,
         hidden_layers=observed_layers(drafter),
+        **one,
     )
+    scores = None
+    if following is not None:
+        scores = token_logprobs(logits, jax.nn.softmax(logits), following, state.settings)
+        logits = jnp.take_along_axis(logits, (num_tokens - 1)[:, None, None], axis=1)
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
     # Padding was written after the chunk's tokens; it is not committed, and is overwritten later.
     cache = cache.commit(num_tokens)
@@ -41,14 +51,17 @@ def prefill_chunk(
     draft = state.draft
     if drafter is not None:
         draft = drafter.observe(params.draft, draft, tokens, hidden, valid)
-    logprobs = None if probs is None else token_logprobs(logits, probs, last[:, None])
-    return state.replace(
+    logprobs = None
+    if probs is not None:
+        logprobs = token_logprobs(logits, probs, last[:, None], state.settings)
+    state = state.replace(
         target_cache=cache,
         draft=draft,
         last_token=last,
         is_done=is_stop | (cache.length + 1 >= state.max_length),
         last_logprobs=logprobs,
     )
+    return state, scores
 
 
 def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:

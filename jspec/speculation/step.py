@@ -178,8 +178,8 @@ def _verify_and_commit(
             control=state.control.update(kind, *counts, is_running=~state.is_done)
         )
     state = silence(state, is_done)
-    logprobs = None if probs is None else token_logprobs(logits, probs, tokens)
-    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs)
+    logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
+    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, proposal.tokens)
 
 
 def _draft_keys(

@@ -189,6 +189,7 @@ class StepInfo(struct.PyTreeNode):
       num_accepted: drafts accepted, [b], likewise.
       kind: of the proposal, [b].
       logprobs: of the emitted tokens; None if they are not wanted.
+      drafts: those proposed, [b w]; of a tree all nodes. None in plain decoding.
     """
 
     tokens: Int32[Array, "b w+1"]
@@ -197,3 +198,4 @@ class StepInfo(struct.PyTreeNode):
     num_accepted: RowCounts
     kind: RowCounts
     logprobs: TokenLogprobs | None = None
+    drafts: Int32[Array, "b w"] | None = None

@@ -12,6 +12,7 @@ from jspec.generation.generator import Generator
 from jspec.serving.http import make_app
 from jspec.serving.http_answers import Server
 from jspec.serving.metrics import Metrics
+from jspec.serving.traces import Traces
 from jspec.serving.worker import Worker, make_scheduler
 from tests.tiny_models import save_folder
 
@@ -36,10 +37,12 @@ class Served:
         self.scheduler = make_scheduler(generator, max_queue=max_queue, rounds_per_visit=2)
         self.model = "tiny"
         self.metrics = Metrics(self.model, self.scheduler)
+        self.traces = Traces(has_trees=False)
         self.gate, self.updates = threading.Event(), []
         self.gate.set()
         self.worker = Worker(self.scheduler, self._observe, lambda: None)
-        app = make_app(Server(self.worker, generator, self.metrics, self.model, **options))
+        about = self.metrics, self.traces, self.model
+        app = make_app(Server(self.worker, generator, *about, **options))
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -47,6 +50,7 @@ class Served:
 
     def _observe(self, update):
         self.metrics.observe(update)
+        self.traces.observe(update)
         self.updates.append(update)
         self.gate.wait(timeout=30)
 

@@ -79,6 +79,67 @@ def test_thousands_of_requests_from_the_schema_give_no_500(served, tmp_path):
     assert served.worker.error is None
 
 
+_TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: {kind}
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+{rest}
+"""
+_CHOICE = """doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc}]"""
+_WORDS = """generation_kwargs: {until: ["z"], max_gen_toks: 12, do_sample: false, temperature: 0}
+metric_list: [{metric: exact_match}]"""
+
+
+def test_lm_evaluation_harness_scores_as_on_transformers(tmp_path):
+    """Log-likelihoods and generation, each sample; JSPEC_LM_EVAL names the program."""
+    program = os.environ.get("JSPEC_LM_EVAL") or shutil.which("lm_eval")
+    if program is None:
+        pytest.skip("needs lm-eval[api,hf]")
+    samples = [{"question": f"one two {n} ", "choices": [f"thr{n}", "ee", "x" * n], "answer": n % 3}
+               for n in range(1, 9)]  # fmt: skip
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in samples))
+    for name, kind, rest in (("tiny_choice", "multiple_choice", _CHOICE),
+                             ("tiny_words", "generate_until", _WORDS)):  # fmt: skip
+        task = _TASK.format(name=name, kind=kind, rest=rest, data=data)
+        (tmp_path / f"{name}.yaml").write_text(task)
+    found = {}
+    with Served(load_tiny(tmp_path), max_queue=64) as server:
+        folder = tmp_path / "tiny"
+        models = {
+            "hf": f"pretrained={folder},dtype=float32",
+            "local-completions": f"model=tiny,base_url=http://127.0.0.1:{server.port}/v1/completions,"
+            f"num_concurrent=3,max_length=199,tokenizer={folder},tokenizer_backend=huggingface",
+        }
+        for model, options in models.items():
+            command = [
+                program, "--model", model, "--model_args", options, "--device", "cpu",
+                "--tasks", "tiny_choice,tiny_words", "--include_path", str(tmp_path),
+                "--output_path", str(tmp_path / model), "--log_samples",
+            ]  # fmt: skip
+            offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+            done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr[-3000:]
+            lines = [json.loads(line) for name in ("tiny_choice", "tiny_words")
+                     for path in (tmp_path / model).rglob(f"samples_{name}_*.jsonl")
+                     for line in path.read_text().splitlines()]  # fmt: skip
+            found[model] = sorted(lines, key=lambda one: ("acc" in one, one["doc_id"]))
+    assert len(found["hf"]) == 2 * len(samples)
+    for one, other in zip(found["hf"], found["local-completions"], strict=True):
+        if "acc" not in one:
+            assert one["resps"] == other["resps"], "the same text"
+            continue
+        assert one["acc"] == other["acc"]
+        for mine, theirs in zip(other["filtered_resps"], one["filtered_resps"], strict=True):
+            assert float(mine[0]) == pytest.approx(float(theirs[0]), abs=2e-3)
+            assert str(mine[1]) == str(theirs[1]), "whether it is what greedy decoding says"
+
+
 def test_a_soak_finds_nothing(tmp_path):
     folder = save_folder(tmp_path / "tiny", template=TEMPLATE)
     command = [

@@ -108,6 +108,17 @@ def test_every_setting_reaches_the_engine(served):
         assert reply["choices"][0]["text"] == expected.text != plain.text, asked
 
 
+def test_what_load_generators_ask_for(served):
+    """As guidellm does: no end before the limit, and counts in every chunk."""
+    asked = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "stop": None, "stream": True,
+             "stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # fmt: skip
+    counts = [one["usage"]["completion_tokens"] for one in events(
+        served.request("POST", TEXT, asked)[2])]  # fmt: skip
+    assert counts == sorted(counts)
+    assert counts[-2:] == [60, 60]
+    assert counts[0] < 10
+
+
 def test_stop_strings_cut_the_text(served, client):
     asked = {"model": served.model, "prompt": "abc", "max_tokens": 40, "temperature": 0}
     text = client.completions.create(**asked).choices[0].text

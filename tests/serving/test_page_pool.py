@@ -56,7 +56,7 @@ class Device:
         end = min(length + num_rounds * BLOCK, max_length + BLOCK)
         return [-(-end // PAGE)] * 2
 
-    def begin_in(self, request, pages, widest, found):
+    def begin_in(self, request, pages, widest, found, is_scored=False):
         self.reading_pages = pages
         return Reading(request.prompt, self.chunks(len(request.prompt), widest), len(found))
 

@@ -6,6 +6,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.answer import Round
 from jspec.generation.request import Request, Settings
+from jspec.generation.result import TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.serving.job import DrainingError, Job, QueueFullError
@@ -85,7 +86,7 @@ class Simulation:
     def rounds(self, row):
         for _ in range(self.last):
             tokens = self._next(row, 2)
-            yield Round(tokens, [(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
+            yield Round(tokens, [TokenLogprob(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
 
     def finish(self, row):
         del self.held[row]
@@ -227,7 +228,7 @@ def test_origins_log_probabilities_and_counts_belong_to_the_tokens():
     first, second, third = simulation.step() + simulation.step()
     assert (first.is_drafted, first.rounds) == ([False], [])
     assert second.is_drafted == [True, False, True, False]
-    assert second.logprobs == [-1.0] * 4
+    assert second.logprobs == [TokenLogprob(-1.0, -2.0)] * 4
     assert second.rounds == [RoundCounts(2, 1, "toy")] * 2
     assert (third.is_drafted, third.piece.token_ids) == ([True], [97 + 5])
     assert third.rounds == [RoundCounts(1, 1, "toy")], "drafts past the end do not count"

@@ -99,7 +99,7 @@ class Engine:
             is_done=jnp.zeros([b], bool),
         )
         counts = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
-        return self.prefill(self.params, state, jnp.asarray(tokens), counts)
+        return self.prefill(self.params, state, jnp.asarray(tokens), counts)[0]
 
     def advance(self, state, num_rounds):
         """Runs at most so many rounds; returns the state and their infos alone."""

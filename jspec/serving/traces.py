@@ -1,0 +1,66 @@
+"""What the rounds of the newest answers did, for whoever asks afterwards."""
+
+import threading
+from typing import Any
+
+from jspec.serving.job import Update
+
+MAX_ROUNDS = 20_000  # of all answers together, which take about 15 MB
+
+
+class Traces:
+    """Rounds by reply and answer; where they become too many, the oldest reply is forgotten.
+
+    Args:
+      has_trees: whether drafts form trees, of which it is not noted how the path that was kept
+        ends.
+    """
+
+    def __init__(self, *, has_trees: bool, max_rounds: int = MAX_ROUNDS) -> None:
+        self._has_trees, self._max_rounds = has_trees, max_rounds
+        self._replies: dict[str, dict[int, dict[str, Any]]] = {}
+        self._size = 0  # rounds, and one for each answer
+        self._lock = threading.Lock()  # one thread computes, another answers
+
+    def observe(self, update: Update) -> None:
+        """Notes what an update brings."""
+        job, ids, rounds = update.job, list(update.piece.token_ids), list[dict[str, Any]]()
+        with self._lock:
+            answers = self._replies.setdefault(job.reply_id, {})
+            if job.index not in answers:
+                self._size += 1
+                answers[job.index] = {"index": job.index, "first_token_id": None, "rounds": [],
+                                      "finish_reason": None}  # fmt: skip
+            answer = answers[job.index]
+            if update.piece.result is not None:
+                answer["finish_reason"] = update.piece.result.finish_reason
+            if answer["first_token_id"] is None:
+                if not ids or update.rounds:  # forgotten while it ran
+                    return
+                answer["first_token_id"] = ids.pop(0)
+            for counts, draft_ids in zip(update.rounds, update.draft_ids, strict=True):
+                num_accepted, num_proposed = counts.num_accepted, len(draft_ids)
+                # An answer may end with an accepted draft.
+                next_id = ids[num_accepted] if num_accepted < len(ids) else None
+                kind = "bonus" if num_accepted == num_proposed else "residual"
+                rounds.append({
+                    "drafter": counts.drafter, "draft_ids": list(draft_ids),
+                    "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
+                    "next_id": next_id, "next": None if self._has_trees else kind,
+                })  # fmt: skip
+                ids = ids[num_accepted + 1 :]
+            answer["rounds"] += rounds
+            self._size += len(rounds)
+            while self._size > self._max_rounds and len(self._replies) > 1:
+                oldest = self._replies.pop(next(iter(self._replies)))
+                self._size -= sum(1 + len(one["rounds"]) for one in oldest.values())
+
+    def find(self, reply_id: str) -> dict[str, Any] | None:
+        """Returns the answers of a reply, in order; None where it is not known any more."""
+        with self._lock:
+            answers = self._replies.get(reply_id)
+            if answers is None:
+                return None
+            found = [answers[index] | {"rounds": list(answers[index]["rounds"])}
+                     for index in sorted(answers)]  # fmt: skip
+        return {"id": reply_id, "object": "jspec.trace", "answers": found}

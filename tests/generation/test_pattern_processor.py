@@ -1,0 +1,131 @@
+"""Answers that must match a pattern: the mask, the answers, and the distribution."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.generation.pattern_processor import apply, make_tables, update
+from jspec.generation.request import Request, Settings
+from jspec.sampling.processor import Processor
+from tests.cases import slow_unless
+from tests.tiny_models import make_generator, shared_generator, target
+
+_WORDS = ["cat", "cats", "dog", "do", "catdog", "é"]
+_PATTERN = "|".join(_WORDS)
+_TOKENS = [None, b"c", b"a", b"t", b"s", b"d", b"o", b"g", b"ca", b"ts", b"dog", b"atd", b"\xc3",
+           b"\xa9", b"x", b""]  # fmt: skip
+_EOS = 0
+_NUMBER = Settings(max_new_tokens=40, pattern=r"\{\"n\": -?[1-9][0-9]{0,5}(, \"[a-z]{3}\")*\}")
+
+
+def follow(tokens, text):
+    """Returns the tokens that may follow some tokens of the words, by trying all."""
+    found = set()
+    for token_id, piece in enumerate(tokens):
+        if piece and any(word.encode().startswith(text + piece) for word in _WORDS):
+            found.add(token_id)
+    return found | ({_EOS} if text.decode(errors="replace") in _WORDS else set())
+
+
+def processor_state(settings):
+    (processor,) = [p for p in shared_generator("none").processors if isinstance(p, Processor)]
+    state = processor.init(settings, prompt=[], stop_ids=[_EOS], vocab_size=128)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state)
+
+
+def test_the_tokens_allowed_are_those_after_which_a_word_can_come():
+    """After every beginning, whichever tokens spell it."""
+    table, class_of = make_tables(_PATTERN, _TOKENS, len(_TOKENS))
+    class_of[_EOS] = table.shape[1] - 1
+    num_seen = 0
+    for length in range(4):
+        for ids in itertools.product(range(1, len(_TOKENS)), repeat=length):
+            state, text = 1, b""
+            for token_id in ids:
+                state, text = table[state, class_of[token_id]], text + _TOKENS[token_id]
+                if state == 0:
+                    break
+            if state == 0:
+                continue
+            num_seen += 1
+            allowed = set(np.flatnonzero(table[state, class_of]).tolist())
+            assert allowed == follow(_TOKENS, text), text
+    assert num_seen > 15
+
+
+def test_a_state_from_which_no_tokens_lead_on_is_never_reached():
+    """The letter q is no token: after 'a' only 'b' may come, though the pattern allows 'q'."""
+    table, class_of = make_tables("a(?:b|qc)|qa", [b"a", b"b", b"c"], 3)
+    state = table[1, class_of[0]]
+    assert np.flatnonzero(table[state, class_of]).tolist() == [1]
+    assert np.flatnonzero(table[1, class_of]).tolist() == [0]
+    with pytest.raises(InputError, match="that the model's tokens can spell"):
+        make_tables("q", [b"a", b"b", b"c"], 3)
+
+
+@pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){12}", "(", "(a?b?){500}"])
+def test_patterns_that_cannot_be_compiled_are_refused(pattern):
+    with pytest.raises(InputError, match=r"expected a (pattern|regular expression)"):
+        make_tables(pattern, [b"a", b"b"], 2)
+
+
+def test_a_draft_that_is_not_allowed_leaves_nothing_forbidden_after_it():
+    """Its logits would be NaN downstream; and rows without a pattern are left alone."""
+    logits = jnp.zeros([1, 128])
+    state = processor_state(Settings(pattern="ab"))
+    assert np.flatnonzero(np.isfinite(apply(state, logits)[0])).tolist() == [ord("a")]
+    assert np.isfinite(apply(update(state, jnp.array([ord("z")])), logits)).all()
+    assert np.isfinite(apply(processor_state(Settings()), logits)).all()
+    end = update(update(state, jnp.array([ord("a")])), jnp.array([ord("b")]))
+    assert np.flatnonzero(np.isfinite(apply(end, logits)[0])).tolist() == [_EOS]
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "tree", slow_unless(False, "model")])
+def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafter):
+    """Greedy, and sampled with the coupled rule; drafts are accepted. Control: without pattern."""
+    prompts = ['{"n": 12, "abc", "abc", "abc"} {"n": ', "once upon a time"]
+    plain = shared_generator("none")
+    own = make_generator(drafter, acceptance="coupled", batch_size=2)
+    num_accepted = 0
+    for settings in (_NUMBER, Settings(**vars(_NUMBER) | {"temperature": 0.8, "seed": 3})):
+        requests = [Request(prompt, settings) for prompt in prompts]
+        results = own.generate(requests)
+        assert [one.token_ids for one in results] == [
+            one.token_ids for one in plain.generate(requests)
+        ]
+        for one in results:
+            num_accepted += one.stats.num_accepted
+            is_whole = one.finish_reason == "eos"
+            assert is_whole == bool(re.fullmatch(settings.pattern, one.text)), one.text
+            assert one.text.startswith('{"n": ')
+    assert num_accepted > 2
+    free = plain.generate(prompts[0], Settings(max_new_tokens=40))
+    assert not free.text.startswith('{"n": ')
+
+
+def test_a_mix_of_rows_is_as_each_alone():
+    """One row with a pattern beside one without, and two with different ones."""
+    settings = [_NUMBER, Settings(max_new_tokens=20), Settings(max_new_tokens=20, pattern="(xy)*z")]
+    requests = [Request("abc", one) for one in settings]
+    together = make_generator("prompt_lookup", batch_size=4).generate(requests)
+    alone = [shared_generator("none").generate([one])[0] for one in requests]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"min_new_tokens": 1}, {"allowed_token_ids": (1,)}, {"pattern": 3}]
+)
+def test_settings_that_contradict_a_pattern_are_refused(changes):
+    with pytest.raises(InputError, match="pattern"):
+        Settings(**{"pattern": "a"} | changes)
+
+
+def test_a_bad_pattern_is_refused_before_anything_runs():
+    with pytest.raises(InputError, match="expected a regular expression"):
+        shared_generator("none").generate("a", Settings(pattern="("))
+    assert target().tokenizer.token_bytes()[97] == b"a"

@@ -1,0 +1,269 @@
+"""What answers look like over HTTP: JSON by a schema, likely tokens, echoes, calls, rounds."""
+
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import openai
+import pytest
+
+from jspec.generation.generator import Generator
+from jspec.generation.request import Settings
+from jspec.generation.result import Piece
+from jspec.generation.stats import RoundCounts
+from jspec.models import init_cache
+from jspec.serving.conversation import CallReader
+from jspec.serving.job import Job, Update
+from jspec.serving.traces import Traces
+from tests.serving.served import Served
+from tests.tiny_models import save_folder
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
+    "required": ["n", "ok"],
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+SAY = [{"role": "user", "content": "abc"}]
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": ["é"]}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools }}"
+    path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
+    options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
+    with Served(Generator.load(path, dtype="float32", **options), api_key="k") as server:
+        yield server
+
+
+@pytest.fixture
+def client(served):
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="k",
+                       max_retries=0) as client:  # fmt: skip
+        yield client
+
+
+def test_an_answer_is_json_by_the_schema_streamed_or_not(served, client):
+    """Whatever the seed, and beside one that is not; nothing is compiled for it."""
+    programs = num_programs(served)
+    ask = client.chat.completions.create
+    for seed in range(4):
+        asked = {"model": "tiny", "messages": SAY, "seed": seed, "temperature": 1.5,
+                 "max_tokens": 100, "response_format": FORMAT}  # fmt: skip
+        (choice,) = ask(**asked).choices
+        assert choice.finish_reason == "stop"
+        found = json.loads(choice.message.content)
+        assert type(found["n"]) is int
+        assert type(found["ok"]) is bool
+        chunks = ask(**asked, stream=True)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
+    whole = ask(model="tiny", messages=SAY, max_tokens=150, temperature=1, seed=1,
+                response_format={"type": "json_object"}).choices[0]  # fmt: skip
+    assert whole.message.content[0] == "{"
+    if whole.finish_reason == "stop":
+        assert isinstance(json.loads(whole.message.content), dict)
+    digits = client.completions.create(
+        model="tiny", prompt="a", max_tokens=9, extra_body={"pattern": "[0-9]{4}"}
+    )
+    assert len(digits.choices[0].text) == 4
+    assert digits.choices[0].text.isdigit()
+    assert num_programs(served) == programs
+
+
+def num_programs(served):
+    text = served.request("GET", "/metrics", Authorization="Bearer k")[2].decode()
+    return next(line for line in text.splitlines() if line.startswith("jspec:num_compiled"))
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param", "part"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "expected json_sc"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"type": "integer", "minimum": 1}}}}, "response_format",
+         "expected nothing but type in the JSON schema at schema, got 'minimum'"),
+        (CHAT, {"response_format": FORMAT, "pattern": "a"}, "pattern", "got both"),
+        (CHAT, {"response_format": FORMAT, "min_tokens": 2}, "min_tokens", "with a pattern"),
+        (TEXT, {"pattern": "("}, "pattern", "expected a regular expression"),
+        (TEXT, {"pattern": "(a|b)*a(a|b){14}"}, "pattern", "at most 4095 states"),
+        (TEXT, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        (TEXT, {"logprobs": 0, "echo": True, "stream": True}, "echo", "without stream"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_given_is_refused(served, path, asked, param, part):
+    own = {"prompt": "a"} if path == TEXT else {"messages": SAY}
+    status, reply = served.post(path, own | asked, Authorization="Bearer k")
+    assert (status, reply["error"]["param"]) == (400, param)
+    assert part in reply["error"]["message"]
+
+
+def log_softmax(served, ids):
+    """Returns the plain log-softmax of the model after each token of a text, [t v]."""
+    target = served.generator.target
+    cache = init_cache(target.config, batch_size=1, capacity=256, dtype=np.float32)
+    logits, _, _ = served.generator.engine.apply(
+        target.params, jnp.asarray([ids], jnp.int32), cache
+    )
+    return np.asarray(jax.nn.log_softmax(logits[0]))
+
+
+def test_likely_tokens_are_those_of_a_plain_log_softmax(served, client):
+    """Chat, 20 at each place, streamed or not. Control: the place before has others."""
+    ids = served.post("/tokenize", {"messages": SAY}, Authorization="Bearer k")[1]["tokens"]
+    settings = Settings(max_new_tokens=12, temperature=1.0, seed=2)
+    (result,) = served.generator.generate([ids], settings)
+    expected = log_softmax(served, [*ids, *result.token_ids])[len(ids) - 1 : -1]
+    asked = {"model": "tiny", "messages": SAY, "max_tokens": 12, "temperature": 1, "seed": 2,
+             "logprobs": True, "top_logprobs": 20}  # fmt: skip
+    ask = client.chat.completions.create
+    whole = ask(**asked).choices[0].logprobs.content
+    chunks = [chunk.choices[0].logprobs for chunk in ask(**asked, stream=True)]
+    assert [one for chunk in chunks if chunk for one in chunk.content] == whole
+    assert len(whole) == len(expected) == 12
+    best = np.sort(expected, axis=1)[:, ::-1][:, :20]
+    found = np.array([[top.logprob for top in one.top_logprobs] for one in whole])
+    np.testing.assert_allclose(found, best, atol=1e-4)
+    assert np.abs(found[1:] - best[:-1]).max() > 0.1
+    for one, token_id, row in zip(whole, result.token_ids, expected, strict=True):
+        assert one.logprob == pytest.approx(row[token_id], abs=1e-4)
+        decode = served.generator.target.tokenizer.decode
+        assert one.top_logprobs[0].token == decode([int(row.argmax())])
+    fewer = ask(**(asked | {"top_logprobs": 3})).choices[0].logprobs.content
+    assert [one.top_logprobs for one in fewer] == [one.top_logprobs[:3] for one in whole]
+    none = ask(**(asked | {"top_logprobs": 0})).choices[0].logprobs.content
+    assert all(one.top_logprobs == [] for one in none)
+
+
+@pytest.mark.parametrize("length", [1, 64, 100])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(served, client, length):
+    """Of one token, a chunk, and more than a chunk; though the prompt was read before."""
+    ids = [3 + (7 * n) % 250 for n in range(length)]
+    asked = {"model": "tiny", "prompt": ids, "max_tokens": 2, "temperature": 0}
+    plain = client.completions.create(**asked).choices[0]
+    (choice,) = client.completions.create(**asked, echo=True, logprobs=3).choices
+    found = choice.logprobs
+    assert choice.text.endswith(plain.text)
+    assert len(found.tokens) == length + 2
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    (result,) = served.generator.generate([ids], Settings(max_new_tokens=2))
+    whole = [*ids, *result.token_ids]
+    expected = log_softmax(served, whole)[:-1]
+    own = expected[np.arange(len(expected)), whole[1:]]
+    np.testing.assert_allclose(found.token_logprobs[1:], own, atol=1e-4)
+    best = [max(top.values()) for top in found.top_logprobs[1:]]
+    np.testing.assert_allclose(best, expected.max(axis=1), atol=1e-4)
+    assert max(map(len, found.top_logprobs[1:])) == 3
+
+
+def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
+    """The tokens add up to the answer; drafts that were kept are those that were emitted."""
+    asked = {"model": "tiny", "prompt": "abcabcabc", "max_tokens": 40, "temperature": 0, "n": 2}
+    reply = client.completions.create(**asked)
+    path = f"/v1/jspec/trace/{reply.id}"
+    assert served.request("GET", path)[0] == 401
+    status, _, data = served.request("GET", path, Authorization="Bearer k")
+    answers = json.loads(data)["answers"]
+    assert (status, len(answers)) == (200, 2)
+    result = served.generator.generate("abcabcabc", Settings(max_new_tokens=40), chat=False)
+    for answer in answers:
+        ids, kinds = [answer["first_token_id"]], set()
+        for one in answer["rounds"]:
+            count = one["num_accepted"]
+            assert one["draft_ids"][:count] == one["accepted_ids"]
+            assert (one["drafter"] == "prompt_lookup") == bool(one["draft_ids"])
+            ids += one["accepted_ids"] + [one["next_id"]] * (one["next_id"] is not None)
+            kinds.add(one["next"])
+            if one["next"] == "residual":
+                assert one["next_id"] != one["draft_ids"][count]
+        assert ids == result.token_ids
+        assert kinds == {"bonus", "residual"}
+        assert answer["finish_reason"] == "length"
+    assert served.request("GET", "/v1/jspec/trace/x", Authorization="Bearer k")[0] == 404
+
+
+def test_traces_forget_the_oldest():
+    """Many short answers as well as a long one: what is kept is bounded."""
+    traces = Traces(has_trees=False, max_rounds=10)
+    for number in range(50):
+        job, count = Job(None, None, None, reply_id=str(number)), number % 4
+        traces.observe(Update(job, Piece(0, "", [1], 0), [], [], [], [], 0.0))
+        counts, drafts = [RoundCounts(1, 0, "x")] * count, [(7,)] * count
+        traces.observe(Update(job, Piece(0, "", [2] * count, 0), [], [], counts, drafts, 0.0))
+    found = [number for number in range(50) if traces.find(str(number))]
+    assert found[-1] == 49
+    assert (
+        sum(1 + number % 4 for number in found)
+        <= 10
+        < sum(1 + number % 4 for number in range(found[0] - 1, 50))
+    )
+    assert [one["next_id"] for one in traces.find("49")["answers"][0]["rounds"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (CALL, "", ["add"]),
+        (f"I add.\n{CALL}\n{CALL}\n", "I add.", ["add", "add"]),
+        (CALL.removesuffix("</tool_call>"), "", ["add"]),
+        (f"{CALL} and so on", "and so on", ["add"]),
+        ("<tool_call>\n{broken\n</tool_call>", "<tool_call>\n{broken\n</tool_call>", []),
+        ('<tool_call>{"name": 1, "arguments": {}}</tool_call>x',
+         '<tool_call>{"name": 1, "arguments": {}}</tool_call>x', []),
+        ("a < b, <tool", "a < b, <tool", []),
+        ("  plain \n text \n", "  plain \n text \n", []),
+        ("", "", []),
+    ],
+)  # fmt: skip
+def test_calls_are_taken_out_of_the_text_whatever_its_pieces(text, content, names):
+    """In any pieces the same as in one; nothing is said that is taken back."""
+    rng = random.Random(0)
+    for most in (len(text) + 1, 1, 3, 7, 11):
+        reader, said, calls, begin = CallReader(), "", [], 0
+        while begin < len(text):
+            size = min(rng.randint(1, most) if most <= 11 else most, len(text) - begin)
+            delta = reader.push(text[begin : begin + size], is_last=False)
+            said, calls, begin = (
+                said + delta.get("content", ""),
+                calls + delta.get("tool_calls", []),
+                begin + size,
+            )
+        delta = reader.push("", is_last=True)
+        said, calls = said + delta.get("content", ""), calls + delta.get("tool_calls", [])
+        assert said == content
+        assert [call["function"]["name"] for call in calls] == names
+        assert [call["index"] for call in calls] == list(range(len(names)))
+        for call in calls:
+            assert json.loads(call["function"]["arguments"]) == {"x": 1, "y": ["é"]}
+
+
+def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
+    """Written by the model, whose answer a pattern makes certain here; streamed or not."""
+    pattern = r'Well, <tool_call>\{"name": "add", "arguments": \{"x": [0-9]\}\}</tool_call>'
+    asked = {"model": "tiny", "messages": SAY, "tools": TOOLS, "max_tokens": 120,
+             "extra_body": {"pattern": pattern}}  # fmt: skip
+    (choice,) = client.chat.completions.create(**asked).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.message.content, choice.finish_reason) == ("Well,", "tool_calls")
+    assert call.function.name == "add"
+    assert 0 <= json.loads(call.function.arguments)["x"] <= 9
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Well,"
+    (streamed,) = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
+    assert (streamed.function.name, streamed.function.arguments) == (
+        call.function.name, call.function.arguments
+    )  # fmt: skip
+    assert chunks[-1].finish_reason == "tool_calls"
+    (free,) = client.chat.completions.create(**asked, tool_choice="none").choices
+    assert (free.message.tool_calls, free.finish_reason) == (None, "stop")
+    assert free.message.content.startswith("Well, <tool_call>")
+    # A client goes on with the message that it was given.
+    client.chat.completions.create(
+        **(asked | {"max_tokens": 2, "messages": [*SAY, choice.message]})
+    )

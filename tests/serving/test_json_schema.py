@@ -1,0 +1,132 @@
+"""JSON schemas as expressions: what they match satisfies the schema, and nothing is left out."""
+
+import json
+import random
+import re
+
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters.pattern_automaton import compile_pattern
+from jspec.serving import json_schema
+from jspec.serving.json_schema import schema_pattern
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b\n", None, 1.5]}, "maxItems": 2},
+        "home": {"$ref": "#/$defs/Place"},
+    },
+    "required": ["age"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}}},
+}
+_NAMED = {"type": "string", "pattern": r"^[A-Z][^\s]{1,3}-\d{2,}$"}
+SCHEMAS = [
+    _PERSON,
+    _NAMED,
+    {"type": "string", "pattern": "a.c"},
+    {"anyOf": [{"type": "boolean"}, {"type": "array", "minItems": 2, "items": {"const": "x"}}]},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object"},
+    {"type": ["integer", "string"], "enum": [1, 2.5, "two", None]},
+    {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}},
+    {"type": "string", "minLength": 2, "maxLength": 3},
+    {},
+]
+
+
+def random_text(automaton, rng):
+    """Returns a text that an automaton matches: each next state is as likely as any other."""
+    state, text = 0, bytearray()
+    while not automaton.is_end[state] or rng.random() < 0.5:
+        goals = sorted(set(automaton.next_state[state].tolist()) - {-1})
+        if not goals:
+            break
+        # Strings end soon.
+        ends = [automaton.next_state[state, ord(sign)] for sign in '"}]']
+        ends = [goal for goal in ends if goal >= 0]
+        goal = rng.choice(ends if ends and rng.random() < 0.3 else goals)
+        text.append(rng.choice(np.flatnonzero(automaton.next_state[state] == goal).tolist()))
+        state = goal
+    return text.decode()
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_what_is_matched_satisfies_the_schema(schema, monkeypatch):
+    """By another program's opinion of it, and by `re`'s. Control: another schema's texts fail."""
+    monkeypatch.setattr(json_schema, "MAX_DEPTH", 2)
+    pattern, rng = schema_pattern(schema), random.Random(0)
+    validator = jsonschema_rs.validator_for(schema)
+    automaton = compile_pattern(pattern, 4000, 60_000)
+    texts = {random_text(automaton, rng) for _ in range(200)}
+    assert len(texts) > 1
+    for text in texts:
+        assert re.fullmatch(pattern, text)
+        if not re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair
+            assert validator.is_valid(json.loads(text)), text
+    if schema:
+        assert not validator.is_valid(["x"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (_PERSON, {"name": "Zoë", "age": -3, "tags": ["b\n", 1.5], "home": {"x": None}}),
+        (_PERSON, {"age": 0}),
+        (_PERSON, {"age": 12, "home": {}}),
+        (_NAMED, "Ab-12"),
+        ({"type": "object"}, {"a": [1, "x", {"b": 2, "c": 1.5e-7}], "": {}, "d": [[], [None]]}),
+        ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {}}}, {"b": 2, "c": [True]}),
+        ({"additionalProperties": {"type": "integer"}}, {"x": 1, "y": 20}),
+        ({"const": {"a": [1, "*"]}}, {"a": [1, "*"]}),
+        ({"const": [[[[[1]]]]]}, [[[[[1]]]]]),
+    ],
+)
+def test_a_text_is_laid_out_as_json_writes_it(schema, value):
+    """With any of the usual indents; not with a line break where none belongs."""
+    pattern = re.compile(schema_pattern(schema))
+    layouts = [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}]
+    for layout in layouts[: 1 if "const" in schema else 4]:  # constants have one layout
+        text = json.dumps(value, ensure_ascii=False, **layout)
+        assert pattern.fullmatch(text), text
+        assert not pattern.fullmatch(text + "\n\n")
+        assert not pattern.fullmatch("[" + text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "part"),
+    [
+        ({"type": "integer", "minimum": 3}, "nothing but type in the JSON schema at schema, got"),
+        ({"type": "string", "format": "date"}, "type, minLength, maxLength, pattern"),
+        ({"oneOf": [{}]}, "got 'oneOf'"),
+        ({"type": "array", "items": {"type": "integer", "multipleOf": 2}}, "at schema.items"),
+        ({"type": "object", "properties": {"a": 3}}, "at schema.a, got 3"),
+        ({"type": "object", "properties": {}, "required": ["a"]}, "some of the properties"),
+        ({"type": "thing"}, "one of object, array"),
+        ({"type": [[]]}, "one of object, array"),
+        ({"enum": []}, "a list of 1 or more"),
+        ({"type": "integer", "enum": ["a"]}, "of its type"),
+        ({"type": "string", "pattern": "(?=a)"}, "an expression of literals"),
+        ({"type": "string", "pattern": "("}, "an expression of literals"),
+        ({"type": "string", "pattern": "[[a]"}, "an expression of literals"),  # a warning of `re`
+        ({"type": "string", "pattern": 3}, "an expression of literals"),
+        ({"type": "string", "pattern": "a", "maxLength": 2}, "got 'maxLength'"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "got (3, 2)"),
+        ({"type": "array", "maxItems": True}, "as numbers, 0 or more"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "without recursion"),
+        ({"$ref": "https://example.com"}, "a part such as"),
+        ({"const": float("nan")}, "finite"),
+        ([], "a JSON schema of at most"),
+        (False, "a JSON schema of at most"),
+        ({"anyOf": [{}] * 100}, "a smaller JSON schema"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_refused(schema, part):
+    with pytest.raises(InputError, match=re.escape(part)) as caught:
+        schema_pattern(schema)
+    assert len(str(caught.value)) <= 400
