@@ -124,7 +124,7 @@ def mesh_of(accelerator: Accelerator, text: str, hosts: int) -> Mesh:
     number = math.prod(map(int, re.findall(r":(\d+)", text)))
     if number % hosts:
         raise InputError(f"expected a mesh of as many devices on each of {hosts} hosts, got {text}")
-    return make_mesh(text, accelerator.devices(number, hosts))
+    return make_mesh(text, accelerator.devices(max(number, 1), hosts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +146,8 @@ class Subject:
         """
         if (parsed := _PROGRAM.fullmatch(name)) is None:
             raise InputError(f"expected a program run, prefill:TOKENS or call:TOKENS, got {name!r}")
+        if parsed[1] == "call" and self.programs.target.mesh is not None:
+            raise InputError(f"expected a program run or prefill:TOKENS with --mesh, got {name}")
         width, context = int(parsed[2] or 1), self.programs.target.config.max_seq_len
         if parsed[1] is None:
             width += self.programs.engine.num_draft_tokens

@@ -21,7 +21,7 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_800,
+    "common": 1_810,
     "kernels": 5_180,
     "models": 2_170,
     "sampling": 630,
@@ -29,11 +29,11 @@ ROOMS = {
     "speculation": 3_230,
     "drafters": 7_000,
     "generation": 4_590,
-    "serving": 2_600,
+    "serving": 2_610,
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 42_430
+MAX_LINES = 42_470
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

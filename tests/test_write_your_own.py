@@ -14,6 +14,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS
 from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
+from tests.cases import slow_unless
 from tests.evaluation.experiments.tiny import write_prompts
 from tests.programs import environment, run
 from tests.speculation.enumeration import all_counts, worst_error
@@ -66,7 +67,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("program", COMMANDS)
+@pytest.mark.parametrize("program", [slow_unless(one != "jspec.audit", one) for one in COMMANDS])
 def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
     """By --import, and what they print names them."""
     status, output, errors = run(

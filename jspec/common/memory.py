@@ -124,7 +124,7 @@ def available_bytes() -> int | None:
     """Returns how many more bytes the default device can hold; None where this is unknown."""
     import psutil  # 30 ms
 
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if device.platform == "cpu":
         system = psutil.virtual_memory().available + psutil.swap_memory().free
         return min([system, *_group_bytes()])

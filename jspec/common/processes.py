@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
@@ -83,6 +84,12 @@ def joined(coordinator: str, number: int, own: int, flags: Mapping[str, str]) ->
         if _LOST.search(said):
             time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
             said = f"a process of the run was lost: {said}"
+    except Exception:
+        if own == 0:
+            raise
+        traceback.print_exc(file=errors)  # a process that is not the first has no other voice
+        errors.flush()
+        os._exit(1)  # at once: what JAX does at the end of a program would wait for the others
     _end(f"error: {title}: {said}\n", errors)
 
 
@@ -98,7 +105,8 @@ def _check(coordinator: str, number: int, own: int) -> tuple[str, int]:
 
 def _take_streams() -> tuple[TextIO, TextIO, io.BufferedRandom]:
     """Returns the program's output and errors; C++, which writes to both, gets a file instead."""
-    output, errors = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
+    like = {"buffering": 1, "encoding": sys.stdout.encoding, "errors": "replace"}
+    output, errors = (os.fdopen(os.dup(stream), "w", **like) for stream in (1, 2))
     log = tempfile.TemporaryFile()  # noqa: SIM115
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)

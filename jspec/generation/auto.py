@@ -83,8 +83,9 @@ def recall_costs(
         "batch_size": batch_size,
         "max_context": engine.capacity_for(max_seq_len),
         "numbers": list(engine.numbers),
-        "mesh": engine.layout.shape,
     }
+    if engine.layout.shape is not None:
+        machine["mesh"] = engine.layout.shape
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
     check = functools.partial(check_costs, engine=engine)

@@ -56,7 +56,9 @@ def make_row(prompt: list[int], settings: Settings, target: LoadedModel, max_seq
         raise InputError(
             f"expected a prompt of fewer tokens than the context's {max_seq_len}, got {len(prompt)}"
         )
-    _check_ids("prompt token ids", prompt, target.config.vocab_size)
+    # An id that pads the vocabulary has no probability, which could be told.
+    num_ids = used_vocab_size(target) if settings.prompt_logprobs else target.config.vocab_size
+    _check_ids("prompt token ids", prompt, num_ids)
     stop_ids = {*target.config.eos_ids, *settings.stop_token_ids}
     if len(stop_ids) > MAX_STOP_IDS:
         raise InputError(

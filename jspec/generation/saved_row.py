@@ -24,7 +24,9 @@ def run_alone(
     """Returns the state with one row running, which has read its text and surely drafts."""
     control = saved.control
     if control is not None:
-        forced = jnp.full_like(control.forced, control.numbers[-1])
+        # A member that may be silent leaves the round to the model, which has the text to read.
+        most = [control.numbers[-1] * kind.is_certain for kind in control.kinds]
+        forced = jnp.broadcast_to(jnp.array(most, control.forced.dtype), control.forced.shape)
         control = control.replace(forced=forced)
     own = read.replace(last_token=saved.last_token, control=control)
     state = insert(state, row, own)

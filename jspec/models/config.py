@@ -91,7 +91,7 @@ class DecoderConfig:
     expert_dim: int = 0
     normalize_expert_weights: bool = True
     dense_layers: tuple[int, ...] = ()
-    num_shards: int = 1
+    num_shards: int = dataclasses.field(default=1, repr=False)
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_dim", "hidden_dim", "num_layers", "num_heads",

@@ -123,14 +123,13 @@ def join_products(params: Params, specs: Params, count: int) -> Params:
     """Returns a device's own parameters such that products are those of all devices together."""
 
     def join(path: tuple[Any, ...], own: Any, spec: Any) -> Any:
-        name, is_split = getattr(path[-1], "key", ""), False
-        if isinstance(own, QuantizedKernel):
+        name = getattr(path[-1], "key", "")
+        parts = jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, PartitionSpec))
+        is_split = any(MODEL_AXIS in part for part in parts)
+        if is_split and isinstance(own, QuantizedKernel):
             axis = split_axis(name, own.shape, count)  # of the whole: it is no array's
-            if is_split := axis is not None:
-                sizes = [size // (count if i == axis else 1) for i, size in enumerate(own.shape)]
-                own = own.replace(shape=tuple(sizes))
-        else:
-            is_split = MODEL_AXIS in spec
+            sizes = [size // (count if i == axis else 1) for i, size in enumerate(own.shape)]
+            own = own.replace(shape=tuple(sizes))
         if name not in _JOINED or not is_split or count == 1:
             return own
         return SplitKernel(own, count, is_by_inputs(name))

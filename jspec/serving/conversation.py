@@ -190,13 +190,19 @@ class CallReader:
 
     def _call(self, text: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_constant=_refuse_constant)
             name, arguments = found["name"], found["arguments"]
+            if isinstance(name, str):
+                name.encode()  # a ValueError for the half of a surrogate pair
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        function = {"name": name, "arguments": json.dumps(arguments)}
         self.num_calls += 1
         return {"index": self.num_calls - 1, "id": f"call_{uuid.uuid4().hex}", "type": "function",
                 "function": function}  # fmt: skip
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

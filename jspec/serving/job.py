@@ -48,7 +48,7 @@ class Slots(Protocol):
         ...
 
     def pause(self, row: int) -> Any:
-        """Finishes a slot; returns what `begin` takes to go on, None if it was being read."""
+        """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""
         ...
 
     def read(self, row: int) -> tuple[int, Round | None]:

@@ -25,12 +25,8 @@ _NOT_PLAIN = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x80, 0xA0), (0x1680, 0
               (0x3000, 0x3000), (0xFEFF, 0xFEFF)]  # fmt: skip
 _SHORT = r'\\["\\/bfnrt]'  # one that is escaped
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
-_SIMPLE = {
-    "integer": _INTEGER,
-    "number": _INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?",
-    "boolean": "(?:true|false)",
-    "null": "null",
-}
+_NUMBER = _INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_SIMPLE = {"integer": _INTEGER, "number": _NUMBER, "boolean": "(?:true|false)", "null": "null"}
 # The types, and the keywords that say something of their values.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     "object": ("properties", "required", "additionalProperties"),
@@ -38,10 +34,8 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern"),
     **dict.fromkeys(_SIMPLE, ()),
 }
-_NOTES = {
-    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "$comment", "$defs", "definitions",
-}  # fmt: skip
+_NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+          "$schema", "$id", "$comment", "$defs", "definitions"}  # fmt: skip
 
 
 def schema_pattern(schema: Any) -> str:
@@ -50,7 +44,10 @@ def schema_pattern(schema: Any) -> str:
     Raises:
       InputError: no schema, a keyword or a reference that is not supported, or one too large.
     """
-    return _Compiler(schema).value(schema, 0, "schema")
+    try:
+        return _Compiler(schema).value(schema, 0, "schema")
+    except RecursionError:  # of references that lead to references
+        raise InputError("expected a smaller JSON schema, got one too deep") from None
 
 
 class _Compiler:
@@ -217,8 +214,8 @@ def _part(op: str, value: Any) -> str:
 
 def _limits(asked: dict[str, Any], of: str, where: str) -> tuple[int, int | None]:
     fewest, most = asked.get(f"min{of}", 0), asked.get(f"max{of}")
-    is_good = all(type(one) is int and one >= 0 for one in (fewest, most) if one is not None)
-    if not is_good or (most is not None and most < fewest):
+    given = [one for one in (fewest, most) if one is not None]
+    if any(type(one) is not int or one < 0 for one in given) or given != sorted(given):
         _refuse(where, f"min{of} and max{of} as numbers, 0 or more, in order", (fewest, most))
     return fewest, most
 

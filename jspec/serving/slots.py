@@ -200,8 +200,10 @@ class BatchSlots:
         self.tree.unpin(held.node)
 
     def pause(self, row: int) -> Any:
-        """Finishes a slot; returns what `begin` takes to go on, None if it was being read."""
-        is_read = self._reading is None or self._reading[0] != row
-        saved = self._batch.save(row) if is_read else None
+        """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""
+        reading = self._reading
+        is_read = reading is None or reading[0] != row
+        # Of a row that is read anew what was saved before stands as it was.
+        saved = self._batch.save(row) if is_read else reading[2]
         self.finish(row)
         return saved

@@ -43,10 +43,12 @@ class Traces:
                 # An answer may end with an accepted draft.
                 next_id = ids[num_accepted] if num_accepted < len(ids) else None
                 kind = "bonus" if num_accepted == num_proposed else "residual"
+                if self._has_trees or next_id is None:
+                    kind = None
                 rounds.append({
                     "drafter": counts.drafter, "draft_ids": list(draft_ids),
                     "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
-                    "next_id": next_id, "next": None if self._has_trees else kind,
+                    "next_id": next_id, "next": kind,
                 })  # fmt: skip
                 ids = ids[num_accepted + 1 :]
             answer["rounds"] += rounds

@@ -58,7 +58,7 @@ def load_orbax(
     check_kind(config, quantization)
     check_room(config, dtype, None)  # all the floats are there before any is quantised
     path = str((folder / PARAMS).absolute())
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
         stored = ocp.metadata(path).metadata
         check_params(config, stored)

@@ -57,7 +57,7 @@ def spoil(path):
     path.write_bytes(zlib.compress(b"\0\0\0\0 no program"))
 
 
-@pytest.mark.parametrize("damage", [cut, spoil])
+@pytest.mark.parametrize("damage", [cut, pytest.param(spoil, marks=pytest.mark.slow)])
 def test_a_damaged_entry_is_rebuilt_with_one_line(tmp_path, damage):
     """Guards against a warning in two lines, and a compilation, at every later start."""
     expected, hits, errors = start(tmp_path)

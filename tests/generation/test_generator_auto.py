@@ -61,7 +61,7 @@ def requests(**settings):
         slow_unless(False, "prompt_lookup"),
         slow_unless(False, "model"),
         "prompt_lookup+model",
-        "suffix+recycle",
+        slow_unless(False, "suffix+recycle"),
     ],
 )
 def test_greedy_output_is_plain_decodings(drafter):

@@ -5,7 +5,7 @@ import pytest
 from tests.generation.test_generator import GREEDY, make_requests, tokens
 from tests.tiny_models import shared_generator
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.usefixtures("optimised"), pytest.mark.slow]
 
 
 def test_drafts_and_neighbours_change_no_token():

@@ -5,10 +5,19 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jspec.common.errors import InputError
+from jspec.kernels.split import SplitKernel
 from jspec.models import PRESETS
-from jspec.models.sharding import make_mesh, shard_config, split_axis, spread_config
+from jspec.models.sharding import (
+    join_products,
+    make_mesh,
+    shard_config,
+    split_axis,
+    spread_config,
+)
+from jspec.weights.quantize import quantize
 from jspec.weights.tensor_names import parameter_table
 from tests.tiny_models import CONFIG
 
@@ -74,3 +83,14 @@ def test_a_mesh_takes_the_first_devices():
     device = jax.devices()[0]
     assert make_mesh("model:1", [device, device]).shape == {"data": 1, "model": 1}
     assert np.shape(make_mesh("data:1", [device]).devices) == (1, 1)
+
+
+def test_rounded_weights_that_lie_whole_stay_whole():
+    """As of a draft model whose heads the devices do not divide."""
+    kernel = quantize(np.ones([8, 64], np.float32), ("down",), "int8", "float32")
+    for axis, is_split in ((None, False), (1, True)):
+        rows = PartitionSpec(None, "model") if axis else PartitionSpec()
+        specs = {"down": kernel.replace(values=rows, scales=PartitionSpec(), multipliers=None)}
+        found = join_products({"down": kernel}, specs, 2)["down"]
+        assert isinstance(found, SplitKernel) == is_split
+        assert is_split or found.shape == kernel.shape

@@ -120,6 +120,7 @@ def call_for_prompts(compile_cache, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_makes_the_same_prompts(call_for_prompts, tmp_path):
     """Those of an undisturbed run, each once and none of them empty."""
     target = save_folder(tmp_path / "target", template=_TEMPLATE)

@@ -216,6 +216,9 @@ def test_traces_forget_the_oldest():
         ("<tool_call>\n{broken\n</tool_call>", "<tool_call>\n{broken\n</tool_call>", []),
         ('<tool_call>{"name": 1, "arguments": {}}</tool_call>x',
          '<tool_call>{"name": 1, "arguments": {}}</tool_call>x', []),
+        *((f"<tool_call>{bad}</tool_call>", f"<tool_call>{bad}</tool_call>", [])
+          for bad in (r'{"name": "\ud83d", "arguments": {}}',
+                      '{"name": "a", "arguments": {"x": NaN}}')),
         ("a < b, <tool", "a < b, <tool", []),
         ("  plain \n text \n", "  plain \n text \n", []),
         ("", "", []),

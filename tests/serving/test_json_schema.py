@@ -98,6 +98,10 @@ def test_a_text_is_laid_out_as_json_writes_it(schema, value):
         assert not pattern.fullmatch("[" + text)
 
 
+# Flat JSON, and references a thousand deep.
+CHAIN = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(1000)}, "$ref": "#/$defs/0"}
+
+
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
@@ -124,6 +128,7 @@ def test_a_text_is_laid_out_as_json_writes_it(schema, value):
         ([], "a JSON schema of at most"),
         (False, "a JSON schema of at most"),
         ({"anyOf": [{}] * 100}, "a smaller JSON schema"),
+        (CHAIN, "got one too deep"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_said_is_refused(schema, part):

@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
                 assert self.order, "there is always room for one"
                 return
             del self.waiting[0]
-            self.reading = (free[0], prompt)
+            self.reading = (free[0], prompt, saved)
             self.order.append(free[0])
         if self.reading is not None and self.slots.read(self.reading[0])[1] is not None:
             self.reading = None
@@ -158,9 +158,10 @@ class Machine(RuleBasedStateMachine):
 
     def pause(self, row):
         if self.reading is not None and row == self.reading[0]:
-            self.waiting.insert(0, (self.reading[1], None))
+            _, text, before = self.reading
+            self.waiting.insert(0, (text, before))
             self.reading = None
-            assert self.slots.pause(row) is None
+            assert self.slots.pause(row) is before, "what was saved once is lost"
         else:
             saved = self.slots.pause(row)
             self.waiting.insert(0, (saved, saved))

@@ -25,10 +25,15 @@ PROMPTS = [[1 + n * n % 97 for n in range(length)] for length in (100, 40, 90, 3
 # Drafter, options, and so many pages that some answer must wait.
 CASES = [
     ("model", {}, 7),
-    ("model", {"acceptance": "coupled"}, 7),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
+            ("model", {"acceptance": "coupled"}, 7),
+            (
+                "prompt_lookup+model",
+                {"num_draft_tokens": "auto", "acceptance": "rejection"},
+                7,
+            ),
             ("model", {"num_draft_tokens": "auto"}, 7),
             ("none", {}, 7),
             ("merged tree", {}, 6),

@@ -73,7 +73,8 @@ class Simulation:
         return self._hold(row, num_prompt + num_tokens + 2 * num_rounds)
 
     def pause(self, row):
-        saved = self.states.get(row)
+        is_read = self.reading is not None and self.reading[0] == row
+        saved = self.saved if is_read else self.states.get(row)
         self.finish(row)
         return saved
 

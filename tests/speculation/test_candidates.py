@@ -214,6 +214,7 @@ def test_a_candidate_that_the_target_does_not_lack_is_never_accepted():
     np.testing.assert_array_equal(accept, [[0.0, 0.5, 0.0]])
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=15, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1))
 def test_classical_rejection_never_accepts_more(seed):

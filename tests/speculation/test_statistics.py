@@ -170,7 +170,7 @@ def check(drafter, rule, name, draft_temperature, first_seed):
 
 @pytest.mark.parametrize(
     ("rule", "drafter", "settings"),
-    [slow_unless(index % 4 == 0, *cell) for index, cell in enumerate(RIGHT)],
+    [slow_unless(index % 8 == 0, *cell) for index, cell in enumerate(RIGHT)],
 )
 def test_samples_follow_the_targets_distribution(rule, drafter, settings):
     """The whole path: noise, drafts, processors, filters, verdicts, caches, loop."""

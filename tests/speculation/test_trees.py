@@ -88,7 +88,7 @@ def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
     assert result.num_accepted.max() == max(map(depth_of, SHAPES.values()))
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", slow_unless(False, "block")])
 def test_a_row_does_not_depend_on_its_company(rule):
     """A tree of one's own, and noise that is keyed by depth and rank."""
     shapes = [SHAPES["bush"]]

@@ -159,6 +159,7 @@ def kill():
     raise Killed
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
     """Killed between two checkpoints: the same parameters to the bit, and each line once."""
     trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)

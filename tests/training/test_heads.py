@@ -45,9 +45,7 @@ _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_pen
 _ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 
-@pytest.fixture(
-    scope="module", params=[slow_unless(kind in ("eagle", "blockwise"), kind) for kind in KINDS]
-)
+@pytest.fixture(scope="module", params=[slow_unless(kind == "blockwise", kind) for kind in KINDS])
 def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
