@@ -202,8 +202,9 @@ class BatchSlots:
     def pause(self, row: int) -> Any:
         """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""
         reading = self._reading
-        is_read = reading is None or reading[0] != row
-        # Of a row that is read anew what was saved before stands as it was.
-        saved = self._batch.save(row) if is_read else reading[2]
+        if reading is not None and reading[0] == row:
+            saved = reading[2]  # of a row that is read anew: what was saved before
+        else:
+            saved = self._batch.save(row)
         self.finish(row)
         return saved
