@@ -13,13 +13,17 @@ import itertools
 import math
 import os
 import re
+import subprocess
 import sys
 from typing import Any
 
 if __name__ == "__main__":
-    # Only what Python writes is shown: from JAX's import on, XLA tells of drivers that are missing.
+    # From JAX's import on XLA notes that drivers are missing. What ends the process stays.
+    _NOTES = "/^(WARNING: All log messages|[IWE][0-9]{4})/d"
+    _sieve = subprocess.Popen(["sed", "-u", "-E", _NOTES], stdin=subprocess.PIPE, stdout=os.dup(2))
+    assert _sieve.stdin is not None
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(_sieve.stdin.fileno(), 2)
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +85,8 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # only the device could load an entry
     accelerator = find_accelerator(_DEVICE.value)
+    if _MESH.value is None and _HOSTS.value > 1:
+        raise InputError(f"expected --mesh with --hosts, got --hosts={_HOSTS.value} alone")
     mesh = None if _MESH.value is None else mesh_of(accelerator, _MESH.value, _HOSTS.value)
     accelerator.devices()  # is there a compiler?
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
