@@ -201,10 +201,8 @@ class BatchSlots:
 
     def pause(self, row: int) -> Any:
         """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""
-        reading = self._reading
-        if reading is not None and reading[0] == row:
-            saved = reading[2]  # of a row that is read anew: what was saved before
-        else:
-            saved = self._batch.save(row)
+        mine = self._reading if self._reading is not None and self._reading[0] == row else None
+        # Of a row that is read anew what was saved before stands as it was.
+        saved = self._batch.save(row) if mine is None else mine[2]
         self.finish(row)
         return saved
