@@ -29,11 +29,6 @@ CASES = [
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
             ("model", {"acceptance": "coupled"}, 7),
-            (
-                "prompt_lookup+model",
-                {"num_draft_tokens": "auto", "acceptance": "rejection"},
-                7,
-            ),
             ("model", {"num_draft_tokens": "auto"}, 7),
             ("none", {}, 7),
             ("merged tree", {}, 6),
