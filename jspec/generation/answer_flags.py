@@ -194,7 +194,7 @@ def has_draft() -> bool:
 def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | None]:
     """Returns the target and the draft model, None without one, that the flags name.
 
-    On a mesh the target's layers are split, and a draft model is on every device.
+    On a mesh the layers of both are split; a draft model that cannot be is on every device.
     """
     load = functools.partial(load_model, dtype=_DTYPE.value)
     kind = parse_quantization(_TARGET_QUANTIZATION.value)
