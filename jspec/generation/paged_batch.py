@@ -84,6 +84,7 @@ class PagedBatch(Batch):
 
         self._empty = jax.jit(empty_state, static_argnums=0)
         super().__init__(programs, num_rows, max_length, switches)
+        self._nothing = self._empty(1)
         self._layers = [[self._make_layers(cache) for cache in part] for part in caches]
         self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
         self.lengths = np.zeros([num_rows], np.int32)
@@ -125,9 +126,9 @@ class PagedBatch(Batch):
     def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states and pages, and of what programs need beside them."""
         num_states = len(self.rows) + (len(self.rows) > 1)  # a prompt that is being read has one
-        pages = (self.num_pages + 1) * sum(self.page_bytes)
-        states = tree_bytes(self._empty.eval_shape(num_states))
-        return states + pages, self._engine.temporary_bytes(num_states, capacity)
+        size = tree_bytes(self._empty.eval_shape(num_states))
+        size += (self.num_pages + 1) * sum(self.page_bytes)
+        return size, self._engine.temporary_bytes(num_states, capacity)
 
     def _advise(self) -> str:
         return "fewer rows (batch_size), or less memory for pages (cache_bytes)"
@@ -196,9 +197,7 @@ class PagedBatch(Batch):
             # The drafter reads the text too, in a round that nobody hears of: were it left to read
             # later, this would count among the costs by which the row chooses.
             alone = self._alone(self._state, row, reading.state, saved)
-            tables = [np.zeros_like(table) for table in self.tables]
-            for table, own in zip(tables, self.tables, strict=True):
-                table[row] = own[row]
+            tables = [np.where(np.arange(len(t))[:, None] == row, t, 0) for t in self.tables]
             after, _ = self._engine.run(self._params, self._join(alone, tables), 1)
             saved = self._settle(saved, self._part(after), row)
         self._state = self._engine.insert(self._state, row, saved)
@@ -224,7 +223,10 @@ class PagedBatch(Batch):
 
     def finish(self, row: int) -> None:
         """Marks a row as done: it emits nothing until it is filled again, and has no pages."""
-        super().finish(row)
+        if len(self.rows) == 1:
+            super().finish(row)
+        else:  # what an ended answer asked for would go on to cost the others
+            self._state = self._engine.insert(self._state, row, self._nothing)
         self.set_pages(row, [[]] * len(_PARTS))
 
     def _join(self, state: SpecState, tables: Sequence[Int32[np.ndarray, "b m"]]) -> SpecState:

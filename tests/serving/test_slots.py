@@ -129,3 +129,21 @@ def test_one_slot_reuses_prompts_too():
     for num_cached in (0, 128):
         found, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
         assert (found, result.token_ids) == (num_cached, expected.token_ids)
+
+
+def test_a_slot_that_is_free_asks_for_nothing(made):
+    """Guards against likeliest tokens and patterns that are looked up for ended answers."""
+    generator, scheduler = made
+    batch = scheduler.slots._batch
+    settings = Settings(max_new_tokens=4, logprobs=True, top_logprobs=5, pattern="[a-z]+")
+    _, found = submit(generator, scheduler, PROMPTS[0], settings)
+    while not batch._state.settings.wants_top.any():
+        assert scheduler.is_busy
+        for update in scheduler.step():
+            update.job.on_update(update)
+    run(scheduler)
+    assert len(found[0].token_ids) > 0
+    (pattern,) = (one for one in batch._state.settings.states if hasattr(one, "here"))
+    assert not pattern.here.any()
+    assert not batch._state.settings.wants_top.any()
+    assert batch._state.is_done.all()
