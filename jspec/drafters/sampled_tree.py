@@ -182,10 +182,14 @@ def _assemble(
     by_level = [places[:size, depth] for depth, size in enumerate(shape.levels)]
     order = np.argsort(np.concatenate(by_level))
     tokens, probs = [level.tokens for level in levels], [level.probs for level in levels]
+    num_tokens = jnp.minimum(wanted, shape.num_draft_tokens)
+    # A cascade adds up what its members have on record.
+    is_padding = jnp.arange(shape.num_draft_tokens) >= num_tokens[:, None]
+    on_record = joined(probs, list(shape.levels))[:, order]
     proposal = Proposal(
         joined(tokens, list(shape.levels))[:, order],
-        jnp.minimum(wanted, shape.num_draft_tokens),
-        joined(probs, list(shape.levels))[:, order],
+        num_tokens,
+        jnp.where(is_padding[..., None], 0.0, on_record),
         parents=joined(parents, list(shape.levels))[:, order],
         max_depth=shape.depth,
     )

@@ -62,7 +62,14 @@ def generate(tiny_pair, heads):
 
 @pytest.mark.parametrize(
     "name",
-    ["prompt_lookup", "suffix", "recycle", "medusa", "prompt_lookup+eagle", "suffix+recycle+model"],
+    [
+        "prompt_lookup",
+        slow_unless(False, "suffix"),
+        "recycle",
+        "medusa",
+        slow_unless(False, "prompt_lookup+eagle"),
+        "suffix+recycle+model",
+    ],
 )
 @pytest.mark.parametrize(
     ("rule", "temperature"), [slow_unless(False, "greedy", 0.0), ("coupled", 1.0)]
@@ -80,16 +87,21 @@ def test_the_text_is_that_of_plain_decoding(generate, name, rule, temperature):
 
 def propose(drafter, params, state, last, limits=None):
     """Returns the proposal, and the new state."""
-    last = jnp.asarray(last, jnp.int32)
     limits = [SIZE] * len(drafter.kinds) if limits is None else limits
+    last, limits = jnp.asarray(last, jnp.int32), jnp.asarray(limits, jnp.int32)
+    return _propose(drafter, params, state, last, limits)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _propose(drafter, params, state, last, limits):
     inputs = RoundInputs(
         last,
-        limit=lambda kind: jnp.asarray(limits, jnp.int32)[kind],
+        limit=lambda kind: limits[kind],
         rng_keys=jax.random.split(jax.random.key(0), (len(last), SIZE)),
         settings=settings_of(len(last), 0.0),
         view=NO_TARGET,
     )
-    return jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    return drafter.propose(params, state, inputs)
 
 
 @pytest.fixture(scope="module")

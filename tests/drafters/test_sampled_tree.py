@@ -16,7 +16,7 @@ from jspec.drafters.model_tree import ModelTreeDrafter
 from jspec.drafters.sampled_tree import draw_tree
 from jspec.drafters.tree_options import Shape
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
-from jspec.speculation.types import RoundInputs
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, settings_of
@@ -223,6 +223,32 @@ def test_a_target_that_drafts_for_itself_keeps_a_path_in_every_round(generate, d
     is_whole = result.infos.num_proposed == 7
     assert is_whole.sum() > 15
     assert (result.num_accepted[is_whole] == 3).all()
+
+
+def test_members_of_a_cascade_leave_each_others_rows_alone(tiny_pair):
+    """Guards against what is on record for a row in which another member drafts: it would add up.
+
+    In rows whose text repeats itself the lookup drafts, in the others the model does.
+    """
+    options = DrafterOptions(tree_depth=3, tree_branches=3, tree_draws="with")
+    spec = DrafterSpec(7, tiny.CONFIG, 61, tiny.CONFIG, jnp.float32, tiny_pair.draft, options)
+    drafter, params = make_drafter("prompt_lookup+model", spec)
+    both = tiny_pair.target, params
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, capacity=48)
+    state = engine.start([[4, 9, 23] * 3, [5, 8, 3, 7]]).draft
+    inputs = RoundInputs(
+        jnp.array([4, 2]),
+        limit=lambda kind: jnp.full_like(kind, 7),
+        rng_keys=independent_draft_keys(jnp.arange(2, dtype=jnp.uint32), jnp.array([9, 4]), 7),
+        settings=settings_of(2, 1.0),
+        view=TargetView(None, lambda: None, None),
+    )
+    proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    found = [drafter.kinds[kind].drafter for kind in proposal.kind.tolist()]
+    assert found == ["prompt_lookup", "model"]
+    is_draft = np.arange(7) < np.asarray(proposal.num_tokens)[:, None]
+    assert is_draft.sum() > 7
+    np.testing.assert_allclose(proposal.probs.sum(axis=-1), is_draft, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,8 @@ sys.exit(status)
 """
 _TESTS = [
     "generation/test_generator.py::test_greedy_output_is_plain_decodings[model]",
-    "generation/test_generator.py::test_greedy_output_is_plain_decodings[prompt_lookup]",
     "generation/test_generator.py::test_batched_rows_are_strangers[prompt_lookup-3-sampled]",
     "generation/test_generator.py::test_seeds_reproduce_and_differ[model]",
-    "generation/test_generator.py::test_a_model_that_drafts_for_itself_is_always_right",
-    "generation/test_generator_filters.py::test_top_k_of_one_is_greedy[prompt_lookup]",
     "models/test_cache_properties.py::test_prefill_and_decode_equal_one_full_pass",
     "models/test_cache_properties.py::test_rolled_back_tokens_never_happened",
 ]

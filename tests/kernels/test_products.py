@@ -158,6 +158,7 @@ def test_processors_without_tiles_have_products_too(monkeypatch, tmp_path):
     check_product_elsewhere(library, "jspec_product_without_tiles")
 
 
+@pytest.mark.slow  # the whole library is compiled once more
 def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp_path):
     """The library as it is built where there is no AVX-512 BF16."""
     library = build_elsewhere(monkeypatch, tmp_path)

@@ -84,8 +84,8 @@ class Case(NamedTuple):
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
 METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
-QUICK = ("pattern", "first layers", "told", "eagle")
-QUICK_GREEDY = ("told", "medusa")
+QUICK = ("pattern", "eagle")
+QUICK_GREEDY = ("told",)
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),

@@ -62,7 +62,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "lookup, model, tree": ("prompt_lookup+model", None),
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", None),
 }
-QUICK = ("lookup, model, tree", "look-ahead")
+QUICK = ("lookup, model, tree",)
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
