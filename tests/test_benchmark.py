@@ -177,7 +177,7 @@ _MODES = {  # flags of each mode, and a word of its table
 }  # fmt: skip
 
 
-_QUICK_MODES = ("methods", "synthetic", "quantization", "parity")
+_QUICK_MODES = ("methods", "quantization", "parity")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ ROOMS = {
     "weights": 3_380,
     "speculation": 3_230,
     "drafters": 7_000,
-    "generation": 4_590,
+    "generation": 4_600,
     "serving": 2_610,
     "training": 2_300,
     "evaluation": 8_800,

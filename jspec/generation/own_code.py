@@ -26,7 +26,14 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.runners_up import show_runners_up
-from jspec.speculation.types import Drafter, RoundInputs, SpecState, TargetView, observed_layers
+from jspec.speculation.types import (
+    Drafter,
+    RoundInputs,
+    SpecState,
+    TargetView,
+    observed_layers,
+    tree_depth,
+)
 from jspec.weights.resolver import LoadedModel
 
 _LIBRARIES = ("purelib", "platlib", "stdlib")
@@ -69,6 +76,13 @@ def check_own_code(
         ):
             if (found := getattr(proposal, name)) is not None:  # as the last three may be
                 _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
+        depth = tree_depth(drafter)
+        if (proposal.parents is not None) != (depth > 0) or proposal.max_depth != depth:
+            raise InputError(
+                f"expected {title} to propose parents, and max_depth {depth}, exactly if it has a "
+                f"tree_depth, {depth}; got max_depth {proposal.max_depth} "
+                f"{'without' if proposal.parents is None else 'with'} parents"
+            )
 
     if built.drafter is not None and name not in BUILT_IN:
         _check_rule(name, rule, built, target)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.models.paged_cache import caches_in, map_caches
+from jspec.speculation.kinds import drafters_of
 from jspec.speculation.prefill import insert
 from jspec.speculation.types import SpecState
 
@@ -24,10 +25,12 @@ def run_alone(
     """Returns the state with one row running, which has read its text and surely drafts."""
     control = saved.control
     if control is not None:
-        # A member that may be silent leaves the round to the model, which has the text to read.
-        most = [control.numbers[-1] * kind.is_certain for kind in control.kinds]
-        forced = jnp.broadcast_to(jnp.array(most, control.forced.dtype), control.forced.shape)
-        control = control.replace(forced=forced)
+        # Who has nothing to read is not asked, and leaves the round to a model, which has the text.
+        names = drafters_of(control.kinds)
+        reading = control.reading[
+            :, jnp.array([names.index(kind.drafter) for kind in control.kinds])
+        ]
+        control = control.replace(forced=jnp.where(reading > 0, control.numbers[-1], 0))
     own = read.replace(last_token=saved.last_token, control=control)
     state = insert(state, row, own)
     return state.replace(is_done=jnp.arange(len(state.is_done)) != row)

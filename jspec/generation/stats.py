@@ -149,6 +149,9 @@ def acceptance_rate(rounds: Rounds) -> float | None:
 def acceptance_by_position(rounds: Rounds, *, is_conditional: bool = False) -> list[float]:
     """Returns, for each position in a proposal, the share of its drafts that were accepted.
 
+    In trees this is the share of rounds that kept a path as long; no path is longer than their
+    depth.
+
     Conditional rates count only rounds in which all earlier drafts were accepted.
     """
     rates = []

@@ -170,4 +170,7 @@ def check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) 
             "for chains"
         )
     if numbers and not all(kind.is_tree for kind in drafter.kinds):
-        raise InputError("expected num_draft_tokens as a number with drawn trees, got 'auto'")
+        raise InputError(
+            "expected num_draft_tokens as a number with trees that are drawn, or a drafter of "
+            "chains beside one of trees; got 'auto'"
+        )

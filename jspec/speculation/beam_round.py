@@ -28,6 +28,7 @@ from jspec.speculation.acceptance.tree import Tree, along, tree_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.beam import BeamLimits, Beams, Candidates, beam_step, best_candidates
 from jspec.speculation.ends import emitted_tokens
+from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
 from jspec.speculation.verify_call import call_on_block, in_narrowest
 
@@ -178,13 +179,16 @@ def _verify_and_commit(
         logits, state.settings, proposal.tokens, parents, state.num_candidates
     )
     walk = _take_steps(state, candidates, proposal, tree)
-    rows = (cache, state.draft, state.settings)
-    cache, draft, settings = _reorder(rows, walk.row)
+    slots = jnp.arange(block.shape[1])
+    # Before the beams move: each has learned from its own block.
+    is_fed = slots <= proposal.num_tokens[:, None]
+    draft = show_runners_up(drafter, state.draft, block, logits, is_fed, is_fed & (slots == 0))
+    cache, draft, settings = _reorder((cache, draft, state.settings), walk.row)
     block, hidden = block[walk.row], hidden[walk.row]
     if tree is not None:
         block, hidden = along(walk.path, (block, hidden))
     num_steps = jnp.broadcast_to(walk.num_steps, walk.row.shape)
-    valid = jnp.arange(block.shape[1]) < num_steps[:, None]
+    valid = slots[: block.shape[1]] < num_steps[:, None]
     if drafter is not None:
         draft = drafter.observe(params.draft, draft, block, hidden, valid)
     emitted = emitted_tokens(block[:, 1:], Verdict(num_steps - 1, walk.last_token))

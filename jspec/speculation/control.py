@@ -113,9 +113,7 @@ class Control(struct.PyTreeNode):
     def choose_nodes(self, kind: RowCounts, scores: Float32[Array, "b w"]) -> RowCounts:
         """Returns how many of the best nodes of a tree are worth verifying, [b].
 
-        Args:
-          kind: of the proposal.
-          scores: logarithms of the estimated probabilities of the nodes' paths, in any order.
+        `scores` are logarithms of the estimated probabilities of the nodes' paths, in any order.
         """
         rows = jnp.arange(kind.shape[0])
         gains = jnp.cumsum(-jnp.sort(-jnp.exp(scores), axis=-1), axis=-1)
@@ -134,14 +132,9 @@ class Control(struct.PyTreeNode):
     ) -> Self:
         """Returns the control after models that were asked, and were too unsure to propose.
 
-        Each is charged a round of the fewest drafts, and one refused draft counts against it.
-
-        Args:
-          kind: of the round's proposal; a drafter of a later kind has it only if the earlier ones
-            were silent.
-          num_proposed: drafts of the proposal, [b].
-          wanted: from kinds [b] to the drafts that were asked of their drafters.
-          lag: see `choose`.
+        Each is charged a round of the fewest drafts, and one refused draft counts against it. A
+        drafter of a later kind has the proposal only if the earlier ones were silent. `wanted` is
+        from kinds [b] to the drafts that were asked of their drafters; for `lag` see `choose`.
         """
         control = self
         for index, each in enumerate(self.kinds):
@@ -151,10 +144,9 @@ class Control(struct.PyTreeNode):
             is_silent = (wanted(own) > 0) & ((num_proposed == 0) | (kind > index))
             costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
             spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
-            refused = is_silent.astype(jnp.float32)
             control = control.replace(
                 owed=control.owed + jnp.where(is_silent, spent, 0.0),
-                tried=control.tried.at[:, index, 0].add(refused),
+                tried=control.tried.at[:, index, 0].add(is_silent.astype(jnp.float32)),
             )
         return control
 
@@ -164,10 +156,16 @@ class Control(struct.PyTreeNode):
         num_proposed: RowCounts,
         num_accepted: RowCounts,
         is_running: RowFlags,
+        is_refused: RowFlags | None = None,
     ) -> Self:
-        """Returns the control after a round in which the running rows took part."""
+        """Returns the control after a round in which the running rows took part.
+
+        `is_refused` tells for trees whether a draft was refused where the kept path ends, [b].
+        """
         # Drafts after the first rejected one were never decided, and say nothing of the rate.
-        num_tried = jnp.minimum(num_accepted + 1, jnp.minimum(num_proposed, self._most(kind)))
+        if is_refused is None:
+            is_refused = num_accepted < jnp.minimum(num_proposed, self._most(kind))
+        num_tried = num_accepted + is_refused.astype(jnp.int32)
         is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
 
         # The weights of all kinds fade in every round of the row, those that are not tried, too.
@@ -219,9 +217,9 @@ class Control(struct.PyTreeNode):
         horizon = jnp.maximum(jnp.minimum(self.num_emitted + _MORE_TO_COME, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
-        # At worst a round emits one token, as a plain step does.
         # All nodes of a tree may turn out to be worth verifying.
         most = jnp.where(self._is_tree(kind)[:, None], costs[:, -1:], costs)
+        # At worst a round emits one token, as a plain step does.
         worst = (self.owed + self._charged(kind, lag))[:, None] + most - plain
         num_emitted = self.num_emitted[:, None].astype(jnp.float32)
         allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)

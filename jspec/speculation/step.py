@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from jspec.common.typing import ApplyFn, RowCounts
+from jspec.common.typing import ApplyFn, RowCounts, RowFlags
 from jspec.sampling.noise import KEY_TYPE, SHARED
 from jspec.sampling.settings import process_drafts
-from jspec.speculation.acceptance.tree import along, tree_of
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.acceptance.tree import Tree, along, tree_of
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.best_nodes import prune
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
@@ -175,7 +175,7 @@ def _verify_and_commit(
     kind = _kinds(proposal)
     if state.control is not None:
         state = state.replace(
-            control=state.control.update(kind, *counts, is_running=~state.is_done)
+            control=state.control.update(kind, *counts, ~state.is_done, _is_refused(verdict, tree))
         )
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
@@ -210,6 +210,14 @@ def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
 def _kinds(proposal: Proposal) -> RowCounts:
     """Returns the kind of each row's proposal, [b]: the first where a drafter has only one."""
     return jnp.zeros_like(proposal.num_tokens) if proposal.kind is None else proposal.kind
+
+
+def _is_refused(verdict: Verdict, tree: Tree | None) -> RowFlags | None:
+    """Returns whether drafts went on where a tree's kept path ends, [b]; None for a chain."""
+    if tree is None or verdict.path is None:
+        return None
+    end = jnp.take_along_axis(verdict.path, verdict.num_accepted[:, None], axis=1)
+    return (tree.is_real & (tree.parents == end)).any(axis=1)
 
 
 def _end_at_no_token(proposal: Proposal) -> Proposal:

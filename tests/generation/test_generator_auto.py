@@ -104,7 +104,7 @@ def test_drawn_trees_have_a_fixed_number():
     """Nothing says which of their nodes are worth it."""
     tree = DrafterOptions(tree_depth=3, tree_branches=3, tree_draws="with")
     with pytest.raises(
-        InputError, match="num_draft_tokens as a number with drawn trees, got 'auto'"
+        InputError, match=r"num_draft_tokens as a number with trees that are drawn, .*; got 'auto'"
     ):
         make_auto("model", drafter_options=tree)
 

@@ -38,6 +38,10 @@ class Own(Stateless):
         return {"n": state["n"] + 1.5} if self.mistake == "observe" else state
 
     @property
+    def tree_depth(self):
+        return int(self.mistake in ("tree", "no depth"))
+
+    @property
     def num_runners_up(self):
         return 2 * (self.mistake == "runners-up")
 
@@ -52,6 +56,9 @@ class Own(Stateless):
             tokens = tokens * 1.0
         probs = jnp.ones([*tokens.shape, 5]) if self.mistake == "probs" else None
         proposal = jspec.Proposal(tokens, inputs.wanted(), probs)
+        if self.mistake in ("tree", "no depth", "parents"):
+            parents = jnp.full_like(tokens, -1)
+            proposal = proposal.replace(parents=parents, max_depth=int(self.mistake != "no depth"))
         if self.mistake == "nothing":
             proposal = None
         if self.mistake == "no state":
@@ -74,7 +81,7 @@ def entry(mistake):
 
 found = {name: told(entry(name)) for name in (
     "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure",
-    "no state", "runners-up",
+    "no state", "runners-up", "tree", "no depth", "parents",
 )}
 bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
 jspec.register_drafter(entry("columns"))
@@ -101,6 +108,9 @@ _LIKE_INIT = (
 EXPECTED = {
     "right": "^fine$",
     "rows": r"the drafter 'own' to have a state whose every leaf begins with the rows; got .*\[\]",
+    "tree": "^fine$",
+    "no depth": "'own' to propose parents, and max_depth 1, .*; got max_depth 0 with parents$",
+    "parents": "tree_depth, 0; got max_depth 1 with parents$",
     "raises": r"^the drafter 'own', <string>:\d+: KeyError: 'missing'$",
     "no state": "TypeError: expected propose to return a Proposal and the state, got Proposal$",
     "no drafter": "^expected what the drafter 'own' is built as to be a BuiltDrafter, got Own",

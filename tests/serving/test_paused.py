@@ -10,6 +10,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.request import Request, Settings
 from jspec.serving.job import Job
 from jspec.serving.worker import make_row, make_scheduler
+from jspec.speculation.kinds import drafters_of
 from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
@@ -32,6 +33,7 @@ CASES = [
             ("model", {"num_draft_tokens": "auto"}, 7),
             ("none", {}, 7),
             ("merged tree", {}, 6),
+            ("merged tree", {"num_draft_tokens": "auto"}, 6),
             ("hierarchical", {}, 7),
         )
     ),
@@ -58,8 +60,12 @@ def make(drafter, num_pages, **options):
     """Returns a Generator, and a scheduler with that many pages of each part."""
     if options.get("num_draft_tokens") == "auto":
         numbers = make_generator(drafter, costs=None, **options).engine.numbers
+        names = drafters_of(make_generator(drafter, costs=None, **options).engine.drafter.kinds)
         seconds = tuple(1 + 0.1 * number for number in numbers)
-        options["costs"] = RoundCosts((64,), numbers, ("model",), ((seconds,),), ((0.02,),))
+        reading = tuple(0.02 * (name == "model") for name in names)
+        options["costs"] = RoundCosts(
+            (64,), numbers, tuple(names), ((seconds,) * len(names),), (reading,)
+        )
     own = make_generator(drafter, batch_size=4, **options)
     # Layers, keys and values, heads, slots, dimensions, bytes; target and draft are of one size.
     size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "prompt_lookup") else 2)

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.speculation import step
+from jspec.speculation.acceptance.tree import path_of, tree_of
+from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
 from jspec.speculation.kinds import Kind
 
@@ -116,6 +119,21 @@ def test_drafts_whose_turn_did_not_come_are_not_counted():
     assert control.tried[0, 1].tolist() == [1, 1]
     control = make_control().update(as_rows(1), as_rows(3), as_rows(3), jnp.array([True]))
     assert control.kept[0, 1].tolist() == control.tried[0, 1].tolist() == [1, 2]
+
+
+def test_a_leaf_says_nothing_of_what_would_have_followed_it():
+    """Three drafts for one position, of which one is kept: no second one was refused."""
+    proposal = Proposal(as_rows([4, 5, 6], [4, 5, 6]), as_rows(3, 3),
+                        parents=as_rows([-1, -1, -1], [-1, -1, 1]), max_depth=2)  # fmt: skip
+    tree = tree_of(proposal)
+    path, num_accepted = path_of(tree, as_rows(2, 2))  # slot 2 is draft 1
+    is_refused = step._is_refused(Verdict(num_accepted, as_rows(9, 9), path), tree)
+    assert is_refused.tolist() == [False, True]
+    control = make_control(2).update(
+        as_rows(1, 1), as_rows(3, 3), as_rows(1, 1), jnp.ones(2, bool), is_refused
+    )
+    assert control.kept[:, 1].tolist() == [[1, 0], [1, 0]]
+    assert control.tried[:, 1].tolist() == [[1, 0], [1, 1]]
 
 
 def test_no_more_is_asked_of_a_kind_than_it_can_give():
