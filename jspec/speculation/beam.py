@@ -179,7 +179,7 @@ def _is_over(
 
     `best` is the score of the best running beam.
     """
-    # For 0 this is a guess that transformers makes too: a longer text may have a better score.
+    # With early_stopping=False (0) no longer text is hoped for: transformers' guess, too.
     is_long = (limits.early_stopping == 2) & (limits.length_penalty > 0)
     hoped = best / _penalty(jnp.where(is_long, limits.max_tokens, length), limits)
     worst = jnp.min(pool.scores)  # -inf while the pool is not full

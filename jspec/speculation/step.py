@@ -123,10 +123,10 @@ def verify(
 ) -> tuple[SpecState, StepInfo]:
     """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
     # In the smallest width that holds every row's drafts, so that few drafts cost little.
-    verify = functools.partial(
+    commit = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
-    return in_narrowest(verify, state, proposal, widths)
+    return in_narrowest(commit, state, proposal, widths)
 
 
 def _verify_and_commit(

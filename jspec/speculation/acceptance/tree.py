@@ -130,7 +130,7 @@ def kept_path(tree: Tree, is_accepted: Bool[Array, "b w"]) -> tuple[Int32[Array,
     is_accepted &= tree.is_real
     is_first = ~(tree.is_earlier_sibling & is_accepted[:, None, :]).any(axis=-1)
     is_chosen = jnp.pad(is_accepted & is_first, ((0, 0), (1, 0)), constant_values=True)
-    # No walk is needed: a slot is kept if all of its path was chosen, and no two of one depth are.
+    # No walk is needed: a slot is kept if all of its path was chosen. Siblings never both are.
     return _in_order(tree, ~(tree.mask & ~is_chosen[:, None, :]).any(axis=-1))
 
 
