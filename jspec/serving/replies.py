@@ -9,9 +9,9 @@ from typing import Any
 
 from jspec.generation.result import Result, TokenLogprob
 from jspec.generation.stats import Stats
-from jspec.serving.conversation import CallReader
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
+from jspec.serving.tools import CallReader
 from jspec.weights import TokenizerLike
 
 # An answer that its deadline has cut is one that is not complete, as "length" says.

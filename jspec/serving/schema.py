@@ -11,7 +11,8 @@ from pydantic import Field
 
 from jspec.common.errors import InputError
 from jspec.generation.request import MAX_SEED, MOST_TOP, Settings
-from jspec.serving.conversation import Body, Message, ResponseFormat, Tool
+from jspec.serving.conversation import Body, Message, ResponseFormat
+from jspec.serving.tools import FREE_CHOICES, Tool, ToolChoice, demanded_call
 
 _MAX_INT32 = 2**31 - 1
 _Text = Annotated[str, Field(min_length=1)]
@@ -141,6 +142,7 @@ class CompletionRequest(AnswerRequest):
         list[_Ids], Field(min_length=1, max_length=128)
     ]  # fmt: skip
     echo: bool | None = False
+    best_of: _Count = None
     logprobs: _NumTop = None
 
     @property
@@ -171,6 +173,12 @@ class CompletionRequest(AnswerRequest):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)  # type: ignore[arg-type]
 
+    def settings(self, defaults: Settings) -> Settings:
+        """See `AnswerRequest.settings`; of more answers than are wanted the best are not chosen."""
+        if self.best_of not in (None, self.n):
+            raise InputError(f"expected best_of as many as n, {self.n}, got {self.best_of}")
+        return super().settings(defaults)
+
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
 _Tools = Annotated[list[Tool], Field(min_length=1, max_length=128)]
@@ -185,7 +193,7 @@ class ChatRequest(AnswerRequest):
     top_logprobs: _NumTop = None
     response_format: ResponseFormat | None = None
     tools: _Tools | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -205,18 +213,22 @@ class ChatRequest(AnswerRequest):
     @property
     def pattern_field(self) -> str:
         """The field that says what the answer must look like."""
-        return "pattern" if self.pattern is not None else "response_format"
+        own = "response_format" if self.pattern is None else "pattern"
+        return own if self.tool_choice in FREE_CHOICES else "tool_choice"
 
     def answer_pattern(self) -> str | None:
         """Returns the expression that the answer must match, if any.
 
         Raises:
-          InputError: a schema that cannot be said, or two patterns.
+          InputError: a schema that cannot be said, two patterns, or a call of no tool.
         """
-        own = None if self.response_format is None else self.response_format.pattern()
-        if own is not None and self.pattern is not None:
-            raise InputError("expected either a pattern or a response_format, got both")
-        return self.pattern if own is None else own
+        shaped = self.response_format and self.response_format.pattern()
+        call = demanded_call(self.tool_choice, self.tools or ())
+        found = {"pattern": self.pattern, "response_format": shaped, "tool_choice": call}
+        given = [name for name, one in found.items() if one is not None]
+        if len(given) > 1:
+            raise InputError(f"expected either {' or '.join(given)}, got both")
+        return found[given[0]] if given else None
 
     @property
     def most_new_tokens(self) -> int | None:

@@ -5,6 +5,7 @@ import random
 
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -14,8 +15,8 @@ from jspec.generation.request import Settings
 from jspec.generation.result import Piece
 from jspec.generation.stats import RoundCounts
 from jspec.models import init_cache
-from jspec.serving.conversation import CallReader
 from jspec.serving.job import Job, Update
+from jspec.serving.tools import CallReader
 from jspec.serving.traces import Traces
 from tests.serving.served import Served
 from tests.tiny_models import save_folder
@@ -29,7 +30,17 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 SAY = [{"role": "user", "content": "abc"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
+BY_NAME = {
+    "add": {"type": "object", "required": ["x", "y"], "properties": {
+        "x": {"type": "integer", "minimum": -5, "maximum": 120}, "y": {"enum": ["é", None]}}},
+    "on": {"type": "object", "required": ["day"], "properties": {
+        "day": {"type": "string", "format": "date"}}},
+}  # fmt: skip
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": ["é"]}}\n</tool_call>'
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +96,8 @@ def num_programs(served):
     [
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "expected json_sc"),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {
-            "name": "x", "schema": {"type": "integer", "minimum": 1}}}}, "response_format",
-         "expected nothing but type in the JSON schema at schema, got 'minimum'"),
+            "name": "x", "schema": {"type": "integer", "multipleOf": 2}}}}, "response_format",
+         "in the JSON schema at schema, got 'multipleOf'"),
         (CHAT, {"response_format": FORMAT, "pattern": "a"}, "pattern", "got both"),
         (CHAT, {"response_format": FORMAT, "min_tokens": 2}, "min_tokens", "with a pattern"),
         (TEXT, {"pattern": "("}, "pattern", "expected a regular expression"),
@@ -95,6 +106,12 @@ def num_programs(served):
         (TEXT, {"logprobs": 0, "echo": True, "stream": True}, "echo", "without stream"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "of one of the tools"),
+        (CHAT, {"tool_choice": named("sub"), "tools": TOOLS}, "tool_choice", "of one of the tools"),
+        (CHAT, {"tool_choice": "required", "tools": TOOLS, "pattern": "a"}, "tool_choice",
+         "either pattern or tool_choice, got both"),
+        (CHAT, {"tool_choice": "required", "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"type": "array"}}}]}, "tool_choice", "of the type object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_given_is_refused(served, path, asked, param, part):
@@ -270,3 +287,32 @@ def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
     client.chat.completions.create(
         **(asked | {"max_tokens": 2, "messages": [*SAY, choice.message]})
     )
+
+
+def test_a_call_that_must_be_made_satisfies_its_parameters(client):
+    """Of any tool or of a certain one, whatever the seed; in streams as well."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": own}}
+             for name, own in BY_NAME.items()]  # fmt: skip
+    called = set()
+    for seed, choice in enumerate(["required"] * 4 + [named("add"), named("on")]):
+        asked = {"model": "tiny", "messages": SAY, "tools": tools, "max_tokens": 120, "seed": seed,
+                 "temperature": 1.5, "tool_choice": choice}  # fmt: skip
+        (whole,) = client.chat.completions.create(**asked).choices
+        (call,) = whole.message.tool_calls
+        assert (whole.message.content, whole.finish_reason) == (None, "tool_calls")
+        jsonschema.validate(
+            json.loads(call.function.arguments), BY_NAME[call.function.name],
+            format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+        )  # fmt: skip
+        chunks = client.chat.completions.create(**asked, stream=True)
+        (streamed,) = [one for c in chunks for one in c.choices[0].delta.tool_calls or ()]
+        assert streamed.function.arguments == call.function.arguments
+        called.add(call.function.name)
+    assert called == set(BY_NAME)
+    assert call.function.name == "on"
+
+
+def test_the_best_of_as_many_as_are_wanted_are_all(client):
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": 5, "temperature": 1, "seed": 1, "n": 2}
+    both = [client.completions.create(**asked, **more).choices for more in ({}, {"best_of": 2})]
+    assert [one.text for one in both[0]] == [one.text for one in both[1]]

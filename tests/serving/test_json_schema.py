@@ -1,5 +1,6 @@
 """JSON schemas as expressions: what they match satisfies the schema, and nothing is left out."""
 
+import datetime
 import json
 import random
 import re
@@ -12,6 +13,7 @@ from jspec.common.errors import InputError
 from jspec.drafters.pattern_automaton import compile_pattern
 from jspec.serving import json_schema
 from jspec.serving.json_schema import schema_pattern
+from jspec.serving.json_values import FORMATS
 
 _PERSON = {
     "type": "object",
@@ -25,6 +27,10 @@ _PERSON = {
     "additionalProperties": False,
     "$defs": {"Place": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}}},
 }
+_SHAPES = {"oneOf": [
+    {"type": "object", "properties": {"kind": {"const": name}, "r": {"type": "integer"}},
+     "required": ["kind"]} for name in ("circle", "ring")
+]}  # fmt: skip
 _NAMED = {"type": "string", "pattern": r"^[A-Z][^\s]{1,3}-\d{2,}$"}
 SCHEMAS = [
     _PERSON,
@@ -36,8 +42,15 @@ SCHEMAS = [
     {"type": ["integer", "string"], "enum": [1, 2.5, "two", None]},
     {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}},
     {"type": "string", "minLength": 2, "maxLength": 3},
+    {"type": "integer", "minimum": -12, "maximum": 105},
+    {"type": ["integer", "null"], "exclusiveMinimum": 17.5},
+    {"type": "array", "items": {"type": "integer", "exclusiveMaximum": -3}},
+    *({"type": "string", "format": name} for name in FORMATS),
+    _SHAPES,
+    {"oneOf": [{"type": "null"}, {"enum": ["a", 1, True]}, {"$ref": "#/$defs/A"}],
+     "$defs": {"A": {"type": "array", "items": {"type": "null"}}}},
     {},
-]
+]  # fmt: skip
 
 
 def random_text(automaton, rng):
@@ -61,7 +74,8 @@ def test_what_is_matched_satisfies_the_schema(schema, monkeypatch):
     """By another program's opinion of it, and by `re`'s. Control: another schema's texts fail."""
     monkeypatch.setattr(json_schema, "MAX_DEPTH", 2)
     pattern, rng = schema_pattern(schema), random.Random(0)
-    validator = jsonschema.Draft202012Validator(schema)
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
     automaton = compile_pattern(pattern, 4000, 60_000)
     texts = {random_text(automaton, rng) for _ in range(200)}
     assert len(texts) > 1
@@ -69,8 +83,24 @@ def test_what_is_matched_satisfies_the_schema(schema, monkeypatch):
         assert re.fullmatch(pattern, text)
         if not re.search(r"\\u[dD][89a-fA-F]", text):  # half a surrogate pair
             assert validator.is_valid(json.loads(text)), text
+        if "time" in schema.get("format", ""):  # of which that program has no opinion
+            day = "" if "date" in schema["format"] else "2024-01-01T"
+            datetime.datetime.fromisoformat(day + json.loads(text))
     if schema:
         assert not validator.is_valid(["x"])
+
+
+def test_integers_between_bounds_are_all_of_them_and_no_others():
+    """Pairs of bounds by chance, either of which may be missing."""
+    rng, numbers = random.Random(0), range(-1300, 1300)
+    for _ in range(40):
+        low, high = sorted(rng.choices(numbers, k=2))
+        asked = rng.choice([{"minimum": low}, {"maximum": high}, {"minimum": low, "maximum": high}])
+        pattern = re.compile(schema_pattern({"type": "integer"} | asked))
+        found = {number for number in numbers if pattern.fullmatch(str(number))}
+        least, most = asked.get("minimum", -1300), asked.get("maximum", 1299)
+        assert found == set(range(least, most + 1)), asked
+        assert not any(pattern.fullmatch(bad) for bad in ("", "-0", "007", "-", "1.0", "+3"))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +114,7 @@ def test_what_is_matched_satisfies_the_schema(schema, monkeypatch):
         ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {}}}, {"b": 2, "c": [True]}),
         ({"additionalProperties": {"type": "integer"}}, {"x": 1, "y": 20}),
         ({"const": {"a": [1, "*"]}}, {"a": [1, "*"]}),
+        (_SHAPES, {"kind": "ring", "r": 2}),
         ({"const": [[[[[1]]]]]}, [[[[[1]]]]]),
     ],
 )
@@ -105,9 +136,22 @@ CHAIN = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(1000)}, "
 @pytest.mark.parametrize(
     ("schema", "part"),
     [
-        ({"type": "integer", "minimum": 3}, "nothing but type in the JSON schema at schema, got"),
-        ({"type": "string", "format": "date"}, "type, minLength, maxLength, pattern"),
-        ({"oneOf": [{}]}, "got 'oneOf'"),
+        ({"type": "number", "minimum": 3}, "nothing but type in the JSON schema at schema, got"),
+        ({"type": ["number", "integer"], "minimum": 3}, "got 'minimum'"),
+        ({"type": "integer", "minimum": "3"}, "bounds with an integer between them"),
+        ({"type": "integer", "minimum": float("nan")}, "bounds with an integer between them"),
+        ({"type": "integer", "minimum": 1e300}, "bounds with an integer between them"),
+        ({"exclusiveMinimum": 3, "maximum": 3.5}, "got (4, 3)"),
+        ({"type": "string", "format": "uri"}, "one of date, time, date-time, uuid, email, ipv4"),
+        ({"type": "string", "format": ["date"]}, "one of date, time"),
+        ({"format": "date", "minLength": 3}, "nothing but type, format"),
+        *(({"oneOf": both}, "exclude each other") for both in (
+            [{}, {}], [{"type": "integer"}, {"type": "number"}], [{"const": 1}, {"enum": [1.0]}],
+            [{"const": [1]}, {"const": [1.0]}], [{"anyOf": [{}]}, {"type": "null"}],
+            [{"properties": {}}, {"type": "null"}], _SHAPES["oneOf"][:1] * 2,
+            [one | {"required": []} for one in _SHAPES["oneOf"]],
+        )),
+        ({"oneOf": [{"type": [[]]}, {}]}, "one of object, array"),
         ({"type": "array", "items": {"type": "integer", "multipleOf": 2}}, "at schema.items"),
         ({"type": "object", "properties": {"a": 3}}, "at schema.a, got 3"),
         ({"type": "object", "properties": {}, "required": ["a"]}, "some of the properties"),
