@@ -5,7 +5,7 @@
         --output_json=load.jsonl
 
 The load is guidellm's: it asks for 64 tokens at temperature 0, with 1 to 32 requests at once and at
-random moments (Poisson), of prompts in a fixed order. All servers have room for 32 requests of
+random moments (Poisson), of prompts in a fixed order. All servers have room for --slots requests of
 2,048 tokens, and none keeps what it has read of a prompt. One line of JSON has, by server and load,
 tokens a second, and milliseconds to the first token and between tokens. Only the tokens of answers
 that ended count, over the time from the first request to the end of the last such answer.
@@ -29,7 +29,7 @@ from jspec.common.json_lines import read_json_lines
 from jspec.common.text_table import format_table
 from jspec.generation.provenance import Recorder, git_state
 
-_SLOTS, _LENGTH = 32, 2048  # requests at once, and tokens of one
+_LENGTH = 2048  # tokens of prompt and answer
 _TOKENS = 64  # of an answer
 _PORT, _START_SECONDS = 8123, 600
 _FIGURES = {"to_first_ms": "time_to_first_token_ms", "between_ms": "inter_token_latency_ms"}
@@ -38,14 +38,14 @@ _SHARES = ("p50", "p99")
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """Returns what starts each server that is wanted, by its name."""
-    jspec = [sys.executable, "-m", "jspec.serve", f"--max_slots={_SLOTS}", f"--port={_PORT}",
-             f"--max_seq_len={_LENGTH}", "--prefix_cache_bytes=0",
-             f"--target={options.target}"]  # fmt: skip
+    jspec = [sys.executable, "-m", "jspec.serve", f"--max_slots={options.slots}",
+             f"--port={_PORT}", f"--max_seq_len={_LENGTH}", "--prefix_cache_bytes=0",
+             f"--target={options.target}", *options.jspec_flags.split()]  # fmt: skip
     drafting = ["--num_draft_tokens=auto", *([f"--draft={options.draft}"] if options.draft else [])]
     found = {"jspec none": [*jspec, "--drafter=none"], "jspec auto": [*jspec, *drafting]}
     if options.llama_cpp:
         own = "-np {0} -c {1} -t {2} --port {3} --no-cache-prompt --cache-ram 0 --no-ui --temp 0"
-        own = own.format(_SLOTS, _SLOTS * _LENGTH, options.threads, _PORT).split()
+        own = own.format(options.slots, options.slots * _LENGTH, options.threads, _PORT).split()
         own = [f"{options.llama_cpp}/llama-server", "-m", options.gguf, *own]
         found["llama.cpp none"] = own
         if options.draft_gguf:
@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--draft")
     parser.add_argument("--servers", help="names, separated by commas; default: all")
+    parser.add_argument("--slots", type=int, default=32, help="requests that have room at once")
+    parser.add_argument("--jspec_flags", default="", help="of jspec.serve")
     parser.add_argument("--transformers_flags", default="", help="of transformers serve")
     parser.add_argument("--streams", default="1,2,4,8,16,32", help="requests at once")
     parser.add_argument("--rates", default="1,2", help="requests a second, at random moments")

@@ -15,6 +15,7 @@ from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
 from jspec.generation.reading import Reading, Snapshot, Snapshots, bare
 from jspec.generation.request import Settings
+from jspec.generation.row_count import fitted, row_counts
 from jspec.generation.rows import Row, with_request
 from jspec.generation.saved_row import run_alone, settle, take_row
 from jspec.kernels import PAGE
@@ -91,7 +92,7 @@ class PagedBatch(Batch):
         self._snapshots = Snapshots(engine, self._params, capacity, switches)
         # The jit boundary; what goes on to exist beside the results is not donated.
         self._save, self._alone, self._settle = map(jax.jit, (take_row, run_alone, settle))
-        self._vocab_size = programs.target.config.vocab_size
+        self._vocab_size, self._counts = programs.target.config.vocab_size, row_counts(num_rows)
 
     def _fitting(self, num_rows: int, longest: int, cache_bytes: int | None) -> int:
         """Returns the number of pages, `longest` of which are a row's at most."""
@@ -139,11 +140,19 @@ class PagedBatch(Batch):
         for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
-        if self._state is not None:  # into no pages: what is written goes to page 0
+        for count in self._counts if self._state is not None else ():
+            # Into no pages: what is written goes to page 0.
             reading = self.begin_in(Row(Settings(), [0], (), 2), [[]] * len(_PARTS), widest, ())
             self.read(reading)
-            self.insert_saved(0, reading, self.save(0))
-            self.finish(0)
+            self.insert_saved(count - 1, reading, self.save(0))
+            self._run(0)
+            self.finish(count - 1)
+
+    def _fit(self, row: int = 0) -> None:
+        """Gives the state no more rows than those that have pages, and this one, need."""
+        if self._state is not None and len(self.rows) > 1:
+            last = np.flatnonzero(self.tables[0].any(axis=1)).max(initial=row)
+            self._state = fitted(self._state, int(last) + 1, self._counts, self._empty)
 
     def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: the first token of each, and its width."""
@@ -197,7 +206,8 @@ class PagedBatch(Batch):
             # The drafter reads the text too, in a round that nobody hears of: were it left to read
             # later, this would count among the costs by which the row chooses.
             alone = self._alone(self._state, row, reading.state, saved)
-            tables = [np.where(np.arange(len(t))[:, None] == row, t, 0) for t in self.tables]
+            own = np.arange(len(self._state.last_token))[:, None] == row
+            tables = [np.where(own, table[: len(own)], 0) for table in self.tables]
             after, _ = self._engine.run(self._params, self._join(alone, tables), 1)
             saved = self._settle(saved, self._part(after), row)
         self._state = self._engine.insert(self._state, row, saved)
@@ -210,15 +220,21 @@ class PagedBatch(Batch):
     def _fill(self, row: int, reading: Reading) -> None:
         self.set_pages(row, [table[0] for table in self._tables])
         self.lengths[row] = len(reading.prompt)
+        self._fit(row)
 
     def run(self, num_rounds: int) -> float:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
+        self._fit()
+        return self._run(num_rounds)
+
+    def _run(self, num_rounds: int) -> float:
         assert self._state is not None
-        self._state = self._join(self._state, self.tables)
+        count = len(self._state.last_token)
+        self._state = self._join(self._state, [table[:count] for table in self.tables])
         seconds = super().run(num_rounds)
         assert self._infos is not None
         self._state = self._part(self._state)
-        self.lengths += self._infos.num_tokens.sum(axis=0, dtype=np.int32)
+        self.lengths[:count] += self._infos.num_tokens.sum(axis=0, dtype=np.int32)
         return seconds
 
     def finish(self, row: int) -> None:

@@ -45,7 +45,8 @@ def named(name):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools }}"
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
     path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
     with Served(Generator.load(path, dtype="float32", **options), api_key="k") as server:
@@ -293,8 +294,7 @@ def test_a_call_that_must_be_made_satisfies_its_parameters(client):
     """Of any tool or of a certain one, whatever the seed; in streams as well."""
     tools = [{"type": "function", "function": {"name": name, "parameters": own}}
              for name, own in BY_NAME.items()]  # fmt: skip
-    called = set()
-    for seed, choice in enumerate(["required"] * 4 + [named("add"), named("on")]):
+    for seed, choice in enumerate(["required", named("add"), named("on")]):
         asked = {"model": "tiny", "messages": SAY, "tools": tools, "max_tokens": 120, "seed": seed,
                  "temperature": 1.5, "tool_choice": choice}  # fmt: skip
         (whole,) = client.chat.completions.create(**asked).choices
@@ -307,9 +307,7 @@ def test_a_call_that_must_be_made_satisfies_its_parameters(client):
         chunks = client.chat.completions.create(**asked, stream=True)
         (streamed,) = [one for c in chunks for one in c.choices[0].delta.tool_calls or ()]
         assert streamed.function.arguments == call.function.arguments
-        called.add(call.function.name)
-    assert called == set(BY_NAME)
-    assert call.function.name == "on"
+        assert choice in ("required", named(call.function.name))
 
 
 def test_the_best_of_as_many_as_are_wanted_are_all(client):
