@@ -134,8 +134,10 @@ class Scheduler:
                 yield self._update(slot, rounds, answer.rounds[num_known:])
 
     def _read_prompts(self) -> Iterator[Update]:
-        """Reads on in the prompt that was begun, then in the next ones, up to the budget."""
-        num_left = self._prefill_budget
+        """Reads on in the prompt that was begun, then in the next ones, up to the budgets."""
+        # One for each slot that could run and does not: a round of few rows is hardly shorter.
+        num_unread = min(self.num_waiting, self.num_slots - self.num_running)
+        num_left = self._prefill_budget * (num_unread + (self._reading is not None))
         while num_left > 0:
             if self._reading is None and not self._take_next():
                 return
