@@ -1,12 +1,11 @@
 """A batch whose caches lie in pages, so that its rows take memory for the tokens they have."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int32
+from jaxtyping import Int32
 
 from jspec.common.errors import InputError
 from jspec.common.memory import available_bytes, tree_bytes
@@ -19,7 +18,7 @@ from jspec.generation.row_count import fitted, row_counts
 from jspec.generation.rows import Row, with_request
 from jspec.generation.saved_row import run_alone, settle, take_row
 from jspec.kernels import PAGE
-from jspec.models.paged_cache import caches_in, map_caches, with_layers
+from jspec.models.paged_cache import caches_in, empty_layers, map_caches, name_pages, with_layers
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import SpecState
 
@@ -78,6 +77,8 @@ class PagedBatch(Batch):
 
         def empty_state(num_rows: int) -> SpecState:
             full = engine.empty_state(num_rows, capacity, switches)
+            if full.control is not None:
+                full = full.replace(control=full.control.replace(num_rows=programs.batch_size))
             return full.replace(**{
                 part: bare(getattr(full, part), jnp.zeros([num_rows, width], jnp.int32))
                 for part, width in zip(_PARTS, widths, strict=True)
@@ -86,7 +87,7 @@ class PagedBatch(Batch):
         self._empty = jax.jit(empty_state, static_argnums=0)
         super().__init__(programs, num_rows, max_length, switches)
         self._nothing = self._empty(1)
-        self._layers = [[self._make_layers(cache) for cache in part] for part in caches]
+        self._layers = [[empty_layers(cache, self.num_pages) for cache in part] for part in caches]
         self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
         self.lengths = np.zeros([num_rows], np.int32)
         self._snapshots = Snapshots(engine, self._params, capacity, switches)
@@ -112,15 +113,6 @@ class PagedBatch(Batch):
         pages = [-(-(end + spare) // PAGE) for spare in self._spare]
         return [n if size else 0 for n, size in zip(pages, self.page_bytes, strict=True)]
 
-    def _make_layers(self, cache: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """Returns the pages of one cache's layers, keys and values; one more than is counted."""
-        shapes = [(leaf.shape[1], PAGE, leaf.shape[3]) for leaf in cache.keys]
-        keys, values = (
-            tuple(jnp.zeros((self.num_pages + 1, *shape), cache.keys[0].dtype) for shape in shapes)
-            for _ in range(2)
-        )
-        return keys, values
-
     def _empty_state(self, num_rows: int) -> SpecState:
         return self._empty(num_rows)
 
@@ -141,18 +133,18 @@ class PagedBatch(Batch):
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
         for count in self._counts if self._state is not None else ():
-            # Into no pages: what is written goes to page 0.
-            reading = self.begin_in(Row(Settings(), [0], (), 2), [[]] * len(_PARTS), widest, ())
+            # Into a page that nobody has yet.
+            reading = self.begin_in(Row(Settings(), [0], (), 2), [[1]] * len(_PARTS), widest, ())
             self.read(reading)
             self.insert_saved(count - 1, reading, self.save(0))
-            self._run(0)
+            self.run(0)
             self.finish(count - 1)
 
     def _fit(self, row: int = 0) -> None:
         """Gives the state no more rows than those that have pages, and this one, need."""
         if self._state is not None and len(self.rows) > 1:
-            last = np.flatnonzero(self.tables[0].any(axis=1)).max(initial=row)
-            self._state = fitted(self._state, int(last) + 1, self._counts, self._empty)
+            last = int(np.flatnonzero(self.tables[0].any(axis=1)).max(initial=row))
+            self._state = fitted(self._state, last + 1, self._counts, self._empty)
 
     def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: the first token of each, and its width."""
@@ -175,12 +167,12 @@ class PagedBatch(Batch):
         reading = Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, found)
         self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
-        _name_pages(self._tables, 0, pages)
+        name_pages(self._tables, 0, pages)
         return reading
 
     def set_pages(self, row: int, pages: Sequence[Sequence[int]]) -> None:
         """Says which pages of each part a row has from now on, in the order of its slots."""
-        _name_pages(self.tables, row, pages)
+        name_pages(self.tables, row, pages)
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""
@@ -225,9 +217,6 @@ class PagedBatch(Batch):
     def run(self, num_rounds: int) -> float:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
         self._fit()
-        return self._run(num_rounds)
-
-    def _run(self, num_rounds: int) -> float:
         assert self._state is not None
         count = len(self._state.last_token)
         self._state = self._join(self._state, [table[:count] for table in self.tables])
@@ -255,12 +244,6 @@ class PagedBatch(Batch):
 
     def _part(self, state: SpecState) -> SpecState:
         """Takes the layers back; returns the state without them."""
-        found = [caches_in(getattr(state, part)) for part in _PARTS]
+        found = (caches_in(getattr(state, part)) for part in _PARTS)
         self._layers = [[(cache.keys, cache.values) for cache in caches] for caches in found]
         return map_caches(lambda cache: cache.replace(keys=(), values=()), state)
-
-
-def _name_pages(tables: Sequence[np.ndarray], row: int, pages: Sequence[Sequence[int]]) -> None:
-    for table, own in zip(tables, pages, strict=True):
-        table[row] = 0
-        table[row, : len(own)] = own

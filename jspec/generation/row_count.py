@@ -16,15 +16,19 @@ import jax.numpy as jnp
 
 from jspec.speculation.types import SpecState
 
-_FEWEST = 2  # rows, where there may be more: to halve these saves next to nothing
+_STEP = 4  # a round of four rows takes at most half as long again as one of one row
 
 
 def row_counts(num_rows: int) -> tuple[int, ...]:
-    """Returns the numbers of rows for which rounds are compiled, rising to `num_rows`."""
+    """Returns the numbers of rows for which rounds are compiled, rising to `num_rows`.
+
+    Each is a program, and a quarter of the next; a single row has one of its own, as its products
+    are the fastest. Few rows, up to 7, have no others.
+    """
     counts = [num_rows]
-    while counts[0] // 2 >= _FEWEST:
-        counts.insert(0, counts[0] // 2)
-    return tuple(counts)
+    while counts[0] >= 2 * _STEP:
+        counts.insert(0, counts[0] // _STEP)
+    return (1, *counts) if 1 < counts[0] < num_rows else tuple(counts)
 
 
 def fitted(

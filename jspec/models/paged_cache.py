@@ -5,7 +5,7 @@ what rows without pages write goes there. Tables come from the host, and stay as
 program: whoever runs it gives a row all pages that it may write before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -66,6 +66,15 @@ class PagedKVCache(KVCache, kw_only=True):
 Layers = list[tuple[tuple[Array, ...], tuple[Array, ...]]]  # keys and values of each cache
 
 
+def empty_layers(cache: KVCache, num_pages: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Returns pages for keys and values of a cache's layers, and one more, which is nobody's."""
+    shapes = [(num_pages + 1, leaf.shape[1], PAGE, leaf.shape[3]) for leaf in cache.keys]
+    keys, values = (
+        tuple(jnp.zeros(shape, cache.keys[0].dtype) for shape in shapes) for _ in range(2)
+    )
+    return keys, values
+
+
 def caches_in(tree: Any) -> list[Any]:
     """Returns the caches in a pytree."""
     return [node for node in jax.tree.leaves(tree, is_leaf=_is_cache) if _is_cache(node)]
@@ -88,6 +97,13 @@ def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> A
         return cache.replace(keys=keys, values=values, table=jnp.array(table))
 
     return map_caches(give, tree)
+
+
+def name_pages(tables: Sequence[np.ndarray], row: int, pages: Sequence[Sequence[int]]) -> None:
+    """Writes into each part's table [b m] which pages a row has, in the order of its slots."""
+    for table, own in zip(tables, pages, strict=True):
+        table[row] = 0
+        table[row, : len(own)] = own
 
 
 def _is_cache(node: Any) -> bool:

@@ -1,7 +1,7 @@
 """Which request runs in which slot, and when: pure Python over the programs of a batch.
 
 Between two visits of the device the scheduler ends what nobody waits for any more, reads prompts
-chunk by chunk into free slots until a number of tokens is read (so that no running answer waits for
+chunk by chunk into free slots, as many tokens for each of them (so that no running answer waits for
 a long prompt), and then lets all slots run. Where memory runs out, the answer that began last among
 those of the least priority gives its own back; it waits, and goes on from the tokens that it has.
 No clock is read but the one that is passed in: the same arrivals, the same schedule.
@@ -30,8 +30,8 @@ class Scheduler:
       num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
       max_queue: maximum number of requests that wait while all slots are taken.
       rounds_per_visit: number of rounds on the device between two looks of the host.
-      prefill_budget: tokens of prompts to read between two visits; the chunk that reaches this
-        number is the last.
+      prefill_budget: tokens of prompts to read between two visits, for each slot that could run
+        and does not; the chunk that reaches this number is the last.
       clock: returns the seconds of a clock.
     """
 
@@ -134,10 +134,9 @@ class Scheduler:
                 yield self._update(slot, rounds, answer.rounds[num_known:])
 
     def _read_prompts(self) -> Iterator[Update]:
-        """Reads on in the prompt that was begun, then in the next ones, up to the budgets."""
-        # One for each slot that could run and does not: a round of few rows is hardly shorter.
-        num_unread = min(self.num_waiting, self.num_slots - self.num_running)
-        num_left = self._prefill_budget * (num_unread + (self._reading is not None))
+        """Reads on in the prompt that was begun, then in others: a budget for each idle slot."""
+        num_idle = min(self.num_waiting, self.num_slots - self.num_running)
+        num_left = self._prefill_budget * (num_idle + (self._reading is not None))
         while num_left > 0:
             if self._reading is None and not self._take_next():
                 return
@@ -199,9 +198,8 @@ class Scheduler:
             self.num_paused += 1
 
     def _begin(self, job: Job) -> Answer:
-        if job.paused is not None:
-            return job.paused[0]
-        return Answer(0, job.request, job.row, self._target, self._num_draft_tokens)
+        new = 0, job.request, job.row, self._target, self._num_draft_tokens
+        return Answer(*new) if job.paused is None else job.paused[0]
 
     def _end_unwanted(self) -> Iterator[Update]:
         """Ends the answers that were cancelled or are past their deadlines, waiting or running."""

@@ -52,13 +52,13 @@ class Control(struct.PyTreeNode):
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
       num_emitted: tokens of the answer so far, [b].
-      owed: seconds that the rounds so far took beyond those of plain decoding, by the costs, [b].
-        The first reading of a drafter, of the prompt, is left out.
+      owed: seconds of the rounds so far beyond plain decoding's, less first readings, [b].
       kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
       tried: drafts of each kind whose acceptance was decided, likewise.
       forced: for each kind, the number of drafts where it is not to be chosen; -1 elsewhere, [b k].
       kinds: the drafter's.
       numbers: the numbers of drafts to choose from, rising from 0.
+      num_rows: rows of the rounds whose seconds `costs` are.
     """
 
     costs: Float32[Array, "b m c"]
@@ -70,6 +70,7 @@ class Control(struct.PyTreeNode):
     forced: Int32[Array, "b k"]
     kinds: tuple[Kind, ...] = struct.field(pytree_node=False)
     numbers: tuple[int, ...] = struct.field(pytree_node=False)
+    num_rows: int = struct.field(pytree_node=False, default=1)
 
     @classmethod
     def init(cls, batch_size: int, *, kinds: Sequence[Kind], numbers: Sequence[int]) -> Self:
@@ -103,7 +104,7 @@ class Control(struct.PyTreeNode):
             if other.is_certain and other.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
                 promised = self._seconds_per_token(rival, lag(rival), room).min(axis=-1)
-                is_other = self._drafter(kind) != self._drafter(rival)
+                is_other = self.drafter_of(kind) != self.drafter_of(rival)
                 is_better = promised < per_token.min(axis=-1)
                 best = jnp.where((kind < index) & is_other & is_better, 0, best)
         best = jnp.where(self._is_tree(kind) & (best > 0), self.numbers[-1], best)
@@ -118,7 +119,7 @@ class Control(struct.PyTreeNode):
         rows = jnp.arange(kind.shape[0])
         gains = jnp.cumsum(-jnp.sort(-jnp.exp(scores), axis=-1), axis=-1)
         numbers = jnp.asarray(self.numbers[1:], jnp.int32)
-        costs = self.costs[rows, self._drafter(kind), 1:]
+        costs = self.costs[rows, self.drafter_of(kind), 1:]
         best = numbers[jnp.argmin(costs / (1 + gains[:, numbers - 1]), axis=-1)]
         forced = self.forced[rows, kind]
         return jnp.where(forced >= 0, forced, best)
@@ -175,7 +176,7 @@ class Control(struct.PyTreeNode):
             new = _MEMORY * old + jnp.where(is_kind[..., None], pair[:, None], 0.0)
             return jnp.where(is_running[:, None, None], new, old)
 
-        costs = self.costs[jnp.arange(kind.shape[0]), self._drafter(kind)]
+        costs = self.costs[jnp.arange(kind.shape[0]), self.drafter_of(kind)]
         # Fewer drafts than were wanted cost as the next number that was measured.
         number = jnp.sum(jnp.asarray(self.numbers) < num_proposed[:, None], axis=-1)
         spent = jnp.take_along_axis(costs, number[:, None], axis=1)[:, 0]
@@ -187,7 +188,8 @@ class Control(struct.PyTreeNode):
             tried=fade(self.tried, num_tried),
         )
 
-    def _drafter(self, kind: RowCounts) -> RowCounts:
+    def drafter_of(self, kind: RowCounts) -> RowCounts:
+        """Returns the places of the kinds' drafters in `costs`, [b]."""
         drafters = drafters_of(self.kinds)
         return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
 
@@ -203,16 +205,15 @@ class Control(struct.PyTreeNode):
         # The first reading has been weighed against the tokens to come. Charged in full it would
         # forbid the very drafts for which it was done.
         is_first = self.tried[rows, kind, 0] == 0
-        seconds = self.reading[rows, self._drafter(kind)] * lag.astype(jnp.float32)
+        seconds = self.reading[rows, self.drafter_of(kind)] * lag.astype(jnp.float32)
         return jnp.where(is_first, 0.0, seconds)
 
     def _seconds_per_token(
         self, kind: RowCounts, lag: RowCounts, room: RowCounts
     ) -> Float32[Array, "b c"]:
         """Returns the seconds that each token is expected to take, for every number of drafts."""
-        rows, drafter = jnp.arange(kind.shape[0]), self._drafter(kind)
-        costs = self.costs[rows, drafter]
-        plain = costs[:, :1]
+        rows, drafter = jnp.arange(kind.shape[0]), self.drafter_of(kind)
+        costs, plain = self.costs[rows, drafter], self.costs[rows, drafter, :1]
         # Catching up is paid once, and shared by the tokens that are expected to follow.
         horizon = jnp.maximum(jnp.minimum(self.num_emitted + _MORE_TO_COME, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
@@ -223,13 +224,13 @@ class Control(struct.PyTreeNode):
         worst = (self.owed + self._charged(kind, lag))[:, None] + most - plain
         num_emitted = self.num_emitted[:, None].astype(jnp.float32)
         allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
-        hoped, proven = (self._expected_tokens(kind, is_proven) for is_proven in (False, True))
+        hoped, proven = (self.expected_tokens(kind, is_proven) for is_proven in (False, True))
         # A round without drafts needs no catching up.
         return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(
             jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
         )
 
-    def _expected_tokens(self, kind: RowCounts, is_proven: bool) -> Float32[Array, "b c"]:
+    def expected_tokens(self, kind: RowCounts, is_proven: bool) -> Float32[Array, "b c"]:
         """Returns the expected tokens of a round; with `is_proven` nothing is assumed of drafts."""
         kept, tried = (leaf[jnp.arange(kind.shape[0]), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)

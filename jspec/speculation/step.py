@@ -31,14 +31,16 @@ from jaxtyping import Array, Bool, Key
 
 from jspec.common.typing import ApplyFn, RowCounts, RowFlags
 from jspec.sampling.noise import KEY_TYPE, SHARED
-from jspec.sampling.settings import process_drafts
+from jspec.sampling.settings import COLDEST, process_drafts
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.best_nodes import prune
+from jspec.speculation.control import Control
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.runners_up import learn
+from jspec.speculation.shared_round import agree, with_own_costs
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
@@ -83,7 +85,7 @@ def propose(
     settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
     inputs = RoundInputs(
         state.last_token,
-        limit=functools.partial(_wanted, state, drafter),
+        limit=functools.partial(_wanted, state, drafter, rule),
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, target, state.target_cache),
@@ -96,13 +98,22 @@ def propose(
         kind = _kinds(proposal)
         read = lag_of(drafter, state.draft, kind)
         read = jnp.where(proposal.num_tokens > 0, read, 0)
-        control = state.control.charge(kind, read).after_silence(
-            kind,
-            proposal.num_tokens,
-            functools.partial(_wanted, state, drafter),
-            functools.partial(lag_of, drafter, state.draft),
+        control = (
+            _control(state, rule)
+            .charge(kind, read)
+            .after_silence(
+                kind,
+                proposal.num_tokens,
+                functools.partial(_wanted, state, drafter, rule),
+                functools.partial(lag_of, drafter, state.draft),
+            )
         )
-        state = state.replace(control=control)
+        if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
+            agreed = agree(
+                control, kind, proposal.num_tokens, ~state.is_done, _is_free(state, rule)
+            )
+            proposal = proposal.replace(num_tokens=agreed)
+        state = state.replace(control=control.replace(costs=state.control.costs))
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.
@@ -174,9 +185,9 @@ def _verify_and_commit(
     counts = proposal.num_tokens, verdict.num_accepted
     kind = _kinds(proposal)
     if state.control is not None:
-        state = state.replace(
-            control=state.control.update(kind, *counts, ~state.is_done, _is_refused(verdict, tree))
-        )
+        is_refused = _is_refused(verdict, tree)
+        control = _control(state, rule).update(kind, *counts, ~state.is_done, is_refused)
+        state = state.replace(control=control.replace(costs=state.control.costs))
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
     return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, proposal.tokens)
@@ -196,14 +207,29 @@ def _draft_keys(
     return jax.lax.cond(is_random, derive, skip)
 
 
-def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
+def _is_free(state: SpecState, rule: AcceptanceRule) -> RowFlags:
+    """Returns which rows have the same tokens with any number of drafts, [b]."""
+    is_greedy = state.settings.temperature < COLDEST
+    return (is_greedy | (rule.noise is SHARED)) & rule.is_lossless
+
+
+def _control(state: SpecState, rule: AcceptanceRule) -> Control:
+    """Returns the control with the costs of a round of as many rows as the state has."""
+    assert state.control is not None
+    return with_own_costs(state.control, _is_free(state, rule))
+
+
+def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowCounts) -> RowCounts:
     """Returns how many drafts each row wants at most, from a proposal of the given kinds [b]."""
     room = state.max_length - (state.target_cache.length + 1)
     # A round emits one token more than it accepts, so the last token needs no draft.
     wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
     if state.control is not None:
         lag = functools.partial(lag_of, drafter, state.draft)
-        wanted = jnp.minimum(wanted, state.control.choose(kind, lag, room))
+        control = _control(state, rule)
+        wanted = jnp.minimum(wanted, control.choose(kind, lag, room))
+        # As if all rows had proposals of their kind, so that none is made for nothing.
+        wanted = agree(control, kind, wanted, ~state.is_done, _is_free(state, rule))
     return jnp.where(state.is_done, 0, wanted)
 
 
