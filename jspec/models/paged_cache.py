@@ -99,7 +99,7 @@ def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> A
     return map_caches(give, tree)
 
 
-def name_pages(tables: Sequence[np.ndarray], row: int, pages: Sequence[Sequence[int]]) -> None:
+def name_pages(tables: Sequence[np.ndarray], row: int, pages: Sequence[Any]) -> None:
     """Writes into each part's table [b m] which pages a row has, in the order of its slots."""
     for table, own in zip(tables, pages, strict=True):
         table[row] = 0

@@ -312,15 +312,15 @@ def test_a_long_prompt_does_not_stop_the_others():
         assert lengths == {0: 60, 1: 6}
 
 
-def test_short_prompts_share_a_visit():
-    """As many as the budget has room for, where a visit each would leave slots empty."""
+def test_empty_slots_are_filled_in_one_visit():
+    """A budget for each that a request waits for: else most stay empty while prompts come."""
     simulation = Simulation(4, prefill_budget=4)
-    simulation.scheduler.submit([simulation.job(seed, length=60) for seed in range(4)])
-    counts = []
-    while len(simulation.states) < 4:
-        simulation.step()
-        counts.append(len(simulation.states))
-    assert counts == [2, 4]
+    simulation.scheduler.submit([simulation.job(seed, length=60) for seed in range(3)])
+    simulation.step()
+    assert len(simulation.states) == 3
+    simulation.scheduler.submit([simulation.job(seed, num_prompt=9) for seed in (3, 4)])
+    simulation.step()
+    assert len(simulation.states) == 3, "one slot, one budget: less than that prompt"
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

@@ -1,0 +1,89 @@
+"""What rows that share every round draft, against arithmetic by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.speculation.shared_round import agree, with_own_costs
+from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
+
+ALL = jnp.ones([4], bool)
+# One draft for each of four rows takes half as long again, as four more rows would.
+STEEP = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
+
+
+def shared(costs, num_rows=4):
+    return make_control(4, costs).replace(num_rows=num_rows)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ((7, 0, 0, 0), (0, 0, 0, 0)),  # 4.5 rounds for at most 7 tokens more
+        ((7, 7, 7, 7), (0, 0, 0, 0)),  # the same, for each
+        ((1, 0, 0, 0), (0, 0, 0, 0)),
+        ((0, 0, 0, 0), (0, 0, 0, 0)),
+    ],
+)
+def test_no_row_drafts_what_the_others_pay_for(wanted, expected):
+    """Of the lookup a first draft is kept three times in ten: never worth half a round."""
+    assert tuple(agree(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(*wanted), ALL, ALL)) == expected
+
+
+def test_all_have_what_is_worth_it_for_all():
+    """The most tokens a second of the whole batch, by trying every number."""
+    control, kinds = shared(COSTS), as_rows(1, 1, 2, 2)
+    expected = np.asarray(control.expected_tokens(kinds, is_proven=False))
+    for wanted in ((7, 7, 7, 7), (7, 0, 7, 0), (3, 1, 0, 7), (1, 1, 1, 1), (0, 0, 0, 7)):
+        speeds = []
+        for most in NUMBERS:
+            places = [NUMBERS.index(min(most, own)) for own in wanted]
+            tokens = sum(row[place] for row, place in zip(expected, places, strict=True))
+            drafter = [0, 0, 1, 1]
+            speeds.append(tokens / sum(COSTS[d][NUMBERS.index(most)] for d in drafter))
+        most = NUMBERS[int(np.argmax(speeds))]
+        found = agree(control, kinds, as_rows(*wanted), ALL, ALL)
+        assert found.tolist() == [min(own, most) for own in wanted], wanted
+
+
+def test_rows_that_do_not_run_say_nothing():
+    """Control: were they to count, a single row's drafts would not be worth it."""
+    control, kinds, wanted = shared(COSTS), as_rows(2, 2, 2, 2), as_rows(1, 0, 0, 0)
+    alone = agree(control, kinds, wanted, jnp.array([True, False, False, False]), ALL)
+    assert alone.tolist() == [1, 0, 0, 0]
+    assert agree(control, kinds, wanted, ALL, ALL).tolist() == [0, 0, 0, 0]
+
+
+def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
+    """Else the drafts, and by the rejection rule the tokens, would depend on the others."""
+    is_free = jnp.array([False, True, True, True])
+    found = agree(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, is_free)
+    assert found.tolist() == [7, 0, 0, 0]
+    control = with_own_costs(shared(STEEP, num_rows=8), is_free)
+    assert control.costs[0].tolist() == STEEP.tolist()
+    assert (control.costs[1:] < STEEP).all()
+
+
+def test_where_nothing_is_shared_all_is_as_it_was():
+    """A Generator's batch, and the rows that were measured."""
+    control = make_control(4)
+    assert agree(control, as_rows(0, 0, 0, 0), as_rows(7, 0, 0, 0), ALL, ALL).tolist() == [
+        7,
+        0,
+        0,
+        0,
+    ]
+    assert with_own_costs(control, ALL) is control
+    assert with_own_costs(shared(COSTS), ALL).costs.tolist() == control.costs.tolist()
+
+
+def test_rounds_of_fewer_rows_are_shorter():
+    """By hand: half of a plain round of 8 rows comes with any round, half with its rows."""
+    control = with_own_costs(shared(STEEP, num_rows=8), ALL)
+    assert control.costs[0, 0].tolist() == [0.75, 1.0, 1.5, 2.5]
+    one = make_control(1, STEEP).replace(num_rows=8)
+    assert with_own_costs(one, ALL[:1]).costs[0, 0].tolist() == pytest.approx(
+        [0.5625, 0.625, 0.75, 1.0]
+    )
+    few, many = (choose(each, as_rows(1)) for each in (with_own_costs(one, ALL[:1]), one))
+    assert few.tolist() > many.tolist(), "where rows are few a draft costs next to nothing"
