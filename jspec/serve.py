@@ -40,8 +40,9 @@ _ROUNDS_PER_VISIT = flags.DEFINE_integer(
     "and admit requests sooner, more save the host's time."
 )  # fmt: skip
 _PREFILL_BUDGET = flags.DEFINE_integer(
-    "prefill_budget", 64, "Tokens of new prompts that are read between two visits: fewer delay "
-    "running answers less, more let new ones begin sooner, above all on a GPU."
+    "prefill_budget", 64, "Tokens of new prompts that are read between two visits, for each free "
+    "slot that is wanted: fewer delay running answers less, more let new ones begin sooner, above "
+    "all on a GPU."
 )  # fmt: skip
 _CACHE_BYTES = flags.DEFINE_integer(
     "cache_bytes", None, "Memory for keys and values of all slots: where it runs out, the answer "
