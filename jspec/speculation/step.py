@@ -98,20 +98,13 @@ def propose(
         kind = _kinds(proposal)
         read = lag_of(drafter, state.draft, kind)
         read = jnp.where(proposal.num_tokens > 0, read, 0)
-        control = (
-            _control(state, rule)
-            .charge(kind, read)
-            .after_silence(
-                kind,
-                proposal.num_tokens,
-                functools.partial(_wanted, state, drafter, rule),
-                functools.partial(lag_of, drafter, state.draft),
-            )
-        )
+        wanted = functools.partial(_wanted, state, drafter, rule)
+        lag = functools.partial(lag_of, drafter, state.draft)
+        control = _control(state, rule).charge(kind, read)
+        control = control.after_silence(kind, proposal.num_tokens, wanted, lag)
         if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
-            agreed = agree(
-                control, kind, proposal.num_tokens, ~state.is_done, _is_free(state, rule)
-            )
+            is_free = _is_free(state, rule)
+            agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
             proposal = proposal.replace(num_tokens=agreed)
         state = state.replace(control=control.replace(costs=state.control.costs))
     state = state.replace(draft=draft)
