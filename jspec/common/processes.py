@@ -10,6 +10,7 @@ import importlib.metadata
 import io
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -18,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from jspec.common.errors import InputError, check_count, describe_error
 
 PATIENCE = 20  # seconds until processes that do not come are missing
 HEARTBEAT = 20  # seconds without a sign of life after which a process is lost
+_BUFFER = 4096  # bytes of a short message
 _MARGIN = 10  # seconds in which JAX tells of a loss
 _OWN = [0]  # the number of this process
 _HANDLERS: list[object] = []  # of C++'s aborts, which must live as long as the process
@@ -45,6 +47,30 @@ _LOST = re.compile(r"gloo|nccl|peer|coordination", re.IGNORECASE)  # in an error
 def is_first() -> bool:
     """Returns whether this process is the one that speaks, as that of a run of one process is."""
     return _OWN[0] == 0
+
+
+def least(number: int) -> int:
+    """Returns the least of the numbers that the processes of a run call it with."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.process_allgather(np.array([number])).min())
+
+
+def broadcast(value: Any) -> Any:
+    """Returns in all processes what process 0 calls it with; the others call it with None."""
+    data = pickle.dumps(value) if is_first() else b""
+    # A buffer of a fixed size, and another for what is longer: few programs are compiled.
+    head = len(data).to_bytes(8, "little") + data[: _BUFFER - 8]
+    received = _broadcast_bytes(head, _BUFFER)
+    size = int.from_bytes(received[:8], "little")
+    if size > _BUFFER - 8:
+        received += _broadcast_bytes(data[_BUFFER - 8 :], 1 << (size - 1).bit_length())
+    return pickle.loads(received[8 : 8 + size])
+
+
+def _broadcast_bytes(data: bytes, size: int) -> bytes:
+    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes()
 
 
 @contextlib.contextmanager
@@ -77,11 +103,11 @@ def joined(coordinator: str, number: int, own: int, flags: Mapping[str, str]) ->
         yield
         jax.distributed.shutdown()
         return
-    except InputError as error:
-        said = str(error)
-    except RuntimeError as error:  # of JAX; that of a collective whose peer is gone comes at once
-        said = describe_error(error)
-        if _LOST.search(said):
+    except (InputError, RuntimeError) as error:
+        # Of JAX, perhaps; that of a collective whose peer is gone comes at once.
+        said = str(error) if isinstance(error, InputError) else describe_error(error)
+        cause = error.__cause__ or error
+        if isinstance(cause, RuntimeError) and _LOST.search(str(cause)):
             time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
             said = f"a process of the run was lost: {said}"
     except Exception:

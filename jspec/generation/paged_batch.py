@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
+from jspec.common import processes
 from jspec.common.errors import InputError
-from jspec.common.memory import available_bytes, tree_bytes
+from jspec.common.memory import available_bytes
 from jspec.generation.answer import Round
 from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
@@ -18,7 +19,7 @@ from jspec.generation.request import Settings
 from jspec.generation.rows import Row, with_request
 from jspec.generation.saved_row import run_alone, settle, take_row
 from jspec.kernels import PAGE
-from jspec.models.paged_cache import caches_in, map_caches, with_layers
+from jspec.models.paged_cache import caches_in, map_caches, page_bytes, with_layers
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import SpecState
 
@@ -57,12 +58,13 @@ class PagedBatch(Batch):
           InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
         """
         engine = programs.engine
-        capacity = engine.capacity_for(max_length)
+        layout, capacity = engine.layout, engine.capacity_for(max_length)
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
+        own = layout.own_shapes(shape)  # one device's
         self.page_bytes = tuple(
-            sum(tree_bytes((one.keys, one.values)) * PAGE // one.num_slots for one in part)
-            for part in caches
+            layout.num_sharing * sum(map(page_bytes, caches_in(getattr(own, part))))
+            for part in _PARTS
         )
         # Drafters that write further than a block have caches with more slots.
         self._spare = [max((one.capacity - capacity for one in part), default=0) for part in caches]
@@ -100,7 +102,7 @@ class PagedBatch(Batch):
             return cache_bytes // size
         free = available_bytes()
         fitting = num_rows * longest if free is None else int(_SHARE_OF_FREE * free) // size
-        return max(longest, min(num_rows * longest, fitting))
+        return processes.least(max(longest, min(num_rows * longest, fitting)))
 
     def needed(self, length: int, max_length: int, num_rounds: int = 1) -> list[int]:
         """Returns the pages of each part that a row of this length may write in rounds.
@@ -113,12 +115,12 @@ class PagedBatch(Batch):
 
     def _make_layers(self, cache: Any) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Returns the pages of one cache's layers, keys and values; one more than is counted."""
-        shapes = [(leaf.shape[1], PAGE, leaf.shape[3]) for leaf in cache.keys]
-        keys, values = (
-            tuple(jnp.zeros((self.num_pages + 1, *shape), cache.keys[0].dtype) for shape in shapes)
-            for _ in range(2)
-        )
-        return keys, values
+
+        def make(leaf: jax.ShapeDtypeStruct) -> Array:
+            shape = self.num_pages + 1, leaf.shape[1], PAGE, leaf.shape[3]
+            return self._engine.layout.empty_pages(shape, leaf.dtype, is_split=cache.is_split)
+
+        return tuple(map(make, cache.keys)), tuple(map(make, cache.values))
 
     def _empty_state(self, num_rows: int) -> SpecState:
         return self._empty(num_rows)
@@ -126,7 +128,7 @@ class PagedBatch(Batch):
     def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states and pages, and of what programs need beside them."""
         num_states = len(self.rows) + (len(self.rows) > 1)  # a prompt that is being read has one
-        size = tree_bytes(self._empty.eval_shape(num_states))
+        size = self._engine.layout.num_bytes(self._empty.eval_shape(num_states))
         size += (self.num_pages + 1) * sum(self.page_bytes)
         return size, self._engine.temporary_bytes(num_states, capacity)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
+from jspec.common.memory import tree_bytes
 from jspec.common.typing import RowCounts
 from jspec.kernels import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.models.cache import KVCache
@@ -76,6 +77,11 @@ def map_caches(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.tree.map(
         lambda node: function(node) if _is_cache(node) else node, tree, is_leaf=_is_cache
     )
+
+
+def page_bytes(cache: KVCache) -> int:
+    """Returns the bytes of a page's worth of a cache's slots, in all layers."""
+    return tree_bytes((cache.keys, cache.values)) * PAGE // cache.num_slots
 
 
 def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> Any:
