@@ -82,7 +82,8 @@ class Layout:
             return function
 
         def spread(*arguments: Any) -> Any:
-            state = next(one for one in arguments if isinstance(one, SpecState | BeamState))
+            states = (one for one in arguments if isinstance(one, SpecState | BeamState))
+            state = next(states, None)
             return jax.shard_map(
                 lambda *own: function(*map(self._joined, own)),
                 mesh=self.mesh,
@@ -168,7 +169,7 @@ class Layout:
         return (DATA_AXIS,) * is_split
 
     def _rows(self, state: Any) -> PartitionSpec:
-        if isinstance(state, BeamState):  # its beams change places
+        if not isinstance(state, SpecState):  # of a search, whose beams change places, or none
             return _EVERYWHERE
         return PartitionSpec(*self._row_axis(len(state.last_token)))
 
@@ -238,8 +239,10 @@ class Layout:
         return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def place_model(model: LoadedModel, mesh: Mesh) -> LoadedModel:
+def place_model(model: LoadedModel, mesh: Mesh | None) -> LoadedModel:
     """Returns a draft model split as a target is, or on every device where it cannot be."""
+    if mesh is None:
+        return model
     try:
         config, params = spread_params(model.config, model.params, mesh)
     except InputError:  # heads that the devices do not divide, or packed weights
