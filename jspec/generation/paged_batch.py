@@ -62,10 +62,8 @@ class PagedBatch(Batch):
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
         own = layout.own_shapes(shape)  # one device's
-        self.page_bytes = tuple(
-            layout.num_sharing * sum(map(page_bytes, caches_in(getattr(own, part))))
-            for part in _PARTS
-        )
+        sizes = [page_bytes(getattr(own, part)) * layout.num_sharing for part in _PARTS]
+        self.page_bytes = tuple(sizes)
         # Drafters that write further than a block have caches with more slots.
         self._spare = [max((one.capacity - capacity for one in part), default=0) for part in caches]
         self.block = engine.num_draft_tokens + 1

@@ -79,9 +79,9 @@ def map_caches(function: Callable[[Any], Any], tree: Any) -> Any:
     )
 
 
-def page_bytes(cache: KVCache) -> int:
-    """Returns the bytes of a page's worth of a cache's slots, in all layers."""
-    return tree_bytes((cache.keys, cache.values)) * PAGE // cache.num_slots
+def page_bytes(tree: Any) -> int:
+    """Returns the bytes of a page's worth of slots in all layers of a pytree's caches."""
+    return sum(tree_bytes((c.keys, c.values)) * PAGE // c.num_slots for c in caches_in(tree))
 
 
 def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> Any:

@@ -151,10 +151,10 @@ def test_beams_and_measured_costs_on_a_mesh(monkeypatch, tmp_path):
 
 
 _OWN = """
-from tests.meshes import own_rule
+from jspec.speculation.acceptance import get_rule
 found = []
 for mesh in (None, "data:2,model:4"):
-    found.append(answers("model", mesh, acceptance=own_rule()))
+    found.append(answers("model", mesh, acceptance=get_rule("coupled")))
 report(found)
 """
 
