@@ -23,25 +23,35 @@ from tests.tiny_models import make_generator, save_folder
 
 SHARED = [1 + n * n % 97 for n in range(140)]
 PROMPTS = [[*SHARED, 3], [2, 3, 4], [*SHARED, 5, 6], [9], [*SHARED[:70], 8]]
+PROMPTS += [[4, 5], [*SHARED, 9]]
 
 
-def answer_all(slots, generator, cancelled=()):
-    """Lets a scheduler of these slots answer the prompts; returns token ids, and the pauses."""
+def answer_all(slots, generator, cancelled=None):
+    """Lets a scheduler of these slots answer the prompts; returns token ids, and the pauses.
+
+    The job of that pause, from 0, is cancelled while it waits.
+    """
     found, sizes = {}, {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
     scheduler = Scheduler(slots, generator.target, 4, clock=lambda: 0.0, **sizes)
     jobs = []
     for index, prompt in enumerate(PROMPTS):
-        request = Request(prompt, Settings(max_new_tokens=40, temperature=1.0, seed=index))
+        length = 57 if len(prompt) > 9 else 130
+        request = Request(prompt, Settings(length, temperature=1.0, seed=index))
         keep = lambda update, index=index: found.update({index: update.piece.result})  # noqa: E731
         jobs.append(Job(request, make_row(generator, request), keep))
     scheduler.submit(jobs)
     while scheduler.is_busy:
         for update in scheduler.step():
             update.job.on_update(update)
-        for job in jobs:
-            if job.paused is not None and jobs.index(job) in cancelled:
-                scheduler.cancel(job)
+        if scheduler.num_paused - 1 == cancelled:
+            scheduler.cancel(next(job for job in jobs if job.paused is not None))
+            cancelled = None
     return [found[index].token_ids for index in range(len(PROMPTS))], scheduler.num_paused
+
+
+def cache_bytes(slots, num_pages):
+    """Returns the bytes of that many pages: too few for all answers at once."""
+    return num_pages * sum(slots._batch.page_bytes)
 
 
 @pytest.fixture
@@ -64,15 +74,16 @@ def told(monkeypatch):
 def test_followers_do_what_the_first_does(told):
     """Through pauses, and a paused answer that is cancelled: pages, prompts and rows are alike."""
     generator = make_generator("model", batch_size=3, acceptance="coupled")
-    first, second = (make_slots(generator, cache_bytes=12 * 2**15) for _ in range(2))
+    few = cache_bytes(make_slots(generator), 5)
+    first, second = (make_slots(generator, cache_bytes=few) for _ in range(2))
     leading = LeadingSlots(first)
     other = threading.Thread(target=follow, args=(second,))
     other.start()
-    _, num_paused = answer_all(leading, generator, cancelled=(4,))
+    _, num_paused = answer_all(leading, generator, cancelled=1)
     leading.keep_alive()
     leading.stop()
     other.join(timeout=60)
-    assert num_paused > 0
+    assert num_paused > 1
     for one, two in zip(first.pools, second.pools, strict=True):
         assert one._free == two._free
     assert first.tree.num_bytes == second.tree.num_bytes > 0
@@ -83,7 +94,7 @@ def test_followers_do_what_the_first_does(told):
 _SERVED = """
 from jspec.common.timing import compile_clock
 from jspec.serving.worker import make_scheduler, make_slots
-from tests.serving.test_many_devices import answer_all
+from tests.serving.test_many_devices import answer_all, cache_bytes
 
 found = []
 for mesh in (None, "data:2,model:2", "model:4"):
@@ -93,8 +104,7 @@ for mesh in (None, "data:2,model:2", "model:4"):
     texts, _ = answer_all(scheduler.slots, own)
     again, _ = answer_all(scheduler.slots, own)  # what was read of prompts is there
     num_compiled = compile_clock().num_programs - begin
-    longest = scheduler.slots._batch.needed(200, 200)[0]
-    few = longest * sum(scheduler.slots._batch.page_bytes) * 3 // 2
+    few = cache_bytes(scheduler.slots, 5)
     found.append([texts, again, num_compiled, answer_all(make_slots(own, cache_bytes=few), own)])
 report(found)
 """
