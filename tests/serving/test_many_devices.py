@@ -8,10 +8,12 @@ import subprocess
 import threading
 import urllib.request
 
+import numpy as np
 import pytest
 
 from jspec.common import processes
 from jspec.generation.request import Request, Settings
+from jspec.kernels import PAGE
 from jspec.serving import many_processes
 from jspec.serving.job import Job
 from jspec.serving.many_processes import LeadingSlots, follow
@@ -19,6 +21,7 @@ from jspec.serving.scheduler import Scheduler
 from jspec.serving.worker import make_row, make_slots
 from tests.meshes import run_on_devices
 from tests.programs import command, environment
+from tests.serving.test_page_pool import Machine
 from tests.tiny_models import make_generator, save_folder
 
 SHARED = [1 + n * n % 97 for n in range(140)]
@@ -71,7 +74,56 @@ def told(monkeypatch):
     return calls
 
 
-def test_followers_do_what_the_first_does(told):
+class Led(Machine):
+    """The machine of `test_page_pool`, whose calls are told to other slots."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.slots = self.slots, LeadingSlots(self.slots)
+
+    def shared(self):
+        return set()
+
+    def pause(self, row):
+        is_reading = self.reading is not None and row == self.reading[0]
+        text = self.reading[1] if is_reading else list(self.device.texts[row])
+        saved = self.slots.pause(row)
+        self.reading = None if is_reading else self.reading
+        self.waiting.insert(0, (text, saved))
+        self.order.remove(row)
+        self.num_paused += 1
+
+
+def test_followers_know_the_pages_of_the_first(told):
+    """Guards against a call that is not told, or told late; what nobody waits for is forgotten."""
+    led, rng, most_saved = Led(), np.random.default_rng(0), 0
+    following = Machine()
+    other = threading.Thread(target=follow, args=(following.slots,))
+    other.start()
+    for _ in range(3000):
+        action, kind, number = rng.integers([12, 3, 5 * PAGE]).tolist()
+        if action == 0 and len(led.waiting) < 8:
+            led.come(kind, 1 + number)
+        elif action == 1 and number < 2 * PAGE:
+            led.end(number)
+        elif action < 6:
+            led.read()
+        else:
+            led.visit(1 + number % 20)
+        most_saved = max(most_saved, len(led.slots._calls._saved))
+    led.waiting.clear()
+    led.slots.keep_alive()
+    assert not led.slots._calls._saved
+    led.slots.stop()
+    other.join(timeout=60)
+    assert led.num_paused > most_saved > 0
+    assert (led.device.contents == following.device.contents).all()
+    assert (led.device.lengths == following.device.lengths).all()
+    assert [pool._free for pool in led.own.pools] == [p._free for p in following.slots.pools]
+
+
+@pytest.mark.slow
+def test_followers_compute_what_the_first_does(told):
     """Through pauses, and a paused answer that is cancelled: pages, prompts and rows are alike."""
     generator = make_generator("model", batch_size=3, acceptance="coupled")
     few = cache_bytes(make_slots(generator), 5)
