@@ -21,19 +21,19 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_810,
+    "common": 1_860,
     "kernels": 5_180,
     "models": 2_170,
     "sampling": 630,
-    "weights": 3_380,
+    "weights": 3_430,
     "speculation": 3_230,
     "drafters": 7_000,
-    "generation": 4_600,
-    "serving": 2_610,
-    "training": 2_300,
-    "evaluation": 8_800,
+    "generation": 4_680,
+    "serving": 2_810,
+    "training": 2_310,
+    "evaluation": 8_830,
 }
-MAX_LINES = 42_470
+MAX_LINES = 43_030
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

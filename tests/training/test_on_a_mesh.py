@@ -36,6 +36,7 @@ kinds = {{
 config = kinds[{kind!r}]
 
 def losses(workdir, mesh):
+    workdir.mkdir(exist_ok=True)
     place = Placement(None if mesh is None else make_mesh(mesh))
     run.run_training(config, workdir, place)
     return [one["loss"] for one in read_metrics(workdir) if "loss" in one]
