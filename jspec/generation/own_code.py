@@ -116,7 +116,8 @@ def _module(part: Any) -> str:
 
 def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: LoadedModel) -> None:
     title = f"the acceptance rule {name!r}"
-    verdict = _shapes(title, _verdict, *built, rule, target)
+    assert built.drafter is not None
+    verdict = _shapes(title, _verdict, built.drafter, built.params, rule, target)
     for field in ("num_accepted", "next_token"):
         found = getattr(verdict, field, verdict)  # all of what is no Verdict
         _check(f"{title} to accept with {field} int32 [{_ROWS}]", found, f"int32 [{_ROWS}]")

@@ -18,7 +18,6 @@ from typing import Any
 from jspec.common import processes
 from jspec.generation.answer import Round
 from jspec.generation.rows import Row
-from jspec.serving.prefix_tree import PrefixTree
 from jspec.serving.slots import BatchSlots
 
 _STOP = "stop"
@@ -58,10 +57,14 @@ class _Calls:
 
 
 class LeadingSlots:
-    """Slots on the devices of all processes, called in process 0 alone; see `Slots`."""
+    """Slots on the devices of all processes, called in process 0 alone; see `Slots`.
+
+    Attributes:
+      tree: what was read of earlier prompts.
+    """
 
     def __init__(self, slots: BatchSlots) -> None:
-        self._calls = _Calls(slots)
+        self._calls, self.tree = _Calls(slots), slots.tree
         self._untold: list[tuple[str, tuple[Any, ...]]] = []
         self._unwanted = collections.deque[int]()  # numbers that nobody refers to any more
 
@@ -73,11 +76,6 @@ class LeadingSlots:
             self._untold = []
             self._calls.forget(unwanted)
         return None if name == _STOP else self._calls.make(name, arguments)
-
-    @property
-    def tree(self) -> PrefixTree:
-        """What was read of earlier prompts."""
-        return self._calls.slots.tree
 
     @property
     def usage(self) -> float:

@@ -138,7 +138,7 @@ def spread_params(
     Raises:
       InputError: packed weights, or the devices cannot share the model's layers.
     """
-    leaves = flatten_dict(params)
+    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
     count, dtype = mesh.shape[MODEL_AXIS], np.dtype(params["embedding"].dtype)
     if not all(isinstance(leaf, jax.Array | QuantizedKernel) for leaf in leaves.values()):
         expected = "a target on a mesh of floats, int8 or int4 (--target_quantization)"

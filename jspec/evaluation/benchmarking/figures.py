@@ -33,9 +33,10 @@ def draw_files(paths: Sequence[str]) -> None:
             if isinstance(record, dict) and record.keys() >= {"plain_of", "spec_bench"}:
                 print(format_record(record))
                 continue
-            is_compiled = isinstance(record, dict) and "estimated_us" in record
-            draw_own = draw_scaling if is_compiled else draw_record
-            picture = draw_own(path.stem, lines if is_compiled else record)
+            if isinstance(record, dict) and "estimated_us" in record:
+                picture = draw_scaling(path.stem, lines)
+            else:
+                picture = draw_record(path.stem, record)
             if picture is None:
                 said = "no roofline and no synthetic rates: no figure"
                 print(f"note: {path}: {said}", file=sys.stderr, flush=True)
