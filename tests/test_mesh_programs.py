@@ -65,7 +65,8 @@ def test_an_experiment_on_a_mesh(on_devices, folder):
         text = run_it(
             "jspec.experiment", work / "results.jsonl", "--config=configs/smoke.py",
             f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
-            f"--config.prompts_file={prompts}", "--config.batch_sizes=(4,)", "--config.max_seq_len=200",
+            f"--config.prompts_file={prompts}", "--config.batch_sizes=(4,)",
+            "--config.max_seq_len=200",
             *(f"--config.mesh={text}" for text in mesh),
         )  # fmt: skip
         records = [json.loads(line) for line in text.splitlines()]
