@@ -54,7 +54,7 @@ def load_orbax(
     """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
     Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it one by one,
-    and the floats of each are freed. With a mesh, of floats, each process reads its own slices; a
+    and the floats of each are freed. With a mesh, of floats, each process keeps its own slices; a
     parameter of heads that will be copied is whole on every device, see `spread_params`.
 
     Raises:

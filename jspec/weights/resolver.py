@@ -149,7 +149,8 @@ def load_model(
         8 bits; "none" makes them floats. None or "auto" is "packed" for a
         .gguf file where that is fast, else "none". A model with experts is always floats.
       mesh: devices to split the layers over (`models.sharding`), of floats, int8 or int4. Of floats
-        in safetensors or Orbax each process reads its own slices; all else it reads whole.
+        in safetensors each process reads its own slices, of an Orbax folder the chunks that these
+        are in; all else it reads whole.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
