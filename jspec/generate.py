@@ -77,7 +77,8 @@ def run(mesh: Mesh | None) -> None:
     """Does so on the devices of a mesh, or on the default device."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
-        return compare(_COMPARE.value, settings, prompts_of(_PROMPT.value, _PROMPTS_FILE.value))
+        texts = prompts_of(_PROMPT.value, _PROMPTS_FILE.value)
+        return compare(_COMPARE.value, settings, texts, mesh)
     method = read_method(settings)
     requests = make_requests(prompts_of(_PROMPT.value, _PROMPTS_FILE.value), settings)
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
@@ -107,11 +108,13 @@ def run(mesh: Mesh | None) -> None:
         raise problem
 
 
-def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> None:
+def compare(
+    drafters: list[str], settings: Settings, texts: list[Prompt], mesh: Mesh | None
+) -> None:
     """Lets several drafters answer the prompts, and prints their table."""
     from jspec.evaluation.benchmarking import drafter_table  # which nothing else here needs
 
-    for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM, mesh_flags.MESH):
+    for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
         if flag.present:
             raise InputError(f"expected --compare without --{flag.name}, which it does not read")
     options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
@@ -121,7 +124,7 @@ def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> Non
     )
     output = open_output(options)
     generators = asked.generators(
-        *load_models(), rule_options=rule_options, acceptance=rule,
+        *load_models(mesh), rule_options=rule_options, acceptance=rule,
         max_seq_len=_MAX_SEQ_LEN.value, on_compile=say if _STATS.value else None,
     )  # fmt: skip
     encode = next(iter(generators.values())).encode_prompt

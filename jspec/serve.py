@@ -15,18 +15,23 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from absl import flags
+from jax.sharding import Mesh
 
-from jspec.common import cli
+from jspec.common import cli, processes
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_one_arena
-from jspec.generation import answer_flags, drafter_flags
+from jspec.generation import answer_flags, drafter_flags, mesh_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings
+from jspec.generation.auto import AUTO
 from jspec.generation.programs import Programs
+from jspec.generation.request import Settings
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(mesh_flags)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes a free one.")
 _MAX_SLOTS = flags.DEFINE_integer("max_slots", 8, "Most answers in progress at once.")
@@ -91,8 +96,12 @@ def main() -> None:
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise InputError("expected an API key of printable ASCII characters, got another")
     keep_one_arena()
-    with _listening(_HOST.value, _PORT.value) as listener:
-        asyncio.run(_serve(listener, api_key))
+    with mesh_flags.flagged_mesh() as mesh:
+        if processes.is_first():
+            with _listening(_HOST.value, _PORT.value) as listener:
+                asyncio.run(_serve(listener, api_key, mesh))
+        else:
+            _follow(mesh)
 
 
 @contextlib.contextmanager
@@ -114,7 +123,41 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-async def _serve(listener: socket.socket, api_key: str | None) -> None:
+def _follow(mesh: Mesh | None) -> None:
+    """Computes with the first process, which serves, until it stops."""
+    from jspec.serving.many_processes import follow
+    from jspec.serving.worker import make_slots
+
+    follow(make_slots(_load(read_settings(), mesh), **_memory()))
+
+
+def _load(settings: Settings, mesh: Mesh | None) -> Programs:
+    """Loads the models that the flags name."""
+    method = read_method(settings)
+    if jax.process_count() > 1 and method["num_draft_tokens"] == AUTO:
+        raise InputError(
+            f"expected a number as num_draft_tokens in several processes, whose clocks differ, "
+            f"got {AUTO}"
+        )
+    target, draft = load_models(mesh)
+    return Programs(
+        target, draft, **method,
+        batch_size=_MAX_SLOTS.value,
+        max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
+        rounds_per_visit=_ROUNDS_PER_VISIT.value,
+        on_compile=_say,
+    )  # fmt: skip
+
+
+def _memory() -> dict[str, Any]:
+    return {
+        "prefill_budget": _PREFILL_BUDGET.value,
+        "cache_bytes": _CACHE_BYTES.value,
+        "prefix_cache_bytes": _PREFIX_CACHE_BYTES.value,
+    }
+
+
+async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None) -> None:
     import uvicorn
 
     from jspec.serving.http import make_app
@@ -124,20 +167,11 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
     from jspec.serving.worker import Worker, make_scheduler
 
     settings = read_settings()
-    method = read_method(settings)
-    target, draft = load_models()
-    programs = Programs(
-        target, draft, **method,
-        batch_size=_MAX_SLOTS.value,
-        max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
-        rounds_per_visit=_ROUNDS_PER_VISIT.value,
-        on_compile=_say,
-    )  # fmt: skip
+    programs = _load(settings, mesh)
+    target = programs.target
     scheduler = make_scheduler(
-        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value,
-        prefill_budget=_PREFILL_BUDGET.value, cache_bytes=_CACHE_BYTES.value,
-        prefix_cache_bytes=_PREFIX_CACHE_BYTES.value,
-    )  # fmt: skip
+        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value, **_memory()
+    )
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
     metrics = Metrics(name, scheduler)
@@ -176,7 +210,8 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
     await uvicorn_server.serve(sockets=[listener])
     worker.stop()
     if worker.error is not None:
-        raise InputError(f"the device has failed: {worker.error}")
+        raise InputError(f"the device has failed: {worker.error}") from worker.cause
+    scheduler.slots.stop()
 
 
 def _say(text: object) -> None:

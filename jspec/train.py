@@ -20,10 +20,13 @@ from jspec.common.work_dir import check_or_write_config, make_workdir, write_jso
 from jspec.evaluation.experiments import config_flag
 from jspec.evaluation.experiments.config import to_plain
 from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
+from jspec.generation import mesh_flags
 from jspec.training.loop import describe
+from jspec.training.placement import Placement
 from jspec.training.run import has_begun, read_config, run_training
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
+flags.declare_key_flag("mesh")
 
 
 def main() -> None:
@@ -31,7 +34,7 @@ def main() -> None:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     plain = to_plain(CONFIG.value)
-    config = read_config(plain)
+    config, place = read_config(plain), Placement(mesh_flags.own_mesh())
     workdir = pathlib.Path(WORKDIR.value)
     is_new = not workdir.exists()
     make_workdir(workdir)
@@ -44,7 +47,7 @@ def main() -> None:
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
     try:
-        metrics = run_training(config, workdir)
+        metrics = run_training(config, workdir, place)
     finally:
         if not has_begun(workdir):  # refused, for its texts, say: nothing is left
             (workdir / "config.json").unlink(missing_ok=True)

@@ -234,7 +234,10 @@ def make_subject(
         raise InputError("expected no --draft_vocab_size here: it cuts weights, and there are none")
     target = shape_model(values.target, values.dtype, values.target_quantization, mesh)
     names = values.draft, values.dtype, values.draft_quantization
-    draft = values.draft and shape_model(*names, mesh)
+    try:
+        draft = values.draft and shape_model(*names, mesh)
+    except InputError:  # one that cannot be split is whole on every device
+        draft = shape_model(*names)
     if method["drafter"] == ENTRY.name and method["drafter_options"].draft_head is None:
         method["drafter"] = dataclasses.replace(ENTRY, build=build_eagle)
     programs = Programs(target, draft, **method, batch_size=batch_size)

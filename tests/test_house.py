@@ -21,19 +21,19 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_810,
+    "common": 1_860,
     "kernels": 5_180,
-    "models": 2_180,
+    "models": 2_190,
     "sampling": 630,
-    "weights": 3_380,
+    "weights": 3_430,
     "speculation": 3_310,
     "drafters": 7_000,
-    "generation": 4_660,
-    "serving": 2_870,
-    "training": 2_300,
-    "evaluation": 8_800,
+    "generation": 4_750,
+    "serving": 3_070,
+    "training": 2_310,
+    "evaluation": 8_830,
 }
-MAX_LINES = 42_900
+MAX_LINES = 43_480
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

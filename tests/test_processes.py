@@ -29,7 +29,7 @@ def start(compile_cache, tmp_path):
     """Returns a function that starts the processes of a run, with flags and others of each one."""
     begun = []
 
-    def start(number, *flags, own_flags=((), ()), devices=1):
+    def start(number, *flags, own_flags=((), ()), devices=1, cluster=None):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -37,10 +37,12 @@ def start(compile_cache, tmp_path):
         flag = f"--xla_force_host_platform_device_count={devices}"
         env |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flag} {os.environ.get('XLA_FLAGS', '')}"}
         for own in range(number):
-            of_run = f"--coordinator=localhost:{port}", f"--num_processes={number}"
+            of_run = [f"--coordinator=localhost:{port}", f"--num_processes={number}"]
+            of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={own}"]
             line = command("jspec.generate", *flags, *own_flags[own % len(own_flags)], *of_run)
+            env |= cluster(own, number) if cluster else {}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env}
-            begun.append(subprocess.Popen([*line, f"--process_id={own}"], **pipes))
+            begun.append(subprocess.Popen(line, **pipes))
         return begun
 
     yield start
@@ -67,6 +69,26 @@ def test_two_processes_answer_as_one(start, folder, monkeypatch, capsys):
     assert second[:2] == (0, "")
 
 
+def of_slurm(own, number):
+    """Returns the variables that SLURM sets for the processes of a step."""
+    values = {"SLURM_JOB_ID": os.getpid(), "SLURM_NTASKS": number, "SLURM_PROCID": own,
+              "SLURM_LOCALID": own, "SLURM_STEP_NUM_NODES": 1, "SLURM_JOB_NUM_NODES": 1,
+              "SLURM_STEP_NODELIST": "localhost"}  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
+
+
+@pytest.mark.slow
+def test_processes_that_slurm_started(start, folder, monkeypatch, capsys):
+    """They find each other; where there is no cluster, one line says so."""
+    flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
+    alone = call_generate(monkeypatch, capsys, *flags)
+    first, second = ends(start(2, *flags, "--mesh=model:2", cluster=of_slurm))
+    assert first[:2] == (0, alone[1])
+    assert second[:2] == (0, "")
+    (*_, lost) = ends(start(1, *flags, "--mesh=model:2", cluster=lambda own, number: {}))
+    assert "this process: expected a cluster that JAX knows" in check_refusal(*lost)
+
+
 def test_processes_of_different_flags(start, folder):
     """Guards against a run whose processes wait for each other's other programs."""
     flags = f"--target={folder}", *_USUAL, "--mesh=model:2"
@@ -78,7 +100,8 @@ def test_processes_of_different_flags(start, folder):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--coordinator=localhost:1"], "--process_id together, got only --coordinator"),
+        (["--coordinator=localhost:1"], "or --mesh and --coordinator=auto; got --coordinator"),
+        (["--coordinator=auto"], "or --mesh and --coordinator=auto; got --coordinator"),
         (
             ["--coordinator=localhost:1", "--num_processes=2", "--process_id=2", "--mesh=model:2"],
             "expected process_id from 0 to 1, got 2",

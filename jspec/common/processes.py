@@ -10,6 +10,7 @@ import importlib.metadata
 import io
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -18,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -28,8 +29,10 @@ from jspec.common.errors import InputError, check_count, describe_error
 
 PATIENCE = 20  # seconds until processes that do not come are missing
 HEARTBEAT = 20  # seconds without a sign of life after which a process is lost
+_BUFFER = 4096  # bytes of a short message
 _MARGIN = 10  # seconds in which JAX tells of a loss
 _OWN = [0]  # the number of this process
+_TITLE = ["this process"]  # what its errors call it
 _HANDLERS: list[object] = []  # of C++'s aborts, which must live as long as the process
 _LIBRARIES = "jspec", "jax", "jaxlib"
 # What JAX says before it ends a process, and what that means.
@@ -47,41 +50,72 @@ def is_first() -> bool:
     return _OWN[0] == 0
 
 
+def least(number: int) -> int:
+    """Returns the least of the numbers that the processes of a run call it with."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.process_allgather(np.array([number])).min())
+
+
+def broadcast(value: Any) -> Any:
+    """Returns in all processes what process 0 calls it with; the others call it with None."""
+    data = pickle.dumps(value) if is_first() else b""
+    # A buffer of a fixed size, and another for what is longer: few programs are compiled.
+    head = len(data).to_bytes(8, "little") + data[: _BUFFER - 8]
+    received = _broadcast_bytes(head, _BUFFER)
+    size = int.from_bytes(received[:8], "little")
+    if size > _BUFFER - 8:
+        received += _broadcast_bytes(data[_BUFFER - 8 :], 1 << (size - 1).bit_length())
+    return pickle.loads(received[8 : 8 + size])
+
+
+def _broadcast_bytes(data: bytes, size: int) -> bytes:
+    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes()
+
+
 @contextlib.contextmanager
-def joined(coordinator: str, number: int, own: int, flags: Mapping[str, str]) -> Iterator[None]:
+def joined(
+    coordinator: str | None, number: int | None, own: int | None, flags: Mapping[str, str]
+) -> Iterator[None]:
     """Joins the processes of a run; at its end it waits for the others.
 
     After an error it does not: one line says what is wrong, and the process ends with status 2.
 
     Args:
-      coordinator: HOST:PORT at which process 0 is reached.
+      coordinator: HOST:PORT at which process 0 is reached; None, and so the next two, where JAX
+        finds a cluster that says it.
       number: of processes.
       own: number of this one, from 0.
       flags: the values that all processes must be given alike, as texts.
     """
     host, port = _check(coordinator, number, own)
-    _OWN[0], title = own, f"process {own} of {number}"
     sys.stdout.flush()
     output, errors, log = _take_streams()
-    _end_at_aborts(title, errors, log)
-    silence = open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout, sys.stderr = (output, errors) if own == 0 else (silence, silence)
+    _end_at_aborts(errors, log)
+    if own is not None:
+        _take_part(own, number, output, errors)
     try:
-        if own > 0:
+        if own:
             _await(host, port)
-        jax.distributed.initialize(
-            coordinator, number, own, initialization_timeout=PATIENCE,
-            heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=PATIENCE,
-        )  # fmt: skip
+        try:
+            jax.distributed.initialize(
+                coordinator, number, own, initialization_timeout=PATIENCE,
+                heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=PATIENCE,
+            )  # fmt: skip
+        except ValueError as error:  # what it was not told
+            raise InputError(f"expected a cluster that JAX knows, such as SLURM: {error}") from None
+        own = jax.process_index()
+        _take_part(own, jax.process_count(), output, errors)
         _compare(dict(flags) | {name: _version(name) for name in _LIBRARIES})
         yield
         jax.distributed.shutdown()
         return
-    except InputError as error:
-        said = str(error)
-    except RuntimeError as error:  # of JAX; that of a collective whose peer is gone comes at once
-        said = describe_error(error)
-        if _LOST.search(said):
+    except (InputError, RuntimeError) as error:
+        # Of JAX, perhaps; that of a collective whose peer is gone comes at once.
+        said = str(error) if isinstance(error, InputError) else describe_error(error)
+        cause = error.__cause__ or error
+        if isinstance(cause, RuntimeError) and _LOST.search(str(cause)):
             time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
             said = f"a process of the run was lost: {said}"
     except Exception:
@@ -90,11 +124,20 @@ def joined(coordinator: str, number: int, own: int, flags: Mapping[str, str]) ->
         traceback.print_exc(file=errors)  # a process that is not the first has no other voice
         errors.flush()
         os._exit(1)  # at once: what JAX does at the end of a program would wait for the others
-    _end(f"error: {title}: {said}\n", errors)
+    _end(said, errors)
 
 
-def _check(coordinator: str, number: int, own: int) -> tuple[str, int]:
+def _take_part(own: int, number: int | None, output: TextIO, errors: TextIO) -> None:
+    """Names this process, and lets it speak if it is the first."""
+    _OWN[0], _TITLE[0] = own, f"process {own} of {number}"
+    silence = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = (output, errors) if own == 0 else (silence, silence)
+
+
+def _check(coordinator: str | None, number: int | None, own: int | None) -> tuple[str, int]:
     """Returns the coordinator's host and port; raises InputError if a value is out of range."""
+    if coordinator is None or number is None or own is None:
+        return "", 0
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"expected coordinator as HOST:PORT, got {coordinator!r}")
@@ -113,7 +156,7 @@ def _take_streams() -> tuple[TextIO, TextIO, io.BufferedRandom]:
     return output, errors, log
 
 
-def _end_at_aborts(title: str, errors: TextIO, log: io.BufferedRandom) -> None:
+def _end_at_aborts(errors: TextIO, log: io.BufferedRandom) -> None:
     """Makes an abort of C++ one line."""
 
     @ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -124,15 +167,15 @@ def _end_at_aborts(title: str, errors: TextIO, log: io.BufferedRandom) -> None:
         for pattern, reason in _REASONS.items():
             if found := re.search(pattern, text):
                 said = reason.format(*(" ".join(group.split()) for group in found.groups()))
-        _end(f"error: {title}: {said}\n", errors)
+        _end(said, errors)
 
     # Python's own handlers run after the function that was interrupted: of an abort, never.
     ctypes.CDLL(None).signal(signal.SIGABRT, on_abort)
     _HANDLERS.append(on_abort)
 
 
-def _end(line: str, errors: TextIO) -> None:
-    errors.write(line)
+def _end(said: str, errors: TextIO) -> None:
+    errors.write(f"error: {_TITLE[0]}: {said}\n")
     errors.flush()
     os._exit(2)  # an orderly end would wait for the others
 

@@ -202,7 +202,7 @@ def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | No
     if DRAFT.value is None:
         return target, None
     draft = load(DRAFT.value, quantization=parse_quantization(_DRAFT_QUANTIZATION.value))
-    return target, draft if mesh is None else place_model(draft, mesh)
+    return target, place_model(draft, mesh)
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

@@ -59,7 +59,8 @@ class BeamSearch:
         self._switches = needed_switches([row.settings], programs.processors)
         for processor in programs.processors[:-1]:  # the last is no user's
             check_processor(processor, row.settings, programs.target.config.vocab_size)
-        num_bytes = engine.state_bytes(num_beams + 1, self._capacity, self._switches)
+        # All beams are on every row of a mesh.
+        num_bytes = (num_beams + 1) * engine.state_bytes(1, self._capacity, self._switches)
         self.room = Room(num_beams, self._capacity, num_bytes)
         check_memory(
             {f"caches of {self.room}": num_bytes},

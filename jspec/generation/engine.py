@@ -86,7 +86,7 @@ class Engine:
             widths = self.widths(len(state.last_token))
             return beam_round(params, state, target=apply, drafter=drafter, widths=widths)
 
-        self._config = target.config
+        self._config = own.config
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
@@ -141,7 +141,7 @@ class Engine:
         scores = (8 * config.num_heads + 1) * capacity
         activations = 16 * (config.embed_dim + config.hidden_dim)
         logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
-        return tokens * (scores + activations) + 16 * logits
+        return self.layout.num_sharing * (tokens * (scores + activations) + 16 * logits)
 
     def chunks(self, num_tokens: int, *, widest: int | None = None) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: the first token of each, and its width in tokens.
@@ -189,8 +189,8 @@ class Engine:
 
         Shapes in place of arrays are enough: nothing is computed.
         """
-        tokens = np.zeros([1, self._prefill_widths[0]], np.int32)
-        program = self._prefill.trace(params, state, tokens, np.ones([1], np.int32)).jaxpr.jaxpr
+        tokens, count = np.zeros([1, self._prefill_widths[0]], np.int32), np.ones([1], np.int32)
+        program = self.layout.program_in(self._prefill.trace(params, state, tokens, count))
         # What a program hands on untouched is the same variable before and after.
         before = program.invars[len(jax.tree.leaves(params)) :]
         return [one is not other for one, other in zip(program.outvars, before, strict=False)]

@@ -11,7 +11,7 @@ and so to the same bits. Rows of the mesh share nothing: each ends its rounds by
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -22,8 +22,8 @@ from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, device_name, tree_bytes
+from jspec.generation.state_specs import page_spec, state_specs
 from jspec.kernels import MODEL_AXIS, devices_per_memory
-from jspec.models import KVCache
 from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
 from jspec.sampling.settings import Switches
 from jspec.speculation.beam_round import BeamState
@@ -82,7 +82,8 @@ class Layout:
             return function
 
         def spread(*arguments: Any) -> Any:
-            state = next(one for one in arguments if isinstance(one, SpecState | BeamState))
+            states = (one for one in arguments if isinstance(one, SpecState | BeamState))
+            state = next(states, None)
             return jax.shard_map(
                 lambda *own: function(*map(self._joined, own)),
                 mesh=self.mesh,
@@ -92,6 +93,12 @@ class Layout:
             )(*arguments)
 
         return spread
+
+    def program_in(self, traced: Any) -> Any:
+        """Returns the jaxpr that each device runs, of a function that was spread and traced."""
+        jaxpr = traced.jaxpr.jaxpr
+        spread = (eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map")
+        return jaxpr if self.mesh is None else next(spread)
 
     def make(self, function: Callable[[int, int, Switches], SpecState]) -> Any:
         """Returns a function that makes an empty state as each device makes its own shard."""
@@ -103,7 +110,7 @@ class Layout:
             rows = self._row_axis(batch_size)
             num_own = batch_size // math.prod(mesh.shape[name] for name in rows)
             own = functools.partial(function, num_own, capacity, switches)
-            specs = _state_specs(jax.eval_shape(own), rows)
+            specs = state_specs(jax.eval_shape(own), rows)
             return jax.shard_map(own, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False)()
 
         return spread
@@ -162,7 +169,7 @@ class Layout:
         return (DATA_AXIS,) * is_split
 
     def _rows(self, state: Any) -> PartitionSpec:
-        if isinstance(state, BeamState):  # its beams change places
+        if not isinstance(state, SpecState):  # of a search, whose beams change places, or none
             return _EVERYWHERE
         return PartitionSpec(*self._row_axis(len(state.last_token)))
 
@@ -170,7 +177,7 @@ class Layout:
         if isinstance(argument, ModelParams):
             return ModelParams(self.target, self.draft)
         if isinstance(argument, SpecState | BeamState):
-            return _state_specs(argument, tuple(self._rows(argument)))
+            return state_specs(argument, tuple(self._rows(argument)))
         return _EVERYWHERE
 
     def _joined(self, argument: Any) -> Any:
@@ -184,10 +191,19 @@ class Layout:
         """Returns arrays on every device."""
         return tree if self.mesh is None else place_everywhere(tree, self.mesh)
 
+    @property
+    def num_sharing(self) -> int:
+        """Number of this process's devices that share one memory."""
+        return 1 if self.mesh is None else devices_per_memory()
+
     def num_bytes(self, argument: SpecState | ModelParams) -> int:
         """Returns the bytes that a state or parameters, or their shapes, take in one memory."""
-        size = tree_bytes(self.own_shapes(argument))
-        return size if self.mesh is None else size * devices_per_memory()
+        return tree_bytes(self.own_shapes(argument)) * self.num_sharing
+
+    def empty_pages(self, shape: Sequence[int], dtype: Any, *, is_split: bool) -> Array:
+        """Returns pages of keys or values [p k page h] of one layer, whose heads may be split."""
+        where = None if self.mesh is None else NamedSharding(self.mesh, page_spec(is_split))
+        return jnp.zeros(shape, dtype, device=where)
 
     def own_shapes(self, argument: SpecState | ModelParams) -> Any:
         """Returns the shapes of one device's part; without a mesh, the argument itself."""
@@ -223,26 +239,10 @@ class Layout:
         return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def _state_specs(state: Any, rows: tuple[str, ...]) -> Any:
-    """Returns the spec of each leaf of a state whose rows are split over these axes."""
-
-    def of(part: Any) -> Any:
-        axes = rows or (None,)
-        has_heads = isinstance(part, KVCache) and part.is_split
-        return jax.tree.map(
-            lambda leaf: (
-                PartitionSpec(*axes, MODEL_AXIS)
-                if has_heads and leaf.ndim == 4
-                else PartitionSpec(*rows)
-            ),
-            part,
-        )
-
-    return jax.tree.map(of, state, is_leaf=lambda part: isinstance(part, KVCache))
-
-
-def place_model(model: LoadedModel, mesh: Mesh) -> LoadedModel:
+def place_model(model: LoadedModel, mesh: Mesh | None) -> LoadedModel:
     """Returns a draft model split as a target is, or on every device where it cannot be."""
+    if mesh is None:
+        return model
     try:
         config, params = spread_params(model.config, model.params, mesh)
     except InputError:  # heads that the devices do not divide, or packed weights

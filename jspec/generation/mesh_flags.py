@@ -18,10 +18,12 @@ MESH = flags.DEFINE_string(
 )  # fmt: skip
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "For several processes, which together have the devices of --mesh: "
-    "HOST:PORT at which the first of them can be reached."
+    "HOST:PORT at which the first of them can be reached; or auto, where SLURM, Open MPI or a TPU "
+    "slice has started them and says the rest."
 )  # fmt: skip
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+_AUTO = "auto"
 _OF_PROCESSES = _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID
 
 list_flags("Models", "", "mesh coordinator num_processes process_id")
@@ -40,12 +42,27 @@ def flagged_mesh() -> Iterator[Mesh | None]:
         check_device()
         yield None if MESH.value is None else make_mesh(MESH.value)
         return
-    if MESH.value is None or coordinator is None or number is None or own is None:
+    if coordinator == _AUTO and given[1:] == [] and MESH.value is not None:
+        coordinator = None
+    elif MESH.value is None or coordinator in (None, _AUTO) or number is None or own is None:
         expected = "--mesh, --coordinator, --num_processes and --process_id together"
-        raise InputError(f"expected {expected}, got only --{', --'.join(given)}")
+        raise InputError(
+            f"expected {expected}, or --mesh and --coordinator={_AUTO}; got --{', --'.join(given)}"
+        )
     values = {
         name: str(flags.FLAGS[name].value) for name in flags.FLAGS if flags.FLAGS[name].present
     }
-    values.pop(_PROCESS_ID.name)
+    values.pop(_PROCESS_ID.name, None)
     with processes.joined(coordinator, number, own, values):
         yield make_mesh(MESH.value)
+
+
+def own_mesh() -> Mesh | None:
+    """Returns the mesh that the flags ask for, in a program of one process; None without one.
+
+    Raises:
+      InputError: several processes, or a mesh that does not fit the devices.
+    """
+    if given := [flag.name for flag in _OF_PROCESSES if flag.value is not None]:
+        raise InputError(f"expected one process here, got --{given[0]}")
+    return None if MESH.value is None else make_mesh(MESH.value)

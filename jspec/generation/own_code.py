@@ -3,7 +3,7 @@
 So a mistake is told in one line when a Generator is made, and not by JAX in the first round.
 """
 
-import functools
+import dataclasses
 import hashlib
 import pathlib
 import sys
@@ -20,6 +20,7 @@ from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, DrafterEntry
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.generation.capacity import capacity_for
+from jspec.generation.layout import Layout
 from jspec.generation.rows import empty_state
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
@@ -28,6 +29,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import (
     Drafter,
+    ModelParams,
     RoundInputs,
     SpecState,
     TargetView,
@@ -114,7 +116,8 @@ def _module(part: Any) -> str:
 
 def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: LoadedModel) -> None:
     title = f"the acceptance rule {name!r}"
-    verdict = _shapes(title, _verdict, *built, rule, target)
+    assert built.drafter is not None
+    verdict = _shapes(title, _verdict, built.drafter, built.params, rule, target)
     for field in ("num_accepted", "next_token"):
         found = getattr(verdict, field, verdict)  # all of what is no Verdict
         _check(f"{title} to accept with {field} int32 [{_ROWS}]", found, f"int32 [{_ROWS}]")
@@ -156,10 +159,23 @@ def _verdict(
     return rule.accept(probs, proposal, noise)
 
 
-def _shapes(title: str, run: Any, *arguments: Any) -> Any:
+def _shapes(
+    title: str,
+    run: Any,
+    drafter: Drafter,
+    params: Params,
+    rule: AcceptanceRule,
+    target: LoadedModel,
+) -> Any:
     """Returns the shapes of what the user's code returns, whatever it raises."""
+    layout = Layout.of(target, params)
+
+    def run_own(both: ModelParams) -> Any:  # on a mesh, of what one device has
+        own = dataclasses.replace(target, config=target.own_config, params=both.target, mesh=None)
+        return run(drafter, both.draft, rule, own)
+
     try:
-        return jax.eval_shape(functools.partial(run, *arguments))
+        return jax.eval_shape(layout.spread(run_own), ModelParams(target.params, params))
     except Exception as error:
         raise InputError(f"{title}{_place(error)}: {describe_error(error)}") from None
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from jspec.common import processes
 from jspec.common.errors import InputError
-from jspec.common.memory import available_bytes, tree_bytes
+from jspec.common.memory import available_bytes
 from jspec.generation.answer import Round
 from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
@@ -18,7 +19,14 @@ from jspec.generation.row_count import fitted, row_counts
 from jspec.generation.rows import Row, with_request
 from jspec.generation.saved_row import run_alone, settle, take_row
 from jspec.kernels import PAGE
-from jspec.models.paged_cache import caches_in, empty_layers, map_caches, name_pages, with_layers
+from jspec.models.paged_cache import (
+    caches_in,
+    empty_layers,
+    map_caches,
+    name_pages,
+    page_bytes,
+    with_layers,
+)
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import SpecState
 
@@ -57,13 +65,11 @@ class PagedBatch(Batch):
           InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
         """
         engine = programs.engine
-        capacity = engine.capacity_for(max_length)
+        layout, capacity = engine.layout, engine.capacity_for(max_length)
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
-        self.page_bytes = tuple(
-            sum(tree_bytes((one.keys, one.values)) * PAGE // one.num_slots for one in part)
-            for part in caches
-        )
+        own = layout.own_shapes(shape)  # one device's
+        self.page_bytes = tuple(page_bytes(getattr(own, p)) * layout.num_sharing for p in _PARTS)
         # Drafters that write further than a block have caches with more slots.
         self._spare = [max((one.capacity - capacity for one in part), default=0) for part in caches]
         self.block = engine.num_draft_tokens + 1
@@ -87,13 +93,14 @@ class PagedBatch(Batch):
         self._empty = jax.jit(empty_state, static_argnums=0)
         super().__init__(programs, num_rows, max_length, switches)
         self._nothing = self._empty(1)
-        self._layers = [[empty_layers(cache, self.num_pages) for cache in part] for part in caches]
+        self._layers = [empty_layers(part, self.num_pages, layout.empty_pages) for part in caches]
         self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
         self.lengths = np.zeros([num_rows], np.int32)
         self._snapshots = Snapshots(engine, self._params, capacity, switches)
         # The jit boundary; what goes on to exist beside the results is not donated.
         self._save, self._alone, self._settle = map(jax.jit, (take_row, run_alone, settle))
-        self._vocab_size, self._counts = programs.target.config.vocab_size, row_counts(num_rows)
+        self._vocab_size = programs.target.config.vocab_size
+        self._counts = row_counts(num_rows) if layout.mesh is None else (num_rows,)
 
     def _fitting(self, num_rows: int, longest: int, cache_bytes: int | None) -> int:
         """Returns the number of pages, `longest` of which are a row's at most."""
@@ -102,13 +109,10 @@ class PagedBatch(Batch):
             return cache_bytes // size
         free = available_bytes()
         fitting = num_rows * longest if free is None else int(_SHARE_OF_FREE * free) // size
-        return max(longest, min(num_rows * longest, fitting))
+        return processes.least(max(longest, min(num_rows * longest, fitting)))
 
     def needed(self, length: int, max_length: int, num_rounds: int = 1) -> list[int]:
-        """Returns the pages of each part that a row of this length may write in rounds.
-
-        `max_length` is that of its request.
-        """
+        """Returns the pages of each part that a row may write in rounds, up to its end."""
         end = min(length + num_rounds * self.block, max_length + self.block)
         pages = [-(-(end + spare) // PAGE) for spare in self._spare]
         return [n if size else 0 for n, size in zip(pages, self.page_bytes, strict=True)]
@@ -119,7 +123,7 @@ class PagedBatch(Batch):
     def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states and pages, and of what programs need beside them."""
         num_states = len(self.rows) + (len(self.rows) > 1)  # a prompt that is being read has one
-        size = tree_bytes(self._empty.eval_shape(num_states))
+        size = self._engine.layout.num_bytes(self._empty.eval_shape(num_states))
         size += (self.num_pages + 1) * sum(self.page_bytes)
         return size, self._engine.temporary_bytes(num_states, capacity)
 
@@ -151,13 +155,9 @@ class PagedBatch(Batch):
         return self._engine.chunks(num_tokens, widest=widest)
 
     def begin_in(
-        self,
-        request: Row,
-        pages: Sequence[Sequence[int]],
-        widest: int,
-        found: Sequence[Snapshot],
+        self, request: Row, pages: Sequence[Sequence[int]], widest: int, found: Sequence[Snapshot],
         is_scored: bool = False,
-    ) -> Reading:
+    ) -> Reading:  # fmt: skip
         """Begins to read a prompt into pages, after the chunks whose snapshots were found.
 
         See `Engine.chunks` for `widest`. The pages are those of each part.

@@ -17,6 +17,7 @@ from jaxtyping import Array, Int32
 
 from jspec.generation.engine import Engine
 from jspec.generation.result import TokenLogprob
+from jspec.models import KVCache
 from jspec.models.paged_cache import PagedKVCache, map_caches
 from jspec.sampling.settings import Switches
 from jspec.speculation.logprobs import TokenLogprobs
@@ -145,9 +146,12 @@ _NO_AXIS = -1
 
 def bare(state: Any, table: Any = False) -> Any:
     """Returns a state with paged caches in place of its caches: with this table, and no layers."""
-    return map_caches(
-        lambda cache: PagedKVCache(keys=(), values=(), length=cache.length, table=table), state
-    )
+
+    def to_pages(cache: KVCache) -> PagedKVCache:
+        kept = {"length": cache.length, "is_split": cache.is_split}
+        return PagedKVCache(keys=(), values=(), table=table, **kept)
+
+    return map_caches(to_pages, state)
 
 
 def _as_bits(leaf: Array) -> Array:

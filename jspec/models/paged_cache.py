@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
+from jspec.common.memory import tree_bytes
 from jspec.common.typing import RowCounts
 from jspec.kernels import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.models.cache import KVCache
@@ -66,13 +67,17 @@ class PagedKVCache(KVCache, kw_only=True):
 Layers = list[tuple[tuple[Array, ...], tuple[Array, ...]]]  # keys and values of each cache
 
 
-def empty_layers(cache: KVCache, num_pages: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Returns pages for keys and values of a cache's layers, and one more, which is nobody's."""
-    shapes = [(num_pages + 1, leaf.shape[1], PAGE, leaf.shape[3]) for leaf in cache.keys]
-    keys, values = (
-        tuple(jnp.zeros(shape, cache.keys[0].dtype) for shape in shapes) for _ in range(2)
-    )
-    return keys, values
+def empty_layers(caches: Sequence[KVCache], num_pages: int, make: Callable[..., Array]) -> Layers:
+    """Returns pages for each cache's layers, keys and values, and one more, which is nobody's.
+
+    `make` makes an array of zeros of a shape and dtype, on a mesh its heads split or not.
+    """
+
+    def pages(cache: KVCache, leaves: tuple[Array, ...]) -> tuple[Array, ...]:
+        shapes = [(num_pages + 1, leaf.shape[1], PAGE, leaf.shape[3]) for leaf in leaves]
+        return tuple(make(shape, leaves[0].dtype, is_split=cache.is_split) for shape in shapes)
+
+    return [(pages(cache, cache.keys), pages(cache, cache.values)) for cache in caches]
 
 
 def caches_in(tree: Any) -> list[Any]:
@@ -85,6 +90,11 @@ def map_caches(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.tree.map(
         lambda node: function(node) if _is_cache(node) else node, tree, is_leaf=_is_cache
     )
+
+
+def page_bytes(tree: Any) -> int:
+    """Returns the bytes of a page's worth of slots in all layers of a pytree's caches."""
+    return sum(tree_bytes((c.keys, c.values)) * PAGE // c.num_slots for c in caches_in(tree))
 
 
 def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> Any:

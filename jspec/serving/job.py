@@ -68,6 +68,14 @@ class Slots(Protocol):
 
     def finish(self, row: int) -> None:
         """Marks a slot as done, its prompt read or not: it emits nothing until it is filled."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Is called now and then while there is nothing to do."""
+        ...
+
+    def stop(self) -> None:
+        """Is called when there will be nothing to do any more."""
 
 
 @dataclasses.dataclass(eq=False)

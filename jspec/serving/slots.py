@@ -199,6 +199,16 @@ class BatchSlots:
             pool.truncate_to(own, 0)
         self.tree.unpin(held.node)
 
+    def clear(self) -> None:
+        """Forgets what was read of earlier prompts."""
+        self.tree.clear()
+
+    def keep_alive(self) -> None:
+        """Does nothing: one process need not be told that there is nothing to do."""
+
+    def stop(self) -> None:
+        """Does nothing: no other process waits for calls."""
+
     def pause(self, row: int) -> Any:
         """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""
         mine = self._reading if self._reading is not None and self._reading[0] == row else None

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
@@ -14,6 +15,7 @@ from jspec.generation.rows import Row
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import Switches
 from jspec.serving.job import Job, Update
+from jspec.serving.many_processes import LeadingSlots
 from jspec.serving.scheduler import Scheduler
 from jspec.serving.slots import BatchSlots
 
@@ -21,7 +23,31 @@ from jspec.serving.slots import BatchSlots
 # values there, which change none of its tokens.
 ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True, top_logprobs=True)
 PREFILL_BUDGET = 64  # tokens
+_IDLE = 2.0  # seconds between two signs of life while there is nothing to do
 _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
+
+
+def make_slots(
+    programs: Programs,
+    *,
+    prefill_budget: int = PREFILL_BUDGET,
+    cache_bytes: int | None = None,
+    prefix_cache_bytes: int | None = None,
+) -> BatchSlots:
+    """Returns `programs.batch_size` slots of this process's devices.
+
+    `cache_bytes` is for the pages of keys and values, in each memory; None takes enough for all
+    slots, or what is free. What was read of prompts stays in those that no slot needs: in
+    `prefix_cache_bytes` at most, unless that is None.
+
+    Raises:
+      InputError: if there is not enough memory for the slots.
+    """
+    switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
+    batch = PagedBatch(programs, programs.batch_size, programs.max_seq_len, switches, cache_bytes)
+    if prefix_cache_bytes is None:
+        prefix_cache_bytes = batch.num_pages * batch.page_bytes[0]
+    return BatchSlots(batch, prefix_cache_bytes, prefill_budget)
 
 
 def make_scheduler(
@@ -34,20 +60,18 @@ def make_scheduler(
     prefix_cache_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Scheduler:
-    """Returns a scheduler of `programs.batch_size` slots whose programs are compiled.
+    """Returns a scheduler of slots, see `make_slots`, whose programs are compiled.
 
-    `cache_bytes` is for the pages of keys and values; None takes enough for all slots, or what is
-    free. What was read of prompts stays in those that no slot needs: in `prefix_cache_bytes` at
-    most, unless that is None.
+    Of several processes it is made in the first alone; the others `follow` it.
 
     Raises:
       InputError: if there is not enough memory for the slots.
     """
-    switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
-    batch = PagedBatch(programs, programs.batch_size, programs.max_seq_len, switches, cache_bytes)
-    if prefix_cache_bytes is None:
-        prefix_cache_bytes = batch.num_pages * batch.page_bytes[0]
-    slots = BatchSlots(batch, prefix_cache_bytes, prefill_budget)
+    own = make_slots(
+        programs, prefill_budget=prefill_budget, cache_bytes=cache_bytes,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )  # fmt: skip
+    slots = own if jax.process_count() == 1 else LeadingSlots(own)
     scheduler = Scheduler(
         slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,
         rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,
@@ -62,8 +86,8 @@ def make_scheduler(
         while scheduler.is_busy:
             for _ in scheduler.step():
                 pass
-    batch.run(0)  # where all answers ended with their first tokens
-    slots.tree.clear()
+    slots.run(0)  # where all answers ended with their first tokens
+    slots.clear()
     return scheduler
 
 
@@ -108,6 +132,7 @@ class Worker:
 
     Attributes:
       error: what has ended the thread, in one line; None while all is well.
+      cause: that error itself.
     """
 
     def __init__(
@@ -125,6 +150,7 @@ class Worker:
         """
         self.scheduler = scheduler
         self.error: str | None = None
+        self.cause: Exception | None = None
         self._observe, self._on_failure = observe, on_failure
         self._wake, self._is_stopped = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="jspec-worker", daemon=True)
@@ -149,14 +175,17 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._is_stopped or self.scheduler.is_busy)
+                is_awake = lambda: self._is_stopped or self.scheduler.is_busy  # noqa: E731
+                self._wake.wait_for(is_awake, _IDLE)
             if self._is_stopped:
                 return
             try:
+                if not self.scheduler.is_busy:
+                    self.scheduler.slots.keep_alive()
                 for update in self.scheduler.step():
                     self._tell(update)
             except Exception as error:  # of the device: no memory left, for one
-                self.error = describe_error(error)
+                self.error, self.cause = describe_error(error), error
                 for update in self.scheduler.abandon(self.error):
                     self._tell(update)
                 self._on_failure()

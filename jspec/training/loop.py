@@ -28,6 +28,7 @@ from jspec.training.config import LossFn, Recipe, Trainee, cast
 from jspec.training.metrics import METRICS
 from jspec.training.model_loss import COVERED, COVERED_BEFORE
 from jspec.training.packing import Batches, Rows
+from jspec.training.placement import ON_ONE, Placement
 
 _NORM = "gradient_norm"
 
@@ -38,20 +39,22 @@ def train(
     held_out: Sequence[Rows],
     recipe: Recipe,
     workdir: pathlib.Path,
+    place: Placement = ON_ONE,
 ) -> tuple[Params, dict[str, Any]]:
     """Trains, or goes on where a run in the same folder was killed.
 
-    The workdir gets `metrics.jsonl` and `checkpoints/`; `held_out` are batches to score on. Returns
-    the parameters of the best score, and its metrics.
+    The workdir gets `metrics.jsonl` and `checkpoints/`; `held_out` are batches to score on. A run
+    may go on on another mesh. Returns the parameters of the best score, and its metrics.
 
     Raises:
       InputError: the loss or its gradient is not finite, or the disk is full.
     """
     optimizer, loss_fn = make_optimizer(recipe), with_precision(trainee.loss, recipe)
     params = jax.tree.map(jnp.copy, trainee.params)  # updates donate the state's memory
-    update, evaluate = _make_update(loss_fn, optimizer), make_evaluate(loss_fn)
-    checkpoints = Checkpoints(workdir, recipe)
-    state, step = checkpoints.restore(TrainState(params, optimizer.init(params)))
+    update, evaluate = _make_update(loss_fn, optimizer, place), make_evaluate(loss_fn, place)
+    checkpoints, frozen = Checkpoints(workdir, recipe), place.put(trainee.frozen)
+    first = place.put(TrainState(params, optimizer.init(params)))
+    state, step = checkpoints.restore(first)
     if step > 0:
         _print(f"going on after step {step} of {recipe.num_steps}")
     log = Journal(workdir / METRICS)
@@ -60,7 +63,7 @@ def train(
     while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
         for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
-            state, loss, metrics = update(state, trainee.frozen, batches[index])
+            state, loss, metrics = update(state, frozen, place.put_rows(batches[index]))
             where = f"of step {step + 1}, batch {index},"
             losses.append(_check_finite(f"the loss {where}", loss, checkpoints))
             _check_finite(f"the gradient {where}", metrics[_NORM], checkpoints)
@@ -74,7 +77,7 @@ def train(
         if step % recipe.evaluate_every == 0 or is_last:
             what = f"the size of the parameters after step {step}"
             _check_finite(what, optax.tree.norm(state.params), checkpoints)
-            scores = evaluate(state.params, trainee.frozen, held_out)
+            scores = evaluate(state.params, frozen, held_out)
             log.append({"step": step, "held_out": scores})
             _print(f"step {step}: {describe(scores)}")
             checkpoints.save(step, state, scores)
@@ -139,18 +142,23 @@ def with_precision(loss: LossFn, recipe: Recipe) -> LossFn:
     return jax.checkpoint(rounded, policy=policy)
 
 
-def _make_update(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+def _make_update(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, place: Placement
+) -> Callable[..., Any]:
     def update(state: TrainState, frozen: Any, rows: Rows) -> Any:
         grad = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, metrics), grads = grad(state.params, frozen, rows)
         changes, own = optimizer.update(grads, state.optimizer, state.params)
         metrics = metrics | {_NORM: optax.tree.norm(grads)}
-        return TrainState(optax.apply_updates(state.params, changes), own), loss, metrics
+        state = TrainState(optax.apply_updates(state.params, changes), own)
+        return place.keep(state), loss, metrics
 
     return jax.jit(update, donate_argnums=0)
 
 
-def make_evaluate(loss: LossFn) -> Callable[[Params, Any, Iterable[Rows]], dict[str, Any]]:
+def make_evaluate(
+    loss: LossFn, place: Placement = ON_ONE
+) -> Callable[[Params, Any, Iterable[Rows]], dict[str, Any]]:
     """Returns (params, frozen parameters, batches) -> means of metrics over answers' tokens."""
 
     @jax.jit
@@ -162,7 +170,7 @@ def make_evaluate(loss: LossFn) -> Callable[[Params, Any, Iterable[Rows]], dict[
         return {name: value * count for name, value in metrics.items()}, count
 
     def evaluate(params: Params, frozen: Any, batches: Iterable[Rows]) -> dict[str, Any]:
-        found = [weighted(params, frozen, rows) for rows in batches]
+        found = [weighted(params, frozen, place.put_rows(rows)) for rows in batches]
         sums, total = jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64), *found)
         return _as_lists({name: value / max(total, 1.0) for name, value in sums.items()})
 

@@ -19,8 +19,8 @@ from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from jspec.training.metrics import write_figures
 from jspec.training.packing import Batches, iterate_rows, pack
+from jspec.training.placement import ON_ONE, Placement
 from jspec.training.texts import Text, read_texts, split
-from jspec.weights.resolver import load_model
 
 _ALL = BlockwiseTraining, DraftModelTraining, EagleTraining, LookaheadTraining, MedusaTraining
 KINDS: Mapping[str, type[TrainingConfig]] = {kind.drafter: kind for kind in _ALL}
@@ -40,14 +40,17 @@ def read_config(plain: Mapping[str, Any]) -> TrainingConfig:
     return make(**fields)
 
 
-def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, Any]:
+def run_training(
+    config: TrainingConfig, workdir: pathlib.Path, place: Placement = ON_ONE
+) -> Mapping[str, Any]:
     """Trains a drafter and writes it to its folder in the workdir; returns its metrics.
 
     Raises:
       InputError: texts that cannot be read, are too few or differ from those with which the workdir
         was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
     """
-    target = load_model(config.target, dtype=config.dtype, quantization="none")
+    place.check(config.batch_size)
+    target = place.load(config.target, config.dtype)
     sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
     texts = [text for path in config.texts for text in read_texts(path, target.tokenizer, **sizes)]
     if len(texts) <= config.num_held_out:
@@ -72,7 +75,7 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     packed = pack(held_out, config.seq_len)
     scored = [fill(rows) for rows in iterate_rows(packed, config.batch_size)]
     check_or_write_config(workdir / _TEXTS, _digest(texts))
-    params, metrics = train(trainee, batches, scored, config.recipe, workdir)
+    params, metrics = train(trainee, batches, scored, config.recipe, workdir, place)
     trainee.save(params, workdir / config.OUTPUT)
     write_figures(workdir)
     return metrics

@@ -14,7 +14,6 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
-from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.config import DecoderConfig
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import (
@@ -27,7 +26,7 @@ from jspec.weights.assemble import (
 )
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
-from jspec.weights.shards import make_shards
+from jspec.weights.shards import make_shards, share_of
 from jspec.weights.tensor_names import parameter_table, tensor_shapes
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
@@ -76,8 +75,7 @@ def load_hf_shards(
     """
     config, source, dtype = read_config(folder), _open(folder), as_dtype(dtype)
     check_source(config, source)
-    share = min(devices_per_memory() / mesh.shape[MODEL_AXIS], 1.0)
-    check_room(config, dtype, None, share=share)
+    check_room(config, dtype, None, share=share_of(mesh))
     assert source.read_slice is not None
     read = source.read_slice
     return make_shards(config, mesh, dtype, lambda _: read)

@@ -14,13 +14,17 @@ from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
+from jspec.kernels import MODEL_AXIS
 from jspec.models.config import DecoderConfig
+from jspec.models.sharding import spread_config
 from jspec.weights.assemble import as_dtype, check_params, check_room, make_params
 from jspec.weights.hf import new_model_folder, read_config
 from jspec.weights.quantize import check_kind
+from jspec.weights.shards import shard_sharding, share_of
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
@@ -42,12 +46,16 @@ def save_orbax(
 
 
 def load_orbax(
-    folder: pathlib.Path, dtype: Any, quantization: str | None = None
+    folder: pathlib.Path,
+    dtype: Any,
+    quantization: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[DecoderConfig, Params]:
     """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
     Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it one by one,
-    and the floats of each are freed.
+    and the floats of each are freed. With a mesh, of floats, each process keeps its own slices; a
+    parameter of heads that will be copied is whole on every device, see `spread_params`.
 
     Raises:
       InputError: anything missing, damaged, unknown or of another shape.
@@ -55,24 +63,41 @@ def load_orbax(
     from orbax.checkpoint import v1 as ocp
 
     config, dtype = read_config(folder), as_dtype(dtype)
+    table = parameter_table(config)
     check_kind(config, quantization)
-    check_room(config, dtype, None)  # all the floats are there before any is quantised
+    # All the floats are there before any is quantised.
+    check_room(config, dtype, None, share=1.0 if mesh is None else share_of(mesh))
     path = str((folder / PARAMS).absolute())
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
         stored = ocp.metadata(path).metadata
         check_params(config, stored)
         wanted = {
             entry.path: jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(dtype), sharding=sharding)
-            for entry in parameter_table(config)
+            for entry, sharding in zip(table, _shardings(config, mesh), strict=True)
         }
         leaves = flatten_dict(ocp.load(path, unflatten_dict(wanted)))
     except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
     else:
+        if mesh is not None:
+            return config, unflatten_dict(leaves)
         return config, make_params(
             config, lambda entry, _: leaves.pop(entry.path), dtype, quantization
         )
     with warnings.catch_warnings(action="ignore"):
         gc.collect()  # a failed load leaves coroutines, which warn when they are collected
     raise InputError(f"{path}: cannot be read as an Orbax checkpoint: {reason}")
+
+
+def _shardings(config: DecoderConfig, mesh: jax.sharding.Mesh | None) -> list[Any]:
+    """Returns where each parameter is read to, in the order of the table."""
+    if mesh is None:
+        one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return [one for _ in parameter_table(config)]
+    spread = spread_config(config, mesh.shape[MODEL_AXIS])
+    pairs = zip(parameter_table(config), parameter_table(spread), strict=True)
+    return [
+        shard_sharding(wanted, mesh) if stored.shape == wanted.shape
+        else NamedSharding(mesh, PartitionSpec())
+        for stored, wanted in pairs
+    ]  # fmt: skip

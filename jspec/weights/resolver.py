@@ -149,7 +149,8 @@ def load_model(
         8 bits; "none" makes them floats. None or "auto" is "packed" for a
         .gguf file where that is fast, else "none". A model with experts is always floats.
       mesh: devices to split the layers over (`models.sharding`), of floats, int8 or int4. Of floats
-        in safetensors each process reads its own slices; all else it reads whole.
+        in safetensors each process reads its own slices, of an Orbax folder the chunks that these
+        are in; all else it reads whole.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
@@ -163,18 +164,18 @@ def load_model(
     quantization = None if quantization == "none" else quantization
     if mesh is not None and not is_asked:
         quantization = None
-    is_spread = False
     try:
         if quantization in PACKED_KINDS and path is not None and path.is_file():
             quantization = _unless_experts(quantization, path, is_asked)
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
-        elif mesh is not None and quantization is None and path.is_dir() and not _is_orbax(path):
-            config, params = hf.load_hf_shards(path, dtype, mesh)
-            tokenizer, is_spread = load_tokenizer(path), True
+        elif mesh is not None and quantization is None and path.is_dir():
+            load = orbax_checkpoint.load_orbax if _is_orbax(path) else hf.load_hf_shards
+            config, params = load(path, dtype, mesh=mesh)
+            tokenizer = load_tokenizer(path)
         else:
             config, params, tokenizer = _read(path, dtype, quantization)
-        if mesh is not None and not is_spread:
+        if mesh is not None:  # what lies there already stays
             config, params = spread_params(config, params, mesh)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import MODEL_AXIS, QuantizedKernel
+from jspec.kernels import MODEL_AXIS, QuantizedKernel, devices_per_memory
 from jspec.kernels.quantized import GROUP
 from jspec.models.config import DecoderConfig
 from jspec.models.sharding import is_by_inputs, parameter_specs, split_axis, spread_config
@@ -73,7 +73,6 @@ def _make(
     """Returns one parameter on the mesh; `stored` is the checkpoint's, of other heads perhaps."""
     count, shape = mesh.shape[MODEL_AXIS], parameter.shape
     axis = split_axis(parameter.path[-1], shape, count)
-    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MODEL_AXIS)
     # Of the rows of a mesh each has all shards: a shard is read once for all of them.
     read_shard = functools.cache(
         lambda number: _read_shard(parameter, stored, axis, number, count, dtype, read)
@@ -83,7 +82,19 @@ def _make(
         number = 0 if axis is None else (index[axis].start or 0) * count // shape[axis]
         return read_shard(number)
 
-    return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), shard)
+    return jax.make_array_from_callback(shape, shard_sharding(parameter, mesh), shard)
+
+
+def shard_sharding(parameter: Parameter, mesh: Mesh) -> NamedSharding:
+    """Returns how a parameter of a spread model lies."""
+    axis = split_axis(parameter.path[-1], parameter.shape, mesh.shape[MODEL_AXIS])
+    axes = () if axis is None else (*[None] * axis, MODEL_AXIS)
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def share_of(mesh: Mesh) -> float:
+    """Returns the part of a model that the memory of a device of this process will hold."""
+    return min(devices_per_memory() / mesh.shape[MODEL_AXIS], 1.0)
 
 
 def _read_shard(
@@ -122,10 +133,12 @@ def spread_params(
 ) -> tuple[DecoderConfig, Params]:
     """Returns parameters of one device spread over a mesh; each passes the host. See `make_shards`.
 
+    Those that lie there already, as they should, stay as they are.
+
     Raises:
       InputError: packed weights, or the devices cannot share the model's layers.
     """
-    leaves = flatten_dict(params)
+    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
     count, dtype = mesh.shape[MODEL_AXIS], np.dtype(params["embedding"].dtype)
     if not all(isinstance(leaf, jax.Array | QuantizedKernel) for leaf in leaves.values()):
         expected = "a target on a mesh of floats, int8 or int4 (--target_quantization)"
@@ -136,6 +149,9 @@ def spread_params(
         leaf = leaves[parameter.path]
         if isinstance(leaf, QuantizedKernel):
             placed[parameter.path] = _spread_integers(leaf, parameter, stored, mesh)
+            continue
+        if is_placed(leaf, mesh) and leaf.shape == parameter.shape:
+            placed[parameter.path] = leaf
             continue
         tensors = stored.unpack(np.asarray(leaf))
         read: ReadSlice = lambda name, _, box, tensors=tensors: tensors[name][box or ...]  # noqa: E731

@@ -150,6 +150,22 @@ def test_beams_and_measured_costs_on_a_mesh(monkeypatch, tmp_path):
     assert numbers[0] == numbers[1]
 
 
+_OWN = """
+from jspec.speculation.acceptance import get_rule
+found = []
+for mesh in (None, "data:2,model:4"):
+    found.append(answers("model", mesh, acceptance=get_rule("coupled")))
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_a_rule_of_ones_own_with_a_draft_model():
+    """Guards against checks of its shapes that know nothing of the parts of a draft model."""
+    alone, spread = run_on_devices(_OWN)
+    assert alone == spread
+
+
 _ROUNDED = """
 import pathlib, tempfile
 from jspec.generation.generator import Generator
@@ -171,6 +187,37 @@ for kind in ("none", "int8", "int4"):
     found.append(pair)
 report(found)
 """
+
+
+_READ = """
+import pathlib, tempfile
+import numpy as np
+from jspec.models.sharding import make_mesh
+from jspec.weights import load_model
+from jspec.weights.orbax_checkpoint import save_orbax
+from jspec.weights.shards import is_placed
+
+hf = tiny_models.save_folder(pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8)
+whole = load_model(str(hf), dtype="float32")
+folder = hf.parent / "orbax"
+save_orbax(folder, whole.config, whole.params, tokenizer=whole.tokenizer)
+found = []
+for text in ("model:2", "data:2,model:4"):
+    mesh = make_mesh(text)
+    one, two = (load_model(str(path), dtype="float32", mesh=mesh) for path in (hf, folder))
+    same = jax.tree.map(
+        lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()) and a.sharding == b.sharding,
+        one.params, two.params,
+    )
+    found.append(one.config == two.config and all(jax.tree.leaves(same)))
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_orbax_folders_are_read_as_they_will_lie():
+    """As safetensors are: heads split, and copied where there are fewer than devices."""
+    assert run_on_devices("import jax\n" + _READ) == [True, True]
 
 
 @pytest.mark.slow

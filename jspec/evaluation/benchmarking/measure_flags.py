@@ -22,7 +22,7 @@ _MODELS = "draft target_quantization draft_quantization drafters num_draft_token
 _PROMPTS = "prompts_file num_prompts max_new_tokens"
 _READ_BY = {  # besides those of `_ALWAYS`
     "methods": f"{_MODELS} {_PROMPTS} per_category repeats temperature acceptance max_seq_len "
-    "decoding transformers compiled llama_cpp",
+    "mesh decoding transformers compiled llama_cpp",
     "roofline": f"{_MODELS} quick",
     "synthetic": f"{_MODELS} {_PROMPTS} repeats synthetic_acceptance",
     "start": "drafters max_new_tokens repeats",
@@ -31,7 +31,7 @@ _READ_BY = {  # besides those of `_ALWAYS`
     "quantization": "context repeats",
     "acceptance": f"drafters {_PROMPTS} temperature",
     "profile": f"{_MODELS} context max_new_tokens temperature trace_folder",
-    "parity": f"{_MODELS} {_PROMPTS} batch_size",
+    "parity": f"{_MODELS} {_PROMPTS} batch_size mesh",
 }
 _MEASURE = (
     "What to measure. methods: whole answers of jspec and of other libraries; roofline: calls and "
@@ -100,6 +100,9 @@ _HOLDERS = [
         "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "
         "weights; packed leaves those of a .gguf file as they are, none makes them floats."
     ),
+    flags.DEFINE_string(
+        "mesh", None, "Devices to split the models over, such as data:2,model:4. Default: one."
+    ),
     flags.DEFINE_bool(
         "transformers",
         None,
@@ -134,7 +137,7 @@ _HOLDERS = [
 ]  # fmt: skip
 flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
 
-list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
+list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len mesh")
 list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
 list_flags("Sampling", "temperature")
 list_flags("Acceptance", "acceptance synthetic_acceptance")

@@ -1,6 +1,7 @@
 """What a command line of `python -m jspec.benchmark` asks for, checked before models are loaded."""
 
 import collections
+import functools
 import json
 import pathlib
 import sys
@@ -27,10 +28,12 @@ from jspec.evaluation.benchmarking.by_task import tasks_of
 from jspec.evaluation.benchmarking.transformers_baseline import has_transformers
 from jspec.generation.flag_values import parse_num_draft_tokens, parse_quantization
 from jspec.generation.generator import Generator
+from jspec.generation.layout import place_model
 from jspec.generation.programs import RULE_DEFAULTS
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_num_draft_tokens
+from jspec.models.sharding import make_mesh
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8
 from jspec.weights.resolver import LoadedModel, load_model
@@ -68,7 +71,11 @@ class Measurement(types.SimpleNamespace):
         kind = getattr(self, f"{role}_quantization", "auto") if is_rounded else "none"
         if not name:
             return None
-        return load_model(name, dtype=self.dtype, quantization=parse_quantization(kind))
+        mesh = make_mesh(self.mesh) if getattr(self, "mesh", None) else None
+        load = functools.partial(load_model, name, dtype=self.dtype)
+        if role == "target":
+            return load(quantization=parse_quantization(kind), mesh=mesh)
+        return place_model(load(quantization=parse_quantization(kind)), mesh)
 
     def models(self) -> tuple[LoadedModel, LoadedModel | None]:
         """Returns the target, and the draft model or None."""

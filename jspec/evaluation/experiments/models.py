@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from jax.sharding import Mesh
+
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
@@ -20,9 +22,11 @@ from jspec.generation.auto import AUTO
 from jspec.generation.costs import RoundCosts
 from jspec.generation.flag_values import parse_quantization
 from jspec.generation.generator import Generator
+from jspec.generation.layout import place_model
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import check_answered
+from jspec.models.sharding import make_mesh
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
@@ -35,17 +39,20 @@ class Models:
 
     def __init__(self, experiment: Experiment, store: Store) -> None:
         self._experiment, self._store = experiment, store
+        self._mesh = make_mesh(experiment.mesh) if experiment.mesh else None
         self._load = functools.cache(self._load_model)
         self.generator = functools.cache(self._make_generator)
-        self.target = self._load(experiment.target, experiment.target_quantization)
+        self.target = self._load(experiment.target, experiment.target_quantization, mesh=self._mesh)
 
-    def _load_model(self, name: str, quantization: str) -> LoadedModel:
+    def _load_model(self, name: str, quantization: str, mesh: Mesh | None = None) -> LoadedModel:
         kind = parse_quantization(quantization)
-        return load_model(name, dtype=self._experiment.dtype, quantization=kind)
+        return load_model(name, dtype=self._experiment.dtype, quantization=kind, mesh=mesh)
 
     def draft(self, method: MethodSpec) -> LoadedModel | None:
         """Returns the draft model of a method; None if it has none."""
-        return None if method.draft is None else self._load(method.draft, method.draft_quantization)
+        if method.draft is None:
+            return None
+        return place_model(self._load(method.draft, method.draft_quantization), self._mesh)
 
     def with_table(self, method: MethodSpec) -> MethodSpec:
         """Returns a method, with the workdir's table if it needs one and names none."""

@@ -77,7 +77,7 @@ def _check_estimate(experiment: Experiment) -> None:
     It computes how likely the first draft after every token of an answer is accepted under
     `rejection`: a rule, a number of drafts, a clock and a batch have no part in it.
     """
-    _check_defaults(experiment, "", ("turns", "repeats", "batch_sizes"))
+    _check_defaults(experiment, "", ("turns", "repeats", "batch_sizes", "mesh"))
     for label, method in experiment.methods.items():
         _check_defaults(method, f"methods.{label}.", ("num_draft_tokens", "acceptance"))
         name = f"methods.{label}.drafter"

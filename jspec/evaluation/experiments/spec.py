@@ -107,6 +107,7 @@ class Experiment:
     Attributes:
       kind: one of `KINDS`.
       dtype: "bfloat16" or "float32", of weights and caches.
+      mesh: devices over which the models are split, such as "data:2,model:4"; empty for one.
       prompts_file: JSONL, see `read_prompts`.
       num_prompts: how many of them, evenly spaced over the file; 0 takes all.
       per_category: before that, the first ones of each category; 0 takes all.
@@ -128,6 +129,7 @@ class Experiment:
     target: str = SMOLLM2
     dtype: str = "bfloat16"
     target_quantization: str = "none"
+    mesh: str = ""
     prompts_file: str = "configs/prompts.jsonl"
     num_prompts: int = 0
     per_category: int = 0

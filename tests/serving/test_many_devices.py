@@ -1,0 +1,250 @@
+"""The server's slots on a mesh of devices, and in several processes that follow the first."""
+
+import json
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+
+from jspec.common import processes
+from jspec.generation.request import Request, Settings
+from jspec.kernels import PAGE
+from jspec.serving import many_processes
+from jspec.serving.job import Job
+from jspec.serving.many_processes import LeadingSlots, follow
+from jspec.serving.scheduler import Scheduler
+from jspec.serving.worker import make_row, make_slots
+from tests.meshes import run_on_devices
+from tests.programs import command, environment
+from tests.serving.test_page_pool import Machine
+from tests.tiny_models import make_generator, save_folder
+
+SHARED = [1 + n * n % 97 for n in range(140)]
+PROMPTS = [[*SHARED, 3], [2, 3, 4], [*SHARED, 5, 6], [9], [*SHARED[:70], 8]]
+PROMPTS += [[4, 5], [*SHARED, 9]]
+
+
+def answer_all(slots, generator, cancelled=None):
+    """Lets a scheduler of these slots answer the prompts; returns token ids, and the pauses.
+
+    The job of that pause, from 0, is cancelled while it waits.
+    """
+    found, sizes = {}, {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
+    scheduler = Scheduler(slots, generator.target, 4, clock=lambda: 0.0, **sizes)
+    jobs = []
+    for index, prompt in enumerate(PROMPTS):
+        length = 57 if len(prompt) > 9 else 130
+        request = Request(prompt, Settings(length, temperature=1.0, seed=index))
+        keep = lambda update, index=index: found.update({index: update.piece.result})  # noqa: E731
+        jobs.append(Job(request, make_row(generator, request), keep))
+    scheduler.submit(jobs)
+    while scheduler.is_busy:
+        for update in scheduler.step():
+            update.job.on_update(update)
+        if scheduler.num_paused - 1 == cancelled:
+            scheduler.cancel(next(job for job in jobs if job.paused is not None))
+            cancelled = None
+    return [found[index].token_ids for index in range(len(PROMPTS))], scheduler.num_paused
+
+
+def cache_bytes(slots, num_pages):
+    """Returns the bytes of that many pages: too few for all answers at once."""
+    return num_pages * sum(slots._batch.page_bytes)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Two processes in one: what the first broadcasts is put into a queue; the other takes it."""
+    calls = queue.Queue()
+    own = threading.get_ident()
+
+    def broadcast(value):
+        if threading.get_ident() == own:
+            calls.put(value)
+            return value
+        return calls.get(timeout=60)
+
+    monkeypatch.setattr(processes, "broadcast", broadcast)
+    monkeypatch.setattr(many_processes.signal, "signal", lambda *_: None)  # of main threads alone
+    return calls
+
+
+class Led(Machine):
+    """The machine of `test_page_pool`, whose calls are told to other slots."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.slots = self.slots, LeadingSlots(self.slots)
+
+    def shared(self):
+        return set()
+
+    def pause(self, row):
+        is_reading = self.reading is not None and row == self.reading[0]
+        text = self.reading[1] if is_reading else list(self.device.texts[row])
+        saved = self.slots.pause(row)
+        self.reading = None if is_reading else self.reading
+        self.waiting.insert(0, (text, saved))
+        self.order.remove(row)
+        self.num_paused += 1
+
+
+def test_followers_know_the_pages_of_the_first(told):
+    """Guards against a call that is not told, or told late; what nobody waits for is forgotten."""
+    led, rng, most_saved = Led(), np.random.default_rng(0), 0
+    following = Machine()
+    other = threading.Thread(target=follow, args=(following.slots,))
+    other.start()
+    for _ in range(3000):
+        action, kind, number = rng.integers([12, 3, 5 * PAGE]).tolist()
+        if action == 0 and len(led.waiting) < 8:
+            led.come(kind, 1 + number)
+        elif action == 1 and number < 2 * PAGE:
+            led.end(number)
+        elif action < 6:
+            led.read()
+        else:
+            led.visit(1 + number % 20)
+        most_saved = max(most_saved, len(led.slots._calls._saved))
+    led.waiting.clear()
+    led.slots.keep_alive()
+    assert not led.slots._calls._saved
+    led.slots.stop()
+    other.join(timeout=60)
+    assert led.num_paused > most_saved > 0
+    assert (led.device.contents == following.device.contents).all()
+    assert (led.device.lengths == following.device.lengths).all()
+    assert [pool._free for pool in led.own.pools] == [p._free for p in following.slots.pools]
+
+
+@pytest.mark.slow
+def test_followers_compute_what_the_first_does(told):
+    """Through pauses, and a paused answer that is cancelled: pages, prompts and rows are alike."""
+    generator = make_generator("model", batch_size=3, acceptance="coupled")
+    few = cache_bytes(make_slots(generator), 5)
+    first, second = (make_slots(generator, cache_bytes=few) for _ in range(2))
+    leading = LeadingSlots(first)
+    other = threading.Thread(target=follow, args=(second,))
+    other.start()
+    _, num_paused = answer_all(leading, generator, cancelled=1)
+    leading.keep_alive()
+    leading.stop()
+    other.join(timeout=60)
+    assert num_paused > 1
+    for one, two in zip(first.pools, second.pools, strict=True):
+        assert one._free == two._free
+    assert first.tree.num_bytes == second.tree.num_bytes > 0
+    assert (first._batch.lengths == second._batch.lengths).all()
+    assert not leading._calls._saved
+
+
+_SERVED = """
+from jspec.common.timing import compile_clock
+from jspec.serving.worker import make_scheduler, make_slots
+from tests.serving.test_many_devices import answer_all, cache_bytes
+
+found = []
+for mesh in (None, "data:2,model:2", "model:4"):
+    own = make_generator({drafter!r}, mesh, batch_size=4)
+    scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
+    begin = compile_clock().num_programs
+    texts, _ = answer_all(scheduler.slots, own)
+    again, _ = answer_all(scheduler.slots, own)  # what was read of prompts is there
+    num_compiled = compile_clock().num_programs - begin
+    few = cache_bytes(scheduler.slots, 5)
+    found.append([texts, again, num_compiled, answer_all(make_slots(own, cache_bytes=few), own)])
+report(found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["model", "prompt_lookup"])
+def test_answers_are_those_of_one_device(drafter):
+    """Rows on their own rows of the mesh, prompts shared by all; where memory is short, paused."""
+    found = run_on_devices(_SERVED.format(drafter=drafter))
+    texts = found[0][0]
+    assert len({tuple(ids) for ids in texts}) == len(texts)
+    for own, again, num_compiled, (of_few, num_paused) in found:
+        assert own == again == of_few == texts
+        assert num_compiled == 0
+        assert num_paused > 0
+
+
+@pytest.fixture
+def servers(tmp_path, compile_cache):
+    """Returns a function that starts the processes of a server; they and the first one's port."""
+    folder, begun = save_folder(tmp_path / "m", num_heads=8, max_seq_len=256), []
+
+    def start(number, *flags):
+        env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
+        usual = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2",
+                 "--drafter=prompt_lookup", *flags)  # fmt: skip
+        for own in range(number):
+            line = command("jspec.serve", *usual)
+            line += [f"--process_id={own}"] * (number > 1)
+            begun.append(subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True))
+        for line in begun[-number].stderr:
+            if "http://" in line:
+                return begun[-number:], int(line.rpartition(":")[2])
+        raise AssertionError([one.communicate() for one in begun[-number:]])
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def free_port():
+    """A port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def complete(port, prompt):
+    """Returns the text of a completion."""
+    body = {"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": 5}
+    url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.loads(reply.read())["choices"][0]["text"]
+
+
+def of_run(number, port):
+    """Returns the flags of a run of several processes."""
+    coordinator = f"--coordinator=localhost:{port}", f"--num_processes={number}"
+    return f"--mesh=model:{number}", *coordinator
+
+
+@pytest.mark.slow
+def test_two_processes_serve_as_one(servers, free_port):
+    """The same texts; SIGTERM to the first ends both; to the second it does nothing."""
+    (alone,), port = servers(1)
+    expected = [complete(port, prompt) for prompt in ("hello there", "x" * 100)]
+    alone.send_signal(signal.SIGTERM)
+    both, port = servers(2, *of_run(2, free_port))
+    both[1].send_signal(signal.SIGTERM)
+    assert [complete(port, prompt) for prompt in ("hello there", "x" * 100)] == expected
+    assert threading.Event().wait(40) is False, "nothing is asked for, and all stay"
+    assert complete(port, "hello there") == expected[0]
+    both[0].send_signal(signal.SIGTERM)
+    assert [process.wait(timeout=40) for process in both] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_server(servers, free_port, lost):
+    """With a line that names it."""
+    both, _ = servers(2, *of_run(2, free_port))
+    both[lost].kill()
+    left = both[1 - lost]
+    _, errors = left.communicate(timeout=90)
+    assert left.returncode == 2
+    said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
+    assert errors.splitlines()[-1] == said

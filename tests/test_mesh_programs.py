@@ -1,0 +1,91 @@
+"""Programs that measure, on a mesh of 8 virtual devices: what they count is that of one device."""
+
+import json
+import os
+
+import pytest
+
+from tests.programs import environment, run
+from tests.serving.served import TEMPLATE
+from tests.tiny_models import save_folder
+
+MESHES = [(), ("data:2,model:4",)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Returns a folder of a tiny target."""
+    path = tmp_path_factory.mktemp("model") / "m"
+    return save_folder(path, template=TEMPLATE, num_heads=8)
+
+
+@pytest.fixture
+def on_devices(compile_cache, tmp_path):
+    """Returns a function that runs a program and reads what it writes; prompts, and a folder."""
+    env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
+    flag = "--xla_force_host_platform_device_count=8"
+    env["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(4)))
+
+    def run_it(module, path, *flags):
+        status, _, errors = run(module, *flags, env=env, timeout=300)
+        assert status == 0, errors
+        return path.read_text()
+
+    return run_it, prompts, tmp_path
+
+
+@pytest.mark.slow
+def test_a_comparison_on_a_mesh(on_devices, folder):
+    """The same drafts are accepted, and each row says on which devices."""
+    run_it, prompts, home = on_devices
+    found = []
+    for mesh in MESHES:
+        path = home / f"compared{len(mesh)}.jsonl"
+        found.append(run_it(
+            "jspec.generate", path, f"--target={folder}", f"--prompts_file={prompts}",
+            "--compare=none,prompt_lookup", "--dtype=float32", "--max_new_tokens=16",
+            f"--output_json={path}", *(f"--mesh={text}" for text in mesh),
+        ))  # fmt: skip
+    found = [[json.loads(line) for line in text.splitlines()] for text in found]
+    counts = [[one["acceptance_rate"] for one in records] for records in found]
+    assert counts[0] == counts[1]
+    assert counts[0][1] > 0
+    assert [one["settings"]["mesh"] for one in found[1]] == [{"data": 2, "model": 4}] * 2
+
+
+@pytest.mark.slow
+def test_an_experiment_on_a_mesh(on_devices, folder):
+    """A field of the config; rows of the batch are on both rows of the mesh."""
+    run_it, prompts, home = on_devices
+    found = []
+    for mesh in MESHES:
+        work = home / f"work{len(mesh)}"
+        text = run_it(
+            "jspec.experiment", work / "results.jsonl", "--config=configs/smoke.py",
+            f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
+            f"--config.prompts_file={prompts}", "--config.batch_sizes=(4,)",
+            "--config.max_seq_len=200",
+            *(f"--config.mesh={text}" for text in mesh),
+        )  # fmt: skip
+        records = [json.loads(line) for line in text.splitlines()]
+        assert all(one["status"] == "done" for one in records)
+        found.append({
+            (one["cell"], answer["prompt"]): answer["token_ids"]
+            for one in records for answer in one["record"]["answers"]
+        })  # fmt: skip
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_parity_on_a_mesh(on_devices, folder):
+    """Greedy answers by drafts are those of plain decoding there, too."""
+    run_it, prompts, home = on_devices
+    path = home / "parity.json"
+    text = run_it(
+        "jspec.benchmark", path, "--measure=parity", f"--target={folder}", "--mesh=model:4",
+        "--drafters=prompt_lookup", f"--prompts_file={prompts}", "--max_new_tokens=16",
+        f"--output_json={path}",
+    )  # fmt: skip
+    assert json.loads(text)["num_unexcused"] == 0
