@@ -11,7 +11,6 @@ tokens a second, and milliseconds to the first token and between tokens. Only th
 that ended count, over the time from the first request to the end of the last such answer.
 """
 
-import argparse
 import json
 import pathlib
 import random
@@ -24,6 +23,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from absl import flags
+
+from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json_lines
 from jspec.common.text_table import format_table
@@ -36,7 +38,36 @@ _FIGURES = {"to_first_ms": "time_to_first_token_ms", "between_ms": "inter_token_
 _SHARES = ("p50", "p99")
 
 
-def commands(options: argparse.Namespace) -> dict[str, list[str]]:
+# Folders and files of this machine, which the record does not name.
+_PLACES = {
+    "guidellm": "guidellm's program", "tokenizer": "folder of the model in Hugging Face's layout",
+    "gguf": "llama.cpp's file of the same weights", "draft_gguf": "its file of the draft model",
+    "llama_cpp": "folder of llama-server", "transformers": "transformers' program",
+    "prompts": "JSON Lines of objects with `turns` or `prompt`", "output_json": "the record",
+    "log": "what the servers say; default: servers.log",
+}  # fmt: skip
+_TEXTS = {
+    "target": ("smollm2-135m-instruct", "jspec's model"), "draft": (None, "its draft model"),
+    "servers": (None, "names, separated by commas; default: all"),
+    "streams": ("1,2,4,8,16,32", "requests at once"),
+    "rates": ("1,2", "requests a second, at random moments"),
+    "jspec_flags": ("", "flags of jspec.serve"),
+    "transformers_flags": ("", "flags of transformers serve"),
+}  # fmt: skip
+_NUMBERS = {
+    "slots": (32, "requests that have room at once"), "seconds": (40, "of a load, at most"),
+    "per_stream": (3, "requests for each at once"), "fewest": (12, "requests of a load, at least"),
+    "threads": (2, "threads of llama.cpp"), "repeats": (1, "turns of all servers"),
+}  # fmt: skip
+for _name, _about in _PLACES.items():
+    flags.DEFINE_string(_name, None, _about)
+for _name, (_default, _about) in _TEXTS.items():
+    flags.DEFINE_string(_name, _default, _about)
+for _name, (_number, _about) in _NUMBERS.items():
+    flags.DEFINE_integer(_name, _number, _about)
+
+
+def commands(options: flags.FlagValues) -> dict[str, list[str]]:
     """Returns what starts each server that is wanted, by its name."""
     jspec = [sys.executable, "-m", "jspec.serve", f"--max_slots={options.slots}",
              f"--port={_PORT}", f"--max_seq_len={_LENGTH}", "--prefix_cache_bytes=0",
@@ -110,7 +141,7 @@ def write_prompts(path: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def load(
-    options: argparse.Namespace, name: str, profile: dict[str, Any], counts: list[int], data: Any
+    options: flags.FlagValues, name: str, profile: dict[str, Any], counts: list[int], data: Any
 ) -> list[dict[str, Any]]:
     """Lets guidellm ask; returns the figures of each of the profile's loads.
 
@@ -162,13 +193,13 @@ def figures(benchmark: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: flags.FlagValues) -> None:
     """Starts one server after the other, loads it, and writes the record after each."""
     servers, streams = commands(options), [int(one) for one in options.streams.split(",")]
     rates = [float(one) for one in options.rates.split(",") if one]
-    shown = {name: value for name, value in vars(options).items() if name not in _PLACES}
+    shown = {name: getattr(options, name) for name in (*_TEXTS, *_NUMBERS)}
     recorder, lines = Recorder(options.output_json, shown, options.prompts), []
-    with tempfile.TemporaryDirectory() as folder, open(options.log, "ab") as log:
+    with tempfile.TemporaryDirectory() as folder, open(options.log or "servers.log", "ab") as log:
         data = write_prompts(options.prompts, pathlib.Path(folder))
         for repeat in range(options.repeats):
             for name, command in servers.items():
@@ -194,36 +225,13 @@ def measure(options: argparse.Namespace) -> None:
     print(format_table((*columns, "p99"), [[str(cell) for cell in row] for row in rows]))
 
 
-# Folders and files of this machine, which the record does not name.
-_PLACES = {"guidellm", "tokenizer", "gguf", "draft_gguf", "llama_cpp", "transformers", "prompts",
-           "output_json", "log"}  # fmt: skip
-
-
 def main() -> None:
     """Reads the flags and measures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name in sorted(_PLACES):
-        parser.add_argument(f"--{name}", required=name in ("guidellm", "tokenizer", "prompts"))
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--draft")
-    parser.add_argument("--servers", help="names, separated by commas; default: all")
-    parser.add_argument("--slots", type=int, default=32, help="requests that have room at once")
-    parser.add_argument("--jspec_flags", default="", help="of jspec.serve")
-    parser.add_argument("--transformers_flags", default="", help="of transformers serve")
-    parser.add_argument("--streams", default="1,2,4,8,16,32", help="requests at once")
-    parser.add_argument("--rates", default="1,2", help="requests a second, at random moments")
-    parser.add_argument("--per_stream", type=int, default=3, help="requests for each at once")
-    parser.add_argument("--fewest", type=int, default=12, help="requests of a load, at least")
-    parser.add_argument("--seconds", type=int, default=40, help="of a load, at most")
-    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp")
-    parser.add_argument("--repeats", type=int, default=1, help="turns of all servers")
-    options = parser.parse_args()
-    options.log = options.log or "servers.log"
-    measure(options)
+    for name in ("guidellm", "tokenizer", "prompts"):
+        if getattr(flags.FLAGS, name) is None:
+            raise InputError(f"expected --{name}")
+    measure(flags.FLAGS)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    cli.run_main(main)

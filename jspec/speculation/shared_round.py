@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jspec.common.typing import RowCounts, RowFlags
 from jspec.speculation.control import Control
 
+_MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
+
 
 def with_own_costs(control: Control, is_free: RowFlags) -> Control:
     """Returns the control with what rounds of as many rows as there are cost.
@@ -47,6 +49,7 @@ def agree(
     expected = control.expected_tokens(kind, is_proven=False)
     tokens = jnp.take_along_axis(expected, places, axis=1)
     seconds = control.costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
+    seconds = seconds * jnp.where(numbers > 0, _MARGIN, 1.0)
 
     def total(of_rows: jnp.ndarray) -> jnp.ndarray:
         return jnp.sum(jnp.where(is_running[:, None], of_rows, 0.0), axis=0)
