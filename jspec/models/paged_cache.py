@@ -68,12 +68,12 @@ Layers = list[tuple[tuple[Array, ...], tuple[Array, ...]]]  # keys and values of
 
 
 def empty_layers(caches: Sequence[KVCache], num_pages: int, make: Callable[..., Array]) -> Layers:
-    """Returns pages for each cache's layers, keys and values, and one more, which is nobody's.
+    """Returns pages for the layers of caches, or of their shapes, and one more, which is nobody's.
 
     `make` makes an array of zeros of a shape and dtype, on a mesh its heads split or not.
     """
 
-    def pages(cache: KVCache, leaves: tuple[Array, ...]) -> tuple[Array, ...]:
+    def pages(cache: KVCache, leaves: Sequence[Any]) -> tuple[Array, ...]:
         shapes = [(num_pages + 1, leaf.shape[1], PAGE, leaf.shape[3]) for leaf in leaves]
         return tuple(make(shape, leaves[0].dtype, is_split=cache.is_split) for shape in shapes)
 
