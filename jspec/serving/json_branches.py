@@ -18,11 +18,12 @@ def exclude_each_other(schemas: Sequence[Any], resolve: Callable[[Any], Any]) ->
 def _are_apart(one: Any, other: Any, resolve: Callable[[Any], Any]) -> bool:
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
-    types, constants = ([find(each) for each in (one, other)] for find in (_types, _constants))
+    types = [_types(each) for each in (one, other)]
     if not types[0] & types[1]:
         return True
-    if None not in constants:
-        return not constants[0] & constants[1]
+    mine, theirs = _constants(one), _constants(other)
+    if mine is not None and theirs is not None:
+        return not mine & theirs
     if types != [{"object"}] * 2:
         return False
     return any(
