@@ -103,7 +103,8 @@ class Soak:
         """Sends what is no request, or one that is too large."""
         body = rng.choice(_GARBAGE)
         if rng.random() < 0.2:
-            body = json.dumps({"prompt": "long " * rng.randrange(10**5), "max_tokens": 2}).encode()
+            prompt = "long " * rng.randrange(10**4, 10**5)
+            body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
         status, _ = self.send(body)
         self.statuses[str(status)] += 1
         if status not in (400, 413, 429):
