@@ -24,7 +24,7 @@ from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
 from jspec.drafters.memory import History
 from jspec.drafters.model import empty_caches
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
-from jspec.drafters.tree_options import TreeOptions, tree_shape
+from jspec.drafters.tree_options import TreeOptions, tree_shape, with_at_most_a_tree
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal
@@ -221,6 +221,7 @@ def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
     """Returns the drafter over a head, of chains or of trees."""
     from jspec.drafters.eagle_tree import EagleTreeDrafter  # which builds on this module
 
+    spec = with_at_most_a_tree(spec)
     shape = tree_shape(spec)
     fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
     return EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)

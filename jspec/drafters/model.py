@@ -29,7 +29,7 @@ from jspec.drafters.draft_vocabulary import (
 )
 from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
-from jspec.drafters.tree_options import TreeOptions, tree_shape
+from jspec.drafters.tree_options import TreeOptions, tree_shape, with_at_most_a_tree
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -206,6 +206,7 @@ class ModelOptions(DraftVocabularyOptions, TreeOptions):
 def _build(spec: DrafterSpec) -> BuiltDrafter:
     from jspec.drafters.model_tree import ModelTreeDrafter  # which builds on this module
 
+    spec = with_at_most_a_tree(spec)
     shape = tree_shape(spec)
     drafter, params = make_model_drafter(spec)
     if shape is not None:

@@ -107,6 +107,14 @@ def for_chains(options: Any) -> Any:
     return dataclasses.replace(options, **none)
 
 
+def with_at_most_a_tree(spec: DrafterSpec) -> DrafterSpec:
+    """Returns it with no more drafts than a tree has that grows level by level."""
+    branches, depth = spec.options.tree_branches, spec.options.tree_depth
+    if depth == 0 or spec.options.tree_draws != LIKELIEST:
+        return spec
+    return spec.with_at_most(branches + (depth - 1) * branches**2)
+
+
 def tree_shape(spec: DrafterSpec) -> Shape | None:
     """Returns the shape of the tree that the options ask for; None for a chain.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_type
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFTERS,
@@ -44,8 +44,10 @@ def gather_options(
         near = difflib.get_close_matches(name, names, 1) or [", ".join(names)]
         raise InputError(f"expected an option such as {near[0]}, got {name!r}, which is none")
     given = options.pop("drafter_options", DrafterOptions())
+    check_type("drafter_options", given, DrafterOptions)
     drafter_options = read_options(options, given)
     given = options.pop("rule_options", RuleOptions())
+    check_type("rule_options", given, RuleOptions)
     own = {name: options.pop(name) for name in vars(given).keys() & options.keys()}
     drafter = options.get("drafter")
     if drafter is None or isinstance(drafter, str | DrafterEntry):
@@ -171,6 +173,6 @@ def check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) 
         )
     if numbers and not all(kind.is_tree for kind in drafter.kinds):
         raise InputError(
-            "expected num_draft_tokens as a number with trees that are drawn, or a drafter of "
-            "chains beside one of trees; got 'auto'"
+            "expected num_draft_tokens as a number with trees that are drawn, or whose kinds are "
+            "not all of trees with scores (is_tree); got 'auto'"
         )

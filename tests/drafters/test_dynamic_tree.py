@@ -209,3 +209,11 @@ def test_fewer_drafts_than_levels():
     )
     with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
         make_drafter("model", spec)
+
+
+def test_no_more_drafts_than_a_tree_has(tiny_pair):
+    """Two children of the root, and two of each of the two best nodes of every later level."""
+    options = DrafterOptions(tree_depth=3, tree_branches=2)
+    spec = DrafterSpec(200, tiny.CONFIG, 61, tiny.CONFIG, jnp.float32, tiny_pair.draft, options)
+    drafter = make_drafter("model", spec).drafter
+    assert drafter.num_draft_tokens == drafter.shape.num_draft_tokens == 2 + 4 + 4

@@ -96,6 +96,12 @@ def test_options_of_another_type_are_refused(options, message):
         Generator(target(), **options)
 
 
+@pytest.mark.parametrize("name", ["drafter_options", "rule_options"])
+def test_such_options_load_no_model(name):
+    with pytest.raises(InputError, match=f"expected {name} to be a .*, got {{}}"):
+        Generator.load("nowhere", **{name: {}})
+
+
 @pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc"], ids=str)
 def test_prompts_of_another_type_are_refused(prompts):
     """Guards against an answer to a key, or to a byte."""
