@@ -74,6 +74,22 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
+@pytest.fixture
+def lines_of_code(monkeypatch):
+    """Has the lines of Python in the programs, for tests that read them."""
+    monkeypatch.delenv("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", raising=False)
+    changes = {
+        "jax_traceback_in_locations_limit": 10,
+        "jax_compilation_cache_include_metadata_in_key": True,  # not those of other tests
+    }
+    before = {name: getattr(jax.config, name) for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compile_cache(request, tmp_path_factory):
     """Compiles a program once for all workers and runs, and leaves the user's own cache alone.

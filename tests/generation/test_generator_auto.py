@@ -81,7 +81,7 @@ def test_greedy_output_is_plain_decodings(drafter):
 
 @pytest.mark.parametrize(
     "drafter",
-    [slow_unless(False, "model"), "prompt_lookup+model", slow_unless(False, "suffix+recycle")],
+    [slow_unless(False, "model"), slow_unless(False, "prompt_lookup+model"), "suffix+recycle"],
 )
 def test_trees_of_a_number_that_varies_change_no_token(drafter):
     """Rows whose trees differ, and rounds in which more nodes or fewer are worth a wide call."""

@@ -21,6 +21,7 @@ from jspec.models import PRESETS
 from jspec.models.families.hf_config import to_hf_config
 from tests.programs import check_refusal
 
+pytestmark = pytest.mark.usefixtures("lines_of_code")
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "scripts" / "compile_for.py"
 _RECORDS = _ROOT / "benchmarks" / "results" / "2026-11-26-compiled-programs.jsonl"

@@ -85,7 +85,7 @@ CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
 METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("pattern", "eagle")
-QUICK_GREEDY = ("told",)
+QUICK_GREEDY = ("medusa",)
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),

@@ -10,6 +10,8 @@ from jspec.evaluation.benchmarking.profile import count_launches
 from jspec.generation.request import Request, Settings
 from tests import tiny_models
 
+pytestmark = pytest.mark.usefixtures("lines_of_code")
+
 
 @pytest.mark.parametrize("drafter", ["none", "self"])
 def test_the_profiler_sees_what_the_compiler_wrote(drafter):
