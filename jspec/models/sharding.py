@@ -103,14 +103,20 @@ def is_by_inputs(name: str) -> bool:
     return name in _INPUTS
 
 
+def split_spec(name: str, shape: tuple[int, ...], count: int) -> PartitionSpec:
+    """Returns how an array of a parameter of this name and shape lies; see `split_axis`."""
+    axis = split_axis(name, shape, count)
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MODEL_AXIS)
+
+
 def parameter_specs(params: Params, count: int) -> Params:
     """Returns the `PartitionSpec` of each array of the parameters."""
 
     def spec(path: tuple[Any, ...], leaf: Any) -> Any:
         name = path[-1].key
-        axis = split_axis(name, leaf.shape, count)
         if not isinstance(leaf, QuantizedKernel):
-            return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MODEL_AXIS)
+            return split_spec(name, leaf.shape, count)
+        axis = split_axis(name, leaf.shape, count)
         rows = PartitionSpec(*(MODEL_AXIS,) * (axis is not None and name in _OUTPUTS))
         matrix = PartitionSpec(None, MODEL_AXIS) if axis is not None and name in _INPUTS else rows
         multipliers = None if leaf.multipliers is None else matrix

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.kernels import MODEL_AXIS
-from jspec.models.sharding import DATA_AXIS, split_axis
+from jspec.models.sharding import DATA_AXIS, split_spec
 from jspec.training.packing import Rows
 from jspec.weights.resolver import LoadedModel, load_model
 
@@ -61,9 +61,8 @@ class Placement:
         mesh = self.mesh
 
         def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-            axis = split_axis(getattr(path[-1], "key", ""), leaf.shape, mesh.shape[MODEL_AXIS])
-            axes = () if axis is None else (*[None] * axis, MODEL_AXIS)
-            return NamedSharding(mesh, PartitionSpec(*axes))
+            name = getattr(path[-1], "key", "")
+            return NamedSharding(mesh, split_spec(name, leaf.shape, mesh.shape[MODEL_AXIS]))
 
         return jax.tree_util.tree_map_with_path(of, params)
 

@@ -28,7 +28,13 @@ from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, QuantizedKernel, devices_per_memory
 from jspec.kernels.quantized import GROUP
 from jspec.models.config import DecoderConfig
-from jspec.models.sharding import is_by_inputs, parameter_specs, split_axis, spread_config
+from jspec.models.sharding import (
+    is_by_inputs,
+    parameter_specs,
+    split_axis,
+    split_spec,
+    spread_config,
+)
 from jspec.weights.tensor_names import Parameter, parameter_table
 
 Box = tuple[slice, ...]  # of a tensor
@@ -87,9 +93,8 @@ def _make(
 
 def shard_sharding(parameter: Parameter, mesh: Mesh) -> NamedSharding:
     """Returns how a parameter of a spread model lies."""
-    axis = split_axis(parameter.path[-1], parameter.shape, mesh.shape[MODEL_AXIS])
-    axes = () if axis is None else (*[None] * axis, MODEL_AXIS)
-    return NamedSharding(mesh, PartitionSpec(*axes))
+    spec = split_spec(parameter.path[-1], parameter.shape, mesh.shape[MODEL_AXIS])
+    return NamedSharding(mesh, spec)
 
 
 def share_of(mesh: Mesh) -> float:
