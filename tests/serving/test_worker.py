@@ -50,6 +50,17 @@ def answers(generator, scheduler, indices, most_drafts=None):
     return [results[index] for index in indices]
 
 
+def test_requests_compile_nothing(scheduler):
+    """Guards against a client who waits for a compiler: all is there once the scheduler is made.
+
+    This test stands first: between tests a process that has grown large forgets its programs.
+    """
+    own, scheduler = scheduler
+    begin = compile_clock().num_programs
+    answers(own, scheduler, range(8))
+    assert compile_clock().num_programs == begin
+
+
 def test_tokens_do_not_depend_on_company(scheduler):
     """In float32: alone, among 7 others, and by a Generator, also where it compiles less."""
     own, scheduler = scheduler
@@ -64,14 +75,6 @@ def test_tokens_do_not_depend_on_company(scheduler):
         assert alone.text == result.text == expected.text
         assert result.stats.rounds == expected.stats.rounds
         assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
-
-
-def test_requests_compile_nothing(scheduler):
-    """Guards against a client who waits for a compiler: all is there once the scheduler is made."""
-    own, scheduler = scheduler
-    begin = compile_clock().num_programs
-    answers(own, scheduler, range(8))
-    assert compile_clock().num_programs == begin
 
 
 def test_a_request_may_ask_for_fewer_drafts_where_their_number_varies():
