@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jspec.common import cli, processes
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, check_count, check_range
-from jspec.common.memory import keep_one_arena
+from jspec.common.memory import keep_freed_memory
 from jspec.generation import answer_flags, drafter_flags, mesh_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.auto import AUTO
@@ -95,7 +95,7 @@ def main() -> None:
     api_key = _API_KEY.value if _API_KEY.present else os.environ.get("JSPEC_API_KEY")
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise InputError("expected an API key of printable ASCII characters, got another")
-    keep_one_arena()
+    keep_freed_memory()
     with mesh_flags.flagged_mesh() as mesh:
         if processes.is_first():
             with _listening(_HOST.value, _PORT.value) as listener:

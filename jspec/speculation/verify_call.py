@@ -62,12 +62,11 @@ def in_narrowest(
         return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
 
     for too_few, width in zip([-1, *widths], widths, strict=False):
-        narrow = proposal.narrow(width)
 
-        def body(
-            carry: tuple[Array, _State, Any], narrow: Proposal = narrow
-        ) -> tuple[Array, _State, Any]:
-            state, info = verify(carry[1], narrow)
+        def body(carry: tuple[Array, _State, Any], width: int = width) -> tuple[Array, _State, Any]:
+            # Beside something that changes, or XLA cuts the proposal before the loop, for nothing.
+            _, whole = jax.lax.optimization_barrier((carry[0], proposal))
+            state, info = verify(carry[1], whole.narrow(width))
             return jnp.array(False), state, jax.tree.map(pad, info, empty)
 
         # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that

@@ -1,6 +1,7 @@
 """Memory: what is free, and a clear word before it is too late."""
 
 import dataclasses
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -292,3 +293,36 @@ def test_what_compiling_has_freed_is_given_back(monkeypatch):
     monkeypatch.setattr(memory, "_LONG_COMPILATION", 0.0)
     jax.jit(lambda x: 5 * x + 1)(jnp.ones(7))
     assert 1 <= len(given) <= 3  # tracing, lowering, compiling
+
+
+_FAULTS = """
+import resource, sys, threading
+from jspec.common import memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def use():
+    len(sys.argv[1][:1] * 40_000_000)
+
+if sys.argv[1] == "keep":
+    memory.keep_freed_memory()
+for _ in range(2):
+    before = faults()
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_what_was_freed_is_not_cleared_anew():
+    """Guards against temporary arrays that the system gives anew to every run of a program."""
+    found = {}
+    for name in ("keep", "as it is"):
+        command = [sys.executable, "-c", _FAULTS, name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[name] = int(done.stdout)
+    pages = 40_000_000 // resource.getpagesize()
+    assert found["keep"] < 0.1 * pages < found["as it is"]
