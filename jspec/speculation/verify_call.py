@@ -1,4 +1,7 @@
-"""The verify call: the target on the newest token and the drafts, in the width that is needed."""
+"""The verify call: the target on the newest token and the drafts, in the width that is needed.
+
+And whether a call's logits are needed whole, where each device of a mesh has a part of them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -7,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.typing import ApplyFn, Logits, Params, Tokens
+from jspec.common.typing import ApplyFn, Params, Tokens
+from jspec.kernels import AnyLogits, whole
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, tree_call
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, observed_layers
@@ -23,7 +28,7 @@ def call_on_block(
     proposal: Proposal,
     tree: Tree | None,
     drafter: Drafter | None,
-) -> tuple[Logits, Array, Any]:
+) -> tuple[AnyLogits, Array, Any]:
     """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
     inputs, first_layer = block, 0
     if proposal.prefix is not None:  # the drafter has run the first layers on this very block
@@ -36,6 +41,22 @@ def call_on_block(
         first_layer=first_layer,
         **tree_call(tree, cache.length),
     )
+
+
+def with_whole_logits(target: ApplyFn) -> ApplyFn:
+    """Returns the model with whole logits, as drafters and beams read them."""
+
+    def apply(*arguments: Any, **options: Any) -> Any:
+        logits, hidden, cache = target(*arguments, **options)
+        return whole(logits), hidden, cache
+
+    return apply
+
+
+def as_read(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
+    """Returns logits whole if processors or log-probabilities read them, else as they are."""
+    switches = settings.switches
+    return whole(logits) if switches.processors or switches.logprobs else logits
 
 
 def in_narrowest(
