@@ -79,10 +79,8 @@ class Engine:
         def step(params: ModelParams, state: SpecState) -> tuple[SpecState, StepInfo]:
             if drafter is None:
                 return plain_step(params, state, target=apply)
-            widths = self.widths(len(state.last_token))
-            return speculative_step(
-                params, state, target=apply, drafter=drafter, rule=rule, widths=widths
-            )
+            speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
+            return speculate(params, state, rule=rule, widths=self.widths(len(state.last_token)))
 
         def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
             widths = self.widths(len(state.last_token))

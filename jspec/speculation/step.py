@@ -30,7 +30,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from jspec.common.typing import ApplyFn, RowCounts, RowFlags
-from jspec.kernels import whole
 from jspec.sampling.noise import KEY_TYPE, SHARED
 from jspec.sampling.settings import COLDEST, process_drafts
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
@@ -40,7 +39,7 @@ from jspec.speculation.control import Control
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
-from jspec.speculation.runners_up import learn, num_runners_up
+from jspec.speculation.runners_up import learn
 from jspec.speculation.shared_round import agree, with_own_costs
 from jspec.speculation.types import (
     Drafter,
@@ -51,12 +50,7 @@ from jspec.speculation.types import (
     TargetView,
     lag_of,
 )
-from jspec.speculation.verify_call import (
-    as_read,
-    call_on_block,
-    in_narrowest,
-    with_whole_logits,
-)
+from jspec.speculation.verify_call import as_read, call_on_block, in_narrowest, with_whole_logits
 
 
 def speculative_step(
@@ -157,7 +151,7 @@ def _verify_and_commit(
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings.after(state.last_token)
-    logits = whole(logits) if num_runners_up(drafter) > 0 else as_read(logits, settings)
+    logits = as_read(logits, settings, drafter)
     parents = None if tree is None else tree.parents
     processed = process_drafts(logits, settings, proposal.tokens, parents)
     # The cache holds every token but the newest, so the round's first token has position

@@ -15,6 +15,7 @@ from jspec.kernels import AnyLogits, whole
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, tree_call
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import Drafter, observed_layers
 
 _State = TypeVar("_State")
@@ -53,10 +54,13 @@ def with_whole_logits(target: ApplyFn) -> ApplyFn:
     return apply
 
 
-def as_read(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
-    """Returns logits whole if processors or log-probabilities read them, else as they are."""
+def as_read(
+    logits: AnyLogits, settings: SamplingSettings, drafter: Drafter | None = None
+) -> AnyLogits:
+    """Returns logits whole if processors, log-probabilities or a drafter read them all."""
     switches = settings.switches
-    return whole(logits) if switches.processors or switches.logprobs else logits
+    is_read = switches.processors or switches.logprobs or num_runners_up(drafter)
+    return whole(logits) if is_read else logits
 
 
 def in_narrowest(

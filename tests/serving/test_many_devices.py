@@ -175,6 +175,25 @@ def test_answers_are_those_of_one_device(drafter):
         assert num_paused > 0
 
 
+_AUTO = """
+from jspec.generation.costs import RoundCosts
+from jspec.serving.worker import make_slots
+
+found = []
+for mesh in (None, "data:2,model:2", "model:4"):
+    options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": RoundCosts(**COSTS)}
+    slots = make_slots(make_generator("prompt_lookup", mesh, **options))
+    found.append(slots._batch._state.control.num_rows)
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_costs_are_those_of_the_rows_of_a_device():
+    """Guards against rounds of all rows held for twice as many as a row of the mesh has."""
+    assert run_on_devices(f"COSTS = {COSTS!r}\n{_AUTO}") == [4, 2, 4]
+
+
 @pytest.fixture
 def servers(tmp_path, compile_cache):
     """Returns a function that starts the processes of a server; they and the first one's port."""
