@@ -78,26 +78,13 @@ def test_rows_of_the_mesh_share_nothing(found):
 
 
 _MATRIX = """
-from jspec.drafters import DrafterOptions
 import pathlib, tempfile
-from tests.tiny_heads import SAVE_HEAD
 
-drafter = {drafter!r}
-options = {{}}
-if drafter in SAVE_HEAD:
-    options["draft_head"] = SAVE_HEAD[drafter](pathlib.Path(tempfile.mkdtemp()) / "head", CONFIG)
-if drafter == "pattern":
-    options["pattern"] = "[ -~]*"
-if drafter in ("unigram", "bigram"):
-    from jspec.drafters.ngram_table import count_ngrams, save_table
-    path = pathlib.Path(tempfile.mkdtemp()) / "table.safetensors"
-    save_table(count_ngrams([list(b"why is the sky blue")], 128), path)
-    options["draft_table"] = str(path)
-options |= {changes!r}
-options = DrafterOptions(**options)
+folder = pathlib.Path(tempfile.mkdtemp())
+options = drafter_options({drafter!r}, folder, **{changes!r})
 found = []
 for mesh in (None, "model:1", "model:2", "data:2,model:2", "model:8", "data:2,model:4", "data:4"):
-    found.append(answers(drafter, mesh, drafter_options=options))
+    found.append(answers({drafter!r}, mesh, drafter_options=options))
 report(found)
 """
 _CHANGES = {
