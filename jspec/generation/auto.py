@@ -82,16 +82,18 @@ def recall_costs(
     }
     if engine.layout.shape is not None:
         machine["mesh"] = engine.layout.shape
+    if jax.process_count() > 1:
+        machine["processes"] = jax.process_count()
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
     check = functools.partial(check_costs, engine=engine)
     path = cache_dir() / "costs.json"
-    return first_ones(
+    return _costs_of_first(
         lambda measure: recall_or_measure(path, key | machine, measure, check), measure
     )
 
 
-def first_ones(
+def _costs_of_first(
     recall: Callable[[Callable[[], RoundCosts]], RoundCosts], measure: Callable[[], RoundCosts]
 ) -> RoundCosts:
     """Returns what `recall` gives in process 0: clocks differ, and all have to choose alike.
