@@ -38,7 +38,6 @@ from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.rows import take_rows
 from jspec.kernels.split import (
     MODEL_AXIS,
-    AnyLogits,
     SplitKernel,
     SplitLogits,
     first_largest,
@@ -54,7 +53,6 @@ __all__ = [
     "NARROW_CHUNK",
     "PAGE",
     "TAIL",
-    "AnyLogits",
     "CompactKernel",
     "JoinedKernel",
     "Kernel",

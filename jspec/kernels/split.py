@@ -11,13 +11,14 @@ It all lives inside a program that every device runs on its own shard (`jax.shar
 are no whole arrays. So kernels in C++ take the part that is there.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
+from jspec.common.typing import AnyLogits
 from jspec.kernels.argmax import first_argmax
 
 MODEL_AXIS = "model"  # the axis of the mesh whose devices share each layer
@@ -84,9 +85,6 @@ class SplitLogits(struct.PyTreeNode):
     def gather(self, values: Array) -> Array:
         """Returns the values [*b k] of every device, [*b n·k]."""
         return jax.lax.all_gather(values, MODEL_AXIS, axis=values.ndim - 1, tiled=True)
-
-
-AnyLogits: TypeAlias = Any  # an array [*b v], or the `SplitLogits` of one
 
 
 def whole(logits: AnyLogits) -> Float32[Array, "*b v"]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from jspec.common.typing import ApplyFn, Params
-from jspec.kernels import AnyLogits, SplitKernel, SplitLogits, compute_block
+from jspec.common.typing import AnyLogits, ApplyFn, Params
+from jspec.kernels import SplitKernel, SplitLogits, compute_block
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.typing import Logits, Probs
+from jspec.common.typing import AnyLogits, Logits, Probs
 from jspec.kernels import (
-    AnyLogits,
     SplitLogits,
     first_largest,
     own_part,

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import Logits
-from jspec.kernels import AnyLogits, SplitLogits, own_part, smallest_rank, whole
+from jspec.common.typing import AnyLogits, Logits
+from jspec.kernels import SplitLogits, own_part, smallest_rank, whole
 
 MOST_OF_A_PART = 64
 _ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)

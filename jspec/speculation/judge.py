@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
-from jspec.kernels import AnyLogits, whole
+from jspec.common.typing import AnyLogits, RowCounts, RowSeeds, TargetProbs
+from jspec.kernels import whole
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings

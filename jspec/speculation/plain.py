@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.common.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
-from jspec.kernels import AnyLogits
+from jspec.common.typing import AnyLogits, ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import SamplingSettings

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.typing import ApplyFn, Params, Tokens
-from jspec.kernels import AnyLogits, whole
+from jspec.common.typing import AnyLogits, ApplyFn, Params, Tokens
+from jspec.kernels import whole
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, tree_call
 from jspec.speculation.acceptance.types import Proposal

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import RowCounts, TargetProbs
-from jspec.kernels import AnyLogits, own_part, with_own_part
+from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -34,8 +33,8 @@ def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Ar
 def probs_after(target_probs: AnyLogits, num_accepted: RowCounts) -> AnyLogits:
     """Returns the target's distribution [b v] of the token after this many drafts."""
     index = num_accepted[:, None, None]
-    after = jnp.take_along_axis(own_part(target_probs), index, axis=1)[:, 0]
-    return with_own_part(target_probs, after)
+    # A tree of one array, of all ids or of a device's own.
+    return jax.tree.map(lambda probs: jnp.take_along_axis(probs, index, axis=1)[:, 0], target_probs)
 
 
 def target_after(target_probs: AnyLogits, proposal: Proposal, num_accepted: RowCounts) -> AnyLogits:

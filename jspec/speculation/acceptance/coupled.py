@@ -12,8 +12,7 @@ where TV is the total variation between their distributions.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
-from jspec.kernels import AnyLogits
+from jspec.common.typing import AnyLogits, RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import siblings

@@ -25,8 +25,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import RowCounts, TargetProbs
-from jspec.kernels import AnyLogits
+from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal, Verdict
 
