@@ -25,7 +25,6 @@ from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
 from jspec.generation import answer_flags, drafter_flags, mesh_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings
-from jspec.generation.auto import AUTO
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings
 
@@ -134,19 +133,17 @@ def _follow(mesh: Mesh | None) -> None:
 def _load(settings: Settings, mesh: Mesh | None) -> Programs:
     """Loads the models that the flags name."""
     method = read_method(settings)
-    if jax.process_count() > 1 and method["num_draft_tokens"] == AUTO:
-        raise InputError(
-            f"expected a number as num_draft_tokens in several processes, whose clocks differ, "
-            f"got {AUTO}"
-        )
     target, draft = load_models(mesh)
-    return Programs(
+    programs = Programs(
         target, draft, **method,
         batch_size=_MAX_SLOTS.value,
         max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
         rounds_per_visit=_ROUNDS_PER_VISIT.value,
         on_compile=_say,
     )  # fmt: skip
+    if jax.process_count() > 1:
+        programs.costs  # noqa: B018  # measured now, by all together
+    return programs
 
 
 def _memory() -> dict[str, Any]:

@@ -83,3 +83,20 @@ def answers(drafter, mesh, **options):
         accepted = sum(result.stats.num_accepted for result in results)
         found.append([[result.token_ids for result in results], accepted])
     return found
+
+
+def drafter_options(drafter, folder, **changes):
+    """Returns options with what a drafter needs: a head or a table, saved there, or a pattern."""
+    from jspec.drafters import DrafterOptions
+    from jspec.drafters.ngram_table import count_ngrams, save_table
+    from tests.tiny_heads import SAVE_HEAD
+
+    if drafter in SAVE_HEAD:
+        changes["draft_head"] = SAVE_HEAD[drafter](folder / drafter, CONFIG)
+    if drafter == "pattern":
+        changes["pattern"] = "[ -~]*"
+    if drafter in ("unigram", "bigram"):
+        path = folder / "table.safetensors"
+        save_table(count_ngrams([list(b"why is the sky blue")], 128), path)
+        changes["draft_table"] = str(path)
+    return DrafterOptions(**changes)

@@ -22,23 +22,23 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_860,
-    "kernels": 5_180,
-    "models": 2_190,
-    "sampling": 630,
+    "kernels": 5_265,
+    "models": 2_195,
+    "sampling": 656,
     "weights": 3_430,
-    "speculation": 3_310,
+    "speculation": 3_351,
     "drafters": 7_000,
-    "generation": 4_750,
+    "generation": 4_753,
     "serving": 3_070,
     "training": 2_310,
     "evaluation": 8_830,
 }
-MAX_LINES = 43_480
+MAX_LINES = 43_651
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
 COMMENTED_ROOMS = ("kernels", "models", "speculation", "drafters")
-MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 21, 108, 8
+MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 21, 109, 8
 
 # What a reader stumbles over, and what to write instead.
 WORDS = {

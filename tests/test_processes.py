@@ -1,9 +1,11 @@
 """Several processes of one run: `jspec.generate` with --coordinator, and what goes wrong."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -29,7 +31,7 @@ def start(compile_cache, tmp_path):
     """Returns a function that starts the processes of a run, with flags and others of each one."""
     begun = []
 
-    def start(number, *flags, own_flags=((), ()), devices=1, cluster=None):
+    def start(number, *flags, own_flags=((), ()), devices=1, cluster=None, script=None):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -41,6 +43,9 @@ def start(compile_cache, tmp_path):
             of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={own}"]
             line = command("jspec.generate", *flags, *own_flags[own % len(own_flags)], *of_run)
             env |= cluster(own, number) if cluster else {}
+            if script is not None:
+                line = [sys.executable, "-m", script, f"localhost:{port}", str(number), str(own)]
+                line += flags
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env}
             begun.append(subprocess.Popen(line, **pipes))
         return begun
@@ -155,3 +160,35 @@ def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_pa
     shape = f"model:{2 * number}" if mesh == "model" else f"data:{number},model:2"
     found = ends(start(number, *flags, f"--mesh={shape}", devices=2))
     assert found[0][:2] == (0, alone[1])
+
+
+@pytest.mark.slow
+def test_every_drafter_in_processes(start):
+    """Greedy and coupled texts of 1, 2 and 4 processes, each set of processes started once."""
+    script = "tests.drafters_in_processes"
+    runs = (1, ()), (2, ("model:2",)), (4, ("model:4", "data:2,model:2"))
+    (alone, of_two, of_four) = (
+        json.loads(ends(start(number, *meshes, script=script)[-number:], timeout=900)[0][1])
+        for number, meshes in runs
+    )
+    assert of_two == {"model:2": alone}
+    assert of_four == {"model:4": alone, "data:2,model:2": alone}
+    assert all(greedy != coupled for (greedy, _), (coupled, _) in alone.values())
+
+
+@pytest.mark.slow
+def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, capsys):
+    """By the costs of the first one, measured by both; then those that it remembers.
+
+    Else each would run other rounds, and wait for the other.
+    """
+    flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
+    alone = call_generate(monkeypatch, capsys, *flags)
+    flags += "--num_draft_tokens=auto", "--mesh=model:2"
+    said = []
+    for _ in range(2):
+        first, second = ends(start(2, *flags)[-2:])
+        assert first[:2] == (0, alone[1])
+        assert second[:2] == (0, "")
+        said.append("measuring what rounds cost" in first[2])
+    assert said == [True, False]

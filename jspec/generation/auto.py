@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.memory import tree_bytes
@@ -67,13 +68,8 @@ def recall_costs(
     """Returns the costs of rounds on this machine from the user's cache; measures missing ones.
 
     They are kept by `key` (names and options of models, drafter and rule), machine and sizes; the
-    other arguments are those of `measure_costs`.
+    other arguments are those of `measure_costs`. Of several processes all have the first one's.
     """
-    if jax.process_count() > 1:
-        raise InputError(
-            f"expected costs of rounds (--costs_file) with num_draft_tokens={AUTO!r} in several "
-            "processes, whose clocks differ; got none"
-        )
     here = environment()
     machine = {
         **{name: here[name] for name in _MACHINE},
@@ -86,10 +82,37 @@ def recall_costs(
     }
     if engine.layout.shape is not None:
         machine["mesh"] = engine.layout.shape
+    if jax.process_count() > 1:
+        machine["processes"] = jax.process_count()
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
     check = functools.partial(check_costs, engine=engine)
-    return recall_or_measure(cache_dir() / "costs.json", key | machine, measure, check)
+    path = cache_dir() / "costs.json"
+    return _costs_of_first(
+        lambda measure: recall_or_measure(path, key | machine, measure, check), measure
+    )
+
+
+def _costs_of_first(
+    recall: Callable[[Callable[[], RoundCosts]], RoundCosts], measure: Callable[[], RoundCosts]
+) -> RoundCosts:
+    """Returns what `recall` gives in process 0: clocks differ, and all have to choose alike.
+
+    `recall` takes what measures missing costs. Rounds run on the devices of all processes, so all
+    measure if the first one does.
+    """
+    if jax.process_count() == 1:
+        return recall(measure)
+
+    def with_others() -> RoundCosts:
+        processes.broadcast(None)
+        return measure()
+
+    if processes.is_first():
+        return processes.broadcast(recall(with_others))
+    while (costs := processes.broadcast(None)) is None:
+        measure()
+    return costs
 
 
 def recall_or_measure(

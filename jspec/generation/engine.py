@@ -24,6 +24,7 @@ from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import prefill_chunk
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
+from jspec.speculation.verify_call import with_whole_logits
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
@@ -39,7 +40,7 @@ class Engine:
     capacity, batch size or set of switches.
 
     Attributes:
-      apply: the target's ApplyFn, padding of its vocabulary masked.
+      apply: the target's ApplyFn, padding of its vocabulary masked; its logits are whole.
       drafter: the drafter; None for plain decoding.
       numbers: numbers of drafts among which each row chooses; empty if the number is fixed.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
@@ -70,21 +71,20 @@ class Engine:
             check_trees(rule, drafter, numbers)
         self.layout = layout = Layout.of(target, draft_params)
         own = dataclasses.replace(target, config=target.own_config)
-        self.apply = apply = mask_padding(make_apply(own.config), target)
+        apply = mask_padding(make_apply(own.config, has_split_logits=True), target)
+        self.apply = with_whole_logits(apply)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
 
         def step(params: ModelParams, state: SpecState) -> tuple[SpecState, StepInfo]:
             if drafter is None:
                 return plain_step(params, state, target=apply)
-            widths = self.widths(len(state.last_token))
-            return speculative_step(
-                params, state, target=apply, drafter=drafter, rule=rule, widths=widths
-            )
+            speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
+            return speculate(params, state, rule=rule, widths=self.widths(len(state.last_token)))
 
         def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
             widths = self.widths(len(state.last_token))
-            return beam_round(params, state, target=apply, drafter=drafter, widths=widths)
+            return beam_round(params, state, target=self.apply, drafter=drafter, widths=widths)
 
         self._config = own.config
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])

@@ -10,7 +10,6 @@ and so to the same bits. Rows of the mesh share nothing: each ends its rounds by
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -107,10 +106,8 @@ class Layout:
             return function
 
         def spread(batch_size: int, capacity: int, switches: Switches) -> SpecState:
-            rows = self._row_axis(batch_size)
-            num_own = batch_size // math.prod(mesh.shape[name] for name in rows)
-            own = functools.partial(function, num_own, capacity, switches)
-            specs = state_specs(jax.eval_shape(own), rows)
+            own = functools.partial(function, self.own_rows(batch_size), capacity, switches)
+            specs = state_specs(jax.eval_shape(own), self._row_axis(batch_size))
             return jax.shard_map(own, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False)()
 
         return spread
@@ -163,10 +160,13 @@ class Layout:
 
         return place_of
 
+    def own_rows(self, num_rows: int) -> int:
+        """Returns how many of a state's rows a device has: all, or those of its row of the mesh."""
+        return num_rows // self.mesh.shape[DATA_AXIS] if self._row_axis(num_rows) else num_rows
+
     def _row_axis(self, num_rows: int) -> tuple[str, ...]:
         # A single row, such as a prompt that is read, is on every row of the mesh.
-        is_split = self.mesh is not None and num_rows % self.mesh.shape[DATA_AXIS] == 0
-        return (DATA_AXIS,) * is_split
+        return (DATA_AXIS,) * (self.mesh is not None and num_rows % self.mesh.shape[DATA_AXIS] == 0)
 
     def _rows(self, state: Any) -> PartitionSpec:
         if not isinstance(state, SpecState):  # of a search, whose beams change places, or none

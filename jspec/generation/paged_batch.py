@@ -84,7 +84,8 @@ class PagedBatch(Batch):
         def empty_state(num_rows: int) -> SpecState:
             full = engine.empty_state(num_rows, capacity, switches)
             if full.control is not None:
-                full = full.replace(control=full.control.replace(num_rows=programs.batch_size))
+                measured = layout.own_rows(programs.batch_size)  # a device counts its own rows
+                full = full.replace(control=full.control.replace(num_rows=measured))
             return full.replace(**{
                 part: bare(getattr(full, part), jnp.zeros([num_rows, width], jnp.int32))
                 for part, width in zip(_PARTS, widths, strict=True)

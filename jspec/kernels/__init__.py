@@ -36,7 +36,16 @@ from jspec.kernels.product import (
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.rows import take_rows
-from jspec.kernels.split import MODEL_AXIS, SplitKernel
+from jspec.kernels.split import (
+    MODEL_AXIS,
+    SplitKernel,
+    SplitLogits,
+    first_largest,
+    own_part,
+    own_part_of,
+    whole,
+    with_own_part,
+)
 from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
@@ -50,6 +59,7 @@ __all__ = [
     "PackedKernel",
     "QuantizedKernel",
     "SplitKernel",
+    "SplitLogits",
     "apply_rope",
     "are_like_one",
     "attend",
@@ -62,9 +72,12 @@ __all__ = [
     "describe_device",
     "devices_per_memory",
     "first_argmax",
+    "first_largest",
     "geglu",
     "grouped_product",
     "has_fast_packed_products",
+    "own_part",
+    "own_part_of",
     "prefers_unrolled_loops",
     "prefill_widths",
     "product",
@@ -76,6 +89,8 @@ __all__ = [
     "table_rows",
     "take_rows",
     "timed_products",
+    "whole",
+    "with_own_part",
     "write_pages",
     "write_rows",
 ]

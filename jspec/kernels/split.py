@@ -5,8 +5,10 @@
   by inputs    device 0 [d f/2]   device 1 [d f/2]      each has a part of every sum: add up
 ```
 
-It lives inside a program that every device runs on its own shard (`jax.shard_map`), where there are
-no whole arrays. So kernels in C++ take the part that is there.
+Those of a head need not be gathered: a device's part of them are `SplitLogits`.
+
+It all lives inside a program that every device runs on its own shard (`jax.shard_map`), where there
+are no whole arrays. So kernels in C++ take the part that is there.
 """
 
 from typing import Any
@@ -14,7 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float32, Int, Int32
+
+from jspec.common.typing import AnyLogits
+from jspec.kernels.argmax import first_argmax
 
 MODEL_AXIS = "model"  # the axis of the mesh whose devices share each layer
 
@@ -55,3 +60,68 @@ class SplitKernel(struct.PyTreeNode):
         num_own = self.own.shape[0]
         places = ids - jax.lax.axis_index(MODEL_AXIS) * num_own
         return jnp.clip(places, 0, num_own - 1), (places >= 0) & (places < num_own)
+
+
+class SplitLogits(struct.PyTreeNode):
+    """A device's part of logits [*b v], or of what is computed of each: those of its own ids.
+
+    Attributes:
+      own: the part [*b v/n]; the devices have the ids in their own order.
+      count: number of devices.
+    """
+
+    own: Float32[Array, "*b u"]
+    count: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of all devices' parts together."""
+        return (*self.own.shape[:-1], self.own.shape[-1] * self.count)
+
+    def __getitem__(self, index: Any) -> "SplitLogits":
+        """Returns the part of some rows or positions; an index never names ids."""
+        return self.replace(own=self.own[index])
+
+    def gather(self, values: Array) -> Array:
+        """Returns the values [*b k] of every device, [*b n·k]."""
+        return jax.lax.all_gather(values, MODEL_AXIS, axis=values.ndim - 1, tiled=True)
+
+
+def whole(logits: AnyLogits) -> Float32[Array, "*b v"]:
+    """Returns the logits of all devices on each, where they are split."""
+    return logits.gather(logits.own) if isinstance(logits, SplitLogits) else logits
+
+
+def own_part(logits: AnyLogits) -> Float32[Array, "*b u"]:
+    """Returns the part of logits that a device has: all where they are not split."""
+    return logits.own if isinstance(logits, SplitLogits) else logits
+
+
+def own_part_of(values: Array, logits: AnyLogits) -> Array:
+    """Returns of values [... v], which all devices have, those of the ids of `own_part`."""
+    if not isinstance(logits, SplitLogits):
+        return values
+    size = logits.own.shape[-1]
+    begin = jax.lax.axis_index(MODEL_AXIS) * size
+    return jax.lax.dynamic_slice_in_dim(values, begin, size, axis=-1)
+
+
+def with_own_part(logits: AnyLogits, part: Float32[Array, "*b u"]) -> AnyLogits:
+    """Returns what is split as the logits are, with another part."""
+    return logits.replace(own=part) if isinstance(logits, SplitLogits) else part
+
+
+def first_largest(logits: AnyLogits) -> tuple[Int32[Array, "*b"], Float32[Array, "*b"]]:
+    """Returns `first_argmax` of all devices' logits, from the largest of each: 8 bytes a device."""
+    if not isinstance(logits, SplitLogits):
+        return first_argmax(logits)
+    place, largest = first_argmax(logits.own)
+    own_id = place + jax.lax.axis_index(MODEL_AXIS) * logits.own.shape[-1]
+    # As integers, so that both go in one message.
+    pair = jnp.stack([own_id, jax.lax.bitcast_convert_type(largest, jnp.int32)])
+    ids, bits = logits.gather(pair[..., None])
+    # The devices have the ids in order: the first of equal devices has the first of equal tokens.
+    device, largest = first_argmax(jax.lax.bitcast_convert_type(bits, jnp.float32))
+    # Where there is NaN that is the number of devices, and the place past the last id.
+    best = jnp.take_along_axis(ids, device[..., None], axis=-1, mode="clip")[..., 0]
+    return jnp.where(device < logits.count, best, logits.shape[-1]), largest

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from jspec.common.typing import ApplyFn, Params
-from jspec.kernels import compute_block
+from jspec.common.typing import AnyLogits, ApplyFn, Params
+from jspec.kernels import SplitKernel, SplitLogits, compute_block
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
@@ -30,11 +30,13 @@ from jspec.models.rope import rope_cos_sin
 class Decoder(nn.Module):
     """The decoder of every family. See `ApplyFn` for the call.
 
-    It runs the given layers, in rising order, or all. The cache has one entry for each.
+    It runs the given layers, in rising order, or all. The cache has one entry for each. Of a split
+    vocabulary it may return `SplitLogits`.
     """
 
     config: DecoderConfig
     layers: tuple[int, ...] | None = None
+    has_split_logits: bool = False
 
     @nn.compact
     def __call__(
@@ -46,7 +48,7 @@ class Decoder(nn.Module):
         hidden_layers: Sequence[int] = (),
         logits_at: Int[Array, "b"] | None = None,
         first_layer: int = 0,
-    ) -> tuple[Float32[Array, "b l v"], Array, KVCache]:
+    ) -> tuple[AnyLogits, Array, KVCache]:
         """Runs one block of tokens; see `ApplyFn`."""
         cfg = self.config
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
@@ -92,6 +94,9 @@ class Decoder(nn.Module):
         head = embedding
         if not cfg.tie_embeddings:
             head = kernel_param(self, "head", (cfg.head_size or cfg.vocab_size, cfg.embed_dim))
+        if self.has_split_logits and isinstance(head, SplitKernel):
+            part = finish_logits(cfg, linear(x, head.own))
+            return SplitLogits(part, head.count), hidden, cache
         return finish_logits(cfg, linear(x, head)), hidden, cache
 
 
@@ -148,12 +153,14 @@ def apply_layer(
     return compute_block(reference, config, block_offset, params, *arrays)
 
 
-def make_apply(config: DecoderConfig, layers: Sequence[int] | None = None) -> ApplyFn:
+def make_apply(
+    config: DecoderConfig, layers: Sequence[int] | None = None, *, has_split_logits: bool = False
+) -> ApplyFn:
     """Returns the decoder of that config as a pure function of its parameters.
 
     With `layers` it runs only these, in rising order, with the full model's parameters.
     """
-    module = Decoder(config, None if layers is None else tuple(layers))
+    module = Decoder(config, None if layers is None else tuple(layers), has_split_logits)
 
     def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
         return module.apply({"params": params}, tokens, cache, **options)

@@ -10,19 +10,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.typing import Logits, Probs
-from jspec.kernels import first_argmax
+from jspec.common.typing import AnyLogits, Logits, Probs
+from jspec.kernels import (
+    SplitLogits,
+    first_largest,
+    own_part,
+    own_part_of,
+    whole,
+    with_own_part,
+)
 from jspec.sampling.filters import min_p_mask, top_k_mask, top_p_mask
 from jspec.sampling.settings import COLDEST, SamplingSettings
 
 NO_TOKEN = -1  # what is drawn from a distribution that is none; never a token of a vocabulary
 
 
-def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+def sampling_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     """Returns the distribution that tokens are drawn from, [b t v]; with processors t is 1.
 
-    A probability is exactly 0 for a token that is never drawn.
+    A probability is exactly 0 for a token that is never drawn. Of split logits, which no processor
+    is to see, each device has its part, and it is not normalised: `sample` draws from it. Top-p
+    needs all, and makes it whole.
     """
+    if settings.switches.top_p:
+        logits = whole(logits)
     if settings.switches.processors:
         (position,) = jnp.unstack(logits, axis=1)
         logits = settings.process(position)[:, None]
@@ -30,28 +41,37 @@ def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     return jax.lax.cond(settings.is_random, _filtered_probs, _greedy_probs, logits, settings)
 
 
-def _greedy_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+def _greedy_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     """Returns one-hot distributions; a batch whose temperatures are all 0 needs no others."""
     del settings
-    return jax.nn.one_hot(best_token(logits), logits.shape[-1], dtype=jnp.float32)
+    return _one_hot(best_token(logits), logits)
 
 
-def _filtered_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+def _one_hot(tokens: Int32[Array, "b t"], logits: AnyLogits) -> AnyLogits:
+    ids = own_part_of(jnp.arange(logits.shape[-1]), logits)
+    return with_own_part(logits, (ids == tokens[..., None]).astype(jnp.float32))
+
+
+def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     """Returns every row's distribution, one-hot for rows of temperature 0."""
     rows = jax.tree.map(lambda leaf: leaf[:, None, None], settings)
     is_greedy = rows.temperature < COLDEST
-    one_hot = _greedy_probs(logits, settings)
+    best, highest = first_largest(logits)
+    one_hot = own_part(_one_hot(best, logits))
     # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
-    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-    logits = logits / jnp.where(is_greedy, 1.0, rows.temperature)
+    part = own_part(logits) - highest[..., None]
+    part = part / jnp.where(is_greedy, 1.0, rows.temperature)
     switches = settings.switches
     if switches.top_k:
-        logits = jnp.where(top_k_mask(logits, rows.top_k), logits, -jnp.inf)
+        is_kept = top_k_mask(with_own_part(logits, part), rows.top_k)
+        part = jnp.where(is_kept, part, -jnp.inf)
     if switches.top_p:
-        logits = jnp.where(top_p_mask(logits, rows.top_p), logits, -jnp.inf)
+        part = jnp.where(top_p_mask(part, rows.top_p), part, -jnp.inf)
     if switches.min_p:
-        logits = jnp.where(min_p_mask(logits, rows.min_p), logits, -jnp.inf)
-    return jnp.where(is_greedy, one_hot, jax.nn.softmax(logits, axis=-1))
+        part = jnp.where(min_p_mask(part, rows.min_p), part, -jnp.inf)
+    is_split = isinstance(logits, SplitLogits)
+    probs = jnp.exp(part) if is_split else jax.nn.softmax(part, axis=-1)
+    return with_own_part(logits, jnp.where(is_greedy, one_hot, probs))
 
 
 def likeliest(logits: Logits) -> Float32[Array, "b t"]:
@@ -71,20 +91,21 @@ def confidence(
     return jnp.where(is_greedy, likely, jnp.max(probs, axis=-1))
 
 
-def sample(probs: Float32[Array, "... v"], gumbel: Float32[Array, "... v"]) -> Int32[Array, "..."]:
+def sample(probs: AnyLogits, gumbel: Float32[Array, "... v"]) -> Int32[Array, "..."]:
     """Draws from each distribution by the Gumbel-max trick: argmax(log(probs) + noise).
 
     Distributions need not be normalised. A token of probability 0 is never drawn. The result is
     `NO_TOKEN` where a row is no distribution: NaN somewhere, or 0 everywhere.
     """
-    best, score = first_argmax(jnp.log(probs) + gumbel)
+    scores = jnp.log(own_part(probs)) + own_part_of(gumbel, probs)
+    best, score = first_largest(with_own_part(probs, scores))
     return jnp.where(score > -jnp.inf, best, NO_TOKEN)
 
 
-def best_token(logits: Float32[Array, "... v"]) -> Int32[Array, "..."]:
+def best_token(logits: AnyLogits) -> Int32[Array, "..."]:
     """Returns the most likely token, the first one of equals: what temperature 0 draws.
 
     Logits and probabilities serve alike. `NO_TOKEN` where a row has NaN, or is -inf everywhere.
     """
-    best, highest = first_argmax(logits)
+    best, highest = first_largest(logits)
     return jnp.where(jnp.isfinite(highest), best, NO_TOKEN)

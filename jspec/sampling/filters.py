@@ -3,23 +3,44 @@
 None of them sorts the vocabulary. Each keeps the tokens whose logits are at or above a threshold,
 and tokens that tie with the last one kept are kept too. So a mask depends on the logits alone, and
 never on the order in which equal ones are met.
+
+Of split logits top-k marks a device's own part. The threshold comes from the largest of each part,
+which are enough unless a row keeps more than `MOST_OF_A_PART`; then it comes from all.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import Logits
-from jspec.kernels import smallest_rank
+from jspec.common.typing import AnyLogits, Logits
+from jspec.kernels import SplitLogits, own_part, smallest_rank, whole
 
+MOST_OF_A_PART = 64
 _ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)
 
 
-def top_k_mask(logits: Logits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+def top_k_mask(logits: AnyLogits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "b t u"]:
     """Marks the `top_k` largest logits and their ties; all of them where `top_k` is 0."""
-    rank = _rank(logits)
-    counts = jnp.ones_like(logits)  # float32 counts exactly up to 2^24, beyond any vocabulary
-    return (rank <= smallest_rank(rank, counts, top_k.astype(jnp.float32))) | (top_k <= 0)
+
+    def threshold(logits: Logits) -> Int32[Array, "b t 1"]:
+        counts = jnp.ones_like(logits)  # float32 counts exactly up to 2^24, beyond any vocabulary
+        return smallest_rank(_rank(logits), counts, top_k.astype(jnp.float32))
+
+    if isinstance(logits, SplitLogits):
+        count = min(MOST_OF_A_PART, logits.own.shape[-1])
+        # Stored, not computed anew for the mask: the last token kept must equal the threshold.
+        logits = jax.lax.optimization_barrier(logits)
+
+        def of_largest(logits: SplitLogits) -> Int32[Array, "b t 1"]:
+            return threshold(whole(logits.replace(own=jax.lax.top_k(logits.own, count)[0])))
+
+        def of_all(logits: SplitLogits) -> Int32[Array, "b t 1"]:
+            return threshold(whole(logits))
+
+        last = jax.lax.cond((top_k <= count).all(), of_largest, of_all, logits)
+    else:
+        last = threshold(logits)
+    return (_rank(own_part(logits)) <= last) | (top_k <= 0)
 
 
 def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
@@ -30,9 +51,8 @@ def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b
 
 
 def min_p_mask(logits: Logits, min_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
-    """Marks the tokens at least `min_p` times as likely as the most likely one."""
-    highest = jnp.max(logits, axis=-1, keepdims=True)
-    return logits >= highest + jnp.log(min_p)
+    """Marks the tokens at least `min_p` times as likely as the best one, whose logit is 0."""
+    return logits >= jnp.log(min_p)
 
 
 def _rank(logits: Logits) -> Int32[Array, "b t v"]:

@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.common.typing import Logits, RowCounts, RowSeeds, TargetProbs
+from jspec.common.typing import AnyLogits, RowCounts, RowSeeds, TargetProbs
+from jspec.kernels import whole
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance import is_match_at_zero
+from jspec.speculation.acceptance import draws_only, is_match_at_zero
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, match_tree
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -15,7 +16,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 def judge(
     rule: AcceptanceRule,
-    logits: Logits,
+    logits: AnyLogits,
     settings: SamplingSettings,
     proposal: Proposal,
     seed: RowSeeds,
@@ -32,7 +33,7 @@ def judge(
     width, has_logprobs = proposal.width, settings.switches.logprobs
 
     def by_distribution() -> tuple[Verdict, TargetProbs | None]:
-        probs = rule.distribution(logits, settings)
+        probs = rule.distribution(logits if draws_only(rule) else whole(logits), settings)
         size = probs.shape[-1], settings.is_random
         if tree is None:
             noise = rule.noise.acceptance(seed, position, width, *size)

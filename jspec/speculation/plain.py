@@ -2,15 +2,15 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32
 
-from jspec.common.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
+from jspec.common.typing import AnyLogits, ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
+from jspec.speculation.verify_call import as_read
 
 
 def plain_step(
@@ -21,6 +21,7 @@ def plain_step(
     # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
     settings = state.settings.after(state.last_token)
+    logits = as_read(logits, settings)
     token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
     token = token[:, None]
     ones = jnp.ones_like(state.last_token)
@@ -37,9 +38,9 @@ def plain_step(
 
 
 def draw_next(
-    logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
+    logits: AnyLogits, settings: SamplingSettings, seed: RowSeeds, position: RowCounts
 ) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token, from logits before the processors.
+    """Draws each row's next token, from logits [b v] before the processors; see `as_read`.
 
     The token's position, counted from the start of the prompt, keys the noise. Where
     log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.common.typing import ApplyFn, RowCounts, Tokens
+from jspec.kernels import whole
 from jspec.speculation.logprobs import TokenLogprobs, token_logprobs
 from jspec.speculation.plain import draw_next
 from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
+from jspec.speculation.verify_call import as_read
 
 
 def prefill_chunk(
@@ -37,8 +39,9 @@ def prefill_chunk(
         hidden_layers=observed_layers(drafter),
         **one,
     )
-    scores = None
+    logits, scores = as_read(logits, state.settings), None
     if following is not None:
+        logits = whole(logits)
         scores = token_logprobs(logits, jax.nn.softmax(logits), following, state.settings)
         logits = jnp.take_along_axis(logits, (num_tokens - 1)[:, None, None], axis=1)
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]

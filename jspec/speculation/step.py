@@ -50,7 +50,7 @@ from jspec.speculation.types import (
     TargetView,
     lag_of,
 )
-from jspec.speculation.verify_call import call_on_block, in_narrowest
+from jspec.speculation.verify_call import as_read, call_on_block, in_narrowest, with_whole_logits
 
 
 def speculative_step(
@@ -88,7 +88,7 @@ def propose(
         limit=functools.partial(_wanted, state, drafter, rule),
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
-        view=TargetView(params.target, target, state.target_cache),
+        view=TargetView(params.target, with_whole_logits(target), state.target_cache),
         has_shared_noise=rule.noise is SHARED,
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
@@ -151,6 +151,7 @@ def _verify_and_commit(
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings.after(state.last_token)
+    logits = as_read(logits, settings, drafter)
     parents = None if tree is None else tree.parents
     processed = process_drafts(logits, settings, proposal.tokens, parents)
     # The cache holds every token but the newest, so the round's first token has position

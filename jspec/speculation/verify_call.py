@@ -1,4 +1,7 @@
-"""The verify call: the target on the newest token and the drafts, in the width that is needed."""
+"""The verify call: the target on the newest token and the drafts, in the width that is needed.
+
+And whether a call's logits are needed whole, where each device of a mesh has a part of them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -7,9 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.typing import ApplyFn, Logits, Params, Tokens
+from jspec.common.typing import AnyLogits, ApplyFn, Params, Tokens
+from jspec.kernels import whole
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, tree_call
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import Drafter, observed_layers
 
 _State = TypeVar("_State")
@@ -23,7 +29,7 @@ def call_on_block(
     proposal: Proposal,
     tree: Tree | None,
     drafter: Drafter | None,
-) -> tuple[Logits, Array, Any]:
+) -> tuple[AnyLogits, Array, Any]:
     """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
     inputs, first_layer = block, 0
     if proposal.prefix is not None:  # the drafter has run the first layers on this very block
@@ -36,6 +42,25 @@ def call_on_block(
         first_layer=first_layer,
         **tree_call(tree, cache.length),
     )
+
+
+def with_whole_logits(target: ApplyFn) -> ApplyFn:
+    """Returns the model with whole logits, as drafters and beams read them."""
+
+    def apply(*arguments: Any, **options: Any) -> Any:
+        logits, hidden, cache = target(*arguments, **options)
+        return whole(logits), hidden, cache
+
+    return apply
+
+
+def as_read(
+    logits: AnyLogits, settings: SamplingSettings, drafter: Drafter | None = None
+) -> AnyLogits:
+    """Returns logits whole if processors, log-probabilities or a drafter read them all."""
+    switches = settings.switches
+    is_read = switches.processors or switches.logprobs or num_runners_up(drafter)
+    return whole(logits) if is_read else logits
 
 
 def in_narrowest(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn
+from jspec.kernels import own_part, own_part_of, with_own_part
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 
@@ -89,7 +90,8 @@ def mask_padding(apply: ApplyFn, model: LoadedModel) -> ApplyFn:
 
     def masked(*args: Any, **options: Any) -> Any:
         logits, hidden, cache = apply(*args, **options)
-        is_used = jnp.arange(logits.shape[-1]) < size
-        return jnp.where(is_used, logits, -jnp.inf), hidden, cache
+        is_used = own_part_of(jnp.arange(logits.shape[-1]) < size, logits)
+        part = jnp.where(is_used, own_part(logits), -jnp.inf)
+        return with_own_part(logits, part), hidden, cache
 
     return masked

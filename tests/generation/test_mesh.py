@@ -10,6 +10,7 @@ from tests.meshes import CONFIG, PROMPTS, run_on_devices
 
 # What runs in the process: everything that the quick tests ask, as each start takes seconds.
 _QUICK = """
+from jspec.evaluation.accelerators.hlo import array_sizes
 from jspec.evaluation.accelerators.traffic import COLLECTIVES
 from jspec.sampling.settings import Switches
 import jax, re
@@ -20,8 +21,8 @@ for mesh in (None, "data:2,model:4"):
     # Fewer rows than prompts: rows are replaced, each on its own row of the mesh.
     found[str(mesh)] = answers("model", mesh, batch_size=2)
 
-def text_of(drafter, mesh):
-    generator = make_generator(drafter, mesh)
+def text_of(drafter, mesh, **options):
+    generator = make_generator(drafter, mesh, **options)
     engine, rows = generator.engine, generator.batch_size
     state = engine.empty_state(rows, 64, Switches())
     return engine._run.lower(generator.params, state, np.int32(1)).compile().as_text()
@@ -29,7 +30,13 @@ def text_of(drafter, mesh):
 text = text_of("none", "data:2,model:2")
 found["groups"] = sorted(set(re.findall(r"replica_groups=(\\S+?), ", text)))
 found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", text))
-found["gathers"] = len(re.findall(r" all-gather(?:-start)?\\(", text))
+
+def gathered(text):
+    lines = re.findall(r" = (.*?) all-gather(?:-start)?\\(", text)
+    return max(max(array_sizes(shape)) for shape in lines)
+
+found["of parts"] = [gathered(text), gathered(text_of("prompt_lookup", "data:2,model:2"))]
+found["of all"] = gathered(text_of("prompt_lookup", "data:2,model:2", acceptance="rejection"))
 text = text_of("model", "data:4")
 found["of rows"] = [op for op in COLLECTIVES if f" {op}" in text]
 found["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in text_of("none", "data:2,model:2")]
@@ -52,9 +59,15 @@ def test_answers_are_those_of_one_device(found):
 
 
 def test_a_layer_needs_two_sums(found):
-    """And the embedding one more; of the logits one is gathered. Guards against a lost `psum`."""
+    """And the embedding one more. Guards against a lost `psum`."""
     assert found["sums"] == 2 * CONFIG.num_layers + 1
-    assert found["gathers"] == 1
+
+
+def test_logits_are_gathered_only_for_a_rule_that_needs_them(found):
+    """Of two rows, and one position or five; a pair of four bytes of each of two devices."""
+    pair = 2 * 4 * 2
+    assert found["of parts"] == [2 * pair, 2 * 5 * pair]
+    assert found["of all"] == 2 * 5 * 4 * CONFIG.vocab_size
 
 
 def test_rows_of_the_mesh_share_nothing(found):
@@ -65,26 +78,13 @@ def test_rows_of_the_mesh_share_nothing(found):
 
 
 _MATRIX = """
-from jspec.drafters import DrafterOptions
 import pathlib, tempfile
-from tests.tiny_heads import SAVE_HEAD
 
-drafter = {drafter!r}
-options = {{}}
-if drafter in SAVE_HEAD:
-    options["draft_head"] = SAVE_HEAD[drafter](pathlib.Path(tempfile.mkdtemp()) / "head", CONFIG)
-if drafter == "pattern":
-    options["pattern"] = "[ -~]*"
-if drafter in ("unigram", "bigram"):
-    from jspec.drafters.ngram_table import count_ngrams, save_table
-    path = pathlib.Path(tempfile.mkdtemp()) / "table.safetensors"
-    save_table(count_ngrams([list(b"why is the sky blue")], 128), path)
-    options["draft_table"] = str(path)
-options |= {changes!r}
-options = DrafterOptions(**options)
+folder = pathlib.Path(tempfile.mkdtemp())
+options = drafter_options({drafter!r}, folder, **{changes!r})
 found = []
 for mesh in (None, "model:1", "model:2", "data:2,model:2", "model:8", "data:2,model:4", "data:4"):
-    found.append(answers(drafter, mesh, drafter_options=options))
+    found.append(answers({drafter!r}, mesh, drafter_options=options))
 report(found)
 """
 _CHANGES = {

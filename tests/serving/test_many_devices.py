@@ -175,6 +175,27 @@ def test_answers_are_those_of_one_device(drafter):
         assert num_paused > 0
 
 
+_AUTO = """
+from jspec.generation.costs import RoundCosts
+from jspec.serving.worker import make_slots
+
+rounds = ((1.0, 1.1, 1.3, 1.7),)
+costs = RoundCosts((512,), (0, 1, 3, 7), ("prompt_lookup",), (rounds,), ((0.0,),))
+found = []
+for mesh in (None, "data:2,model:2", "model:4"):
+    options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
+    slots = make_slots(make_generator("prompt_lookup", mesh, **options))
+    found.append(slots._batch._state.control.num_rows)
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_costs_are_those_of_the_rows_of_a_device():
+    """Guards against rounds of all rows held for twice as many as a row of the mesh has."""
+    assert run_on_devices(_AUTO) == [4, 2, 4]
+
+
 @pytest.fixture
 def servers(tmp_path, compile_cache):
     """Returns a function that starts the processes of a server; they and the first one's port."""
@@ -248,3 +269,16 @@ def test_a_lost_process_ends_the_server(servers, free_port, lost):
     assert left.returncode == 2
     said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
     assert errors.splitlines()[-1] == said
+
+
+@pytest.mark.slow
+def test_two_processes_serve_with_numbers_that_adapt(servers, free_port):
+    """Both measure what rounds cost, and have the first one's costs."""
+    flags, prompts = ("--num_draft_tokens=auto", "--acceptance=coupled"), ("hello there", "x" * 100)
+    (alone,), port = servers(1, *flags)
+    expected = [complete(port, prompt) for prompt in prompts]
+    alone.send_signal(signal.SIGTERM)
+    both, port = servers(2, *flags, *of_run(2, free_port))
+    assert [complete(port, prompt) for prompt in prompts] == expected
+    both[0].send_signal(signal.SIGTERM)
+    assert [process.wait(timeout=40) for process in both] == [0, 0]

@@ -82,6 +82,11 @@ def is_match_at_zero(rule: AcceptanceRule) -> bool:
     return rule.distribution is sampling_probs and rule.accept in _MATCHING_AT_ZERO
 
 
+def draws_only(rule: AcceptanceRule) -> bool:
+    """Returns whether a rule does nothing with distributions but draw: parts of them will do."""
+    return rule == coupled.RULE
+
+
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
@@ -102,6 +107,7 @@ __all__ = [
     "RULES",
     "TIMING_RULES",
     "RuleOptions",
+    "draws_only",
     "get_rule",
     "is_match_at_zero",
     "register_rule",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import Logits, RowCounts, TargetProbs
+from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -30,14 +30,14 @@ def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Ar
     return jnp.where(proposal.tokens >= 0, probs, 0.0)
 
 
-def probs_after(target_probs: TargetProbs, num_accepted: RowCounts) -> Float32[Array, "b v"]:
-    """Returns the target's distribution of the token after this many drafts."""
-    return jnp.take_along_axis(target_probs, num_accepted[:, None, None], axis=1)[:, 0]
+def probs_after(target_probs: AnyLogits, num_accepted: RowCounts) -> AnyLogits:
+    """Returns the target's distribution [b v] of the token after this many drafts."""
+    index = num_accepted[:, None, None]
+    # A tree of one array, of all ids or of a device's own.
+    return jax.tree.map(lambda probs: jnp.take_along_axis(probs, index, axis=1)[:, 0], target_probs)
 
 
-def target_after(
-    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
-) -> Float32[Array, "b v"]:
+def target_after(target_probs: AnyLogits, proposal: Proposal, num_accepted: RowCounts) -> AnyLogits:
     """Does the same, as the `next_token_probs` of rules without a residual."""
     del proposal
     return probs_after(target_probs, num_accepted)
@@ -66,7 +66,7 @@ def draft_distribution_after(
     return jnp.where((num_accepted < proposal.num_tokens)[:, None], distribution, 0.0)
 
 
-def match(logits: Logits, proposal: Proposal) -> Verdict:
+def match(logits: AnyLogits, proposal: Proposal) -> Verdict:
     """Accepts drafts while each is the most likely token; the next token is the most likely one.
 
     That is what every lossless rule decides at temperature 0. No distribution is needed for it.

@@ -12,7 +12,7 @@ where TV is the total variation between their distributions.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
+from jspec.common.typing import AnyLogits, RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import siblings
@@ -30,8 +30,11 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
     return probs_of_drafts(target_probs, proposal)
 
 
-def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Accepts drafts while they are what the target draws, with Gumbel noise [b w+1 v]."""
+def accept(target_probs: AnyLogits, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+    """Accepts drafts while they are what the target draws, with Gumbel noise [b w+1 v].
+
+    On a mesh the target's distributions may be those of `sampling_probs` of split logits.
+    """
     tokens = sample(target_probs, noise.gumbel)
     # The token at the first disagreement is the target's own draw: no residual is needed.
     num_accepted = count_accepted(tokens[:, : proposal.width] == proposal.tokens, proposal)
@@ -39,7 +42,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
 
 
 def accept_tree(
-    target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
+    target_probs: AnyLogits, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
 ) -> Verdict:
     """Follows what the target draws, with the Gumbel noise of each depth, [b max_depth+1 v]."""
     return follow(sample(target_probs, along(tree.depths, noise.gumbel)), proposal, tree)

@@ -25,7 +25,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import Logits, RowCounts, TargetProbs
+from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal, Verdict
 
@@ -175,7 +175,7 @@ def follow(drawn: Int32[Array, "b t"], proposal: Proposal, tree: Tree) -> Verdic
     return Verdict(num_accepted, _at(drawn, end_of(path, num_accepted)), path)
 
 
-def match_tree(logits: Logits, proposal: Proposal, tree: Tree) -> Verdict:
+def match_tree(logits: AnyLogits, proposal: Proposal, tree: Tree) -> Verdict:
     """Keeps drafts while each is the most likely token after its path; see `chain.match`."""
     return follow(best_token(logits), proposal, tree)
 
