@@ -81,11 +81,14 @@ def test_rules_are_listed_with_their_controls(audit):
     """At once: no model is loaded, and nothing is audited."""
     status, output, errors = audit("--list_rules", "--target=nowhere")
     assert (status, errors) == (0, "")
-    title, *lines = output.splitlines()
+    title, *lines, last = output.splitlines()
     assert title.split()[:3] == ["rule", "temperature", "lossless"]
     found = {line.split()[0]: line for line in lines}
     assert list(found) == list(RULES)
-    assert found["block"].endswith("a flatter target  a prefix kept and no residual")
+    assert found["block"].endswith(
+        "a flatter target  a prefix kept, no residual, drafts misreported"
+    )
     assert "a prefix kept" in found["coupled"]
     assert "no residual" not in found["coupled"]  # it has none
+    assert last.endswith(": a path not moved, depths ignored, siblings seen")
     assert " no " in found["lenient"]
