@@ -101,7 +101,7 @@ def propose(
         wanted = functools.partial(_wanted, state, drafter, rule)
         lag = functools.partial(lag_of, drafter, state.draft)
         control = _control(state, rule).charge(kind, read)
-        control = control.after_silence(kind, proposal.num_tokens, wanted, lag)
+        control = control.after_silence(kind, proposal.num_tokens, wanted, lag, proposal.silent)
         if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
             is_free = _is_free(state, rule)
             agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
