@@ -74,7 +74,10 @@ def main() -> None:
     checks = []
     begin = time.perf_counter()
     for check in run_checks(
-        subject, num_rows=_NUM_ROWS.value, max_new_tokens=subject.settings.max_new_tokens
+        subject,
+        num_rows=_NUM_ROWS.value,
+        max_new_tokens=subject.settings.max_new_tokens,
+        say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
     ):
         checks.append(check)
         failure = "weak" if _kind(check) in _INCONCLUSIVE else "FAIL"

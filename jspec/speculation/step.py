@@ -183,7 +183,8 @@ def _verify_and_commit(
         state = state.replace(control=control.replace(costs=state.control.costs))
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
-    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, proposal.tokens)
+    drafts = proposal.tokens, proposal.parents
+    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, *drafts)
 
 
 def _draft_keys(

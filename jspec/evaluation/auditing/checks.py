@@ -1,13 +1,12 @@
 """All checks of an audit but that of the emitted distribution, in their order."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jspec.common.progress import Progress
 from jspec.drafters.tree_options import TreeOptions
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
 from jspec.evaluation.auditing.caches import check_cache_control, check_caches
@@ -45,23 +44,33 @@ _TEXTS = (
 _NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
 
 
-def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Iterator[Check]:
+def run_checks(
+    subject: Subject,
+    *,
+    num_rows: int,
+    max_new_tokens: int,
+    say: Callable[[str], None] = lambda what: None,
+) -> Iterator[Check]:
     """Yields the outcome of every check, the cheap ones first.
 
     The distribution is tested on `num_rows` independent rows; parity and seeds are those of answers
-    of `max_new_tokens`.
+    of `max_new_tokens`. `say` is told what begins: most of it compiles for a while.
     """
     yield check_edges(subject.rule)
     prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]
     if subject.rule.temperatures is not Temperatures.POSITIVE:
         for dtype in ("float32", "bfloat16"):
+            say(f"greedy parity, {dtype}")
             yield check_parity(subject, dtype, prompts, max_new_tokens)
+    say("seeds")
     yield check_seeds(subject, prompts, max_new_tokens)
+    say("caches")
     rows = Rows(subject, choose_context(subject.target, subject.settings), NUM_TOKENS)
     yield check_caches(rows)
+    say("emitted distribution")
     yield from check_distribution(rows, num_rows)
     if subject.has_tree and rows.settings.temperature > 0:
-        yield from check_tree_controls(rows, num_rows)
+        yield from check_tree_controls(rows, num_rows, say)
     if subject.drafter != "none":  # without drafts their distribution says nothing of the drafter
         yield Check(
             "drafts",
@@ -71,23 +80,22 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
         )
 
 
-def check_tree_controls(rows: Rows, num_rows: int) -> Iterator[Check]:
+def check_tree_controls(rows: Rows, num_rows: int, say: Callable[[str], None]) -> Iterator[Check]:
     """Yields for each mistake on trees whether the checks of distribution or caches reject it."""
     subject, context = rows.subject, rows.context
     logits = path_logits(subject.target, context, NUM_TOKENS)
     expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
     controls = tree_controls(subject.rule, rows.drafter, subject.target.config.vocab_size)
-    progress = Progress(len(controls), 0, "tree control")  # each compiles its own rounds
-    for number, (name, changes) in enumerate(controls.items()):
-        progress.show(number)
-        wrong, title = Rows(subject, context, NUM_TOKENS, **changes), f"tree control, {name}"
+    for number, (name, changes) in enumerate(controls.items(), 1):
+        title = f"tree control, {name}"
+        say(f"{title} ({number} of {len(controls)})")
+        wrong = Rows(subject, context, NUM_TOKENS, **changes)
         if name in CALL_CONTROLS:
             yield check_cache_control(title, wrong, num_rows)
             continue
         p_value = fit_rows(wrong, expected, num_rows).p_value
         detail = f"p = {p_value:.2g} (expected below {FALSE_ALARM:g})"
         yield Check(title, p_value < FALSE_ALARM, detail, {"p_value": p_value})
-    progress.show(len(controls))
 
 
 def check_edges(rule: AcceptanceRule) -> Check:
