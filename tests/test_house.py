@@ -26,14 +26,14 @@ ROOMS = {
     "models": 2_190,
     "sampling": 630,
     "weights": 3_430,
-    "speculation": 3_310,
+    "speculation": 3_320,
     "drafters": 7_000,
-    "generation": 4_750,
+    "generation": 4_790,
     "serving": 3_070,
     "training": 2_310,
-    "evaluation": 8_830,
+    "evaluation": 9_000,
 }
-MAX_LINES = 43_480
+MAX_LINES = 43_730
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
