@@ -83,22 +83,22 @@ def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]
     drafts = a_round["drafts"]
     parents = a_round.get("parents") or range(-1, len(drafts) - 1)
     kept = {-1, *(a_round.get("kept") or range(a_round["num_accepted"]))}
-    lines, open_nodes = [], [(0, -1)]
-    while open_nodes:
-        depth, node = open_nodes.pop(0)
-        line: list[TracedToken] = []
-        for level in itertools.count(depth):
+    lines, begins = list[tuple[int, list[TracedToken]]](), [(0, -1)]
+    while begins:
+        depth, node = begins.pop(0)
+        lines.append((depth, []))
+        while True:  # down the kept drafts, or the first ones
             if node >= 0:
                 # Below a draft that was not kept nothing was looked at.
                 refused: Kind = "rejected" if parents[node] in kept else "dropped"
-                line.append(TracedToken("accepted" if node in kept else refused, drafts[node]))
+                kind: Kind = "accepted" if node in kept else refused
+                lines[-1][1].append(TracedToken(kind, drafts[node]))
+                depth += 1
             below = [child for child, parent in enumerate(parents) if parent == node]
-            below.sort(key=lambda child: child not in kept)
             if not below:
                 break
-            node, *others = below
-            open_nodes += [(level, other) for other in others]
-        lines.append((depth, line))
+            node, *others = sorted(below, key=lambda child: child not in kept)
+            begins += [(depth, other) for other in others]
     if a_round["next"] is not None:
         lines[0][1].append(TracedToken("next", a_round["next"]))
     return lines
@@ -118,7 +118,7 @@ def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
 
 
 def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
-    """Returns the trace for a terminal, a line a round, and one for each further branch of a tree.
+    """Returns the trace for a terminal, a line a round and a line each further branch of a tree.
 
     Without colours: +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
     """

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import member_names, needs_draft_model
@@ -77,7 +78,9 @@ def _largest_error(
     dtype = model.params["embedding"].dtype
     config = dataclasses.replace(model.config, num_layers=len(cache.keys))
     empty = init_cache(config, batch_size=batch_size, capacity=width, dtype=dtype)
-    apply = functools.partial(make_apply(model.config, layers), logits_at=np.zeros(batch_size, int))
+    apply = functools.partial(
+        make_apply(model.config, layers), logits_at=jnp.zeros(batch_size, int)
+    )
     fresh = jax.jit(apply)(model.params, texts, empty)[2]
     length = np.asarray(cache.length)[:batch_size]
     is_committed = (np.arange(width) < length[:, None])[:, None, :, None]

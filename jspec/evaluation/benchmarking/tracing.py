@@ -118,8 +118,8 @@ def _counts(info: StepInfo) -> dict[str, Any]:
     """
     drafts, num_accepted = Drafts(), int(info.num_accepted[0])
     if info.drafts is not None:
-        of_row = jax.tree.map(lambda leaf: np.asarray(leaf)[0], (info.drafts, info.parents))
-        drafts = drafts_of(*of_row, int(info.num_proposed[0]))
+        parents = None if info.parents is None else np.asarray(info.parents)[0]
+        drafts = drafts_of(np.asarray(info.drafts)[0], parents, int(info.num_proposed[0]))
     emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
     if len(emitted) <= num_accepted:
         drafts, num_accepted = Drafts(tuple(emitted)), len(emitted)

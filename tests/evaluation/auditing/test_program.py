@@ -12,9 +12,7 @@ from jspec.speculation.acceptance import RULES
 from tests.programs import environment, run
 from tests.tiny_models import save_folder
 
-_CHECKED = (
-    "greedy parity, float32", "greedy parity, bfloat16", "seeds", "caches", "emitted distribution",
-)  # fmt: skip
+_CHECKED = "seeds", "caches", "emitted distribution"  # of a rule for temperatures above 0
 
 
 @pytest.fixture(scope="module")
