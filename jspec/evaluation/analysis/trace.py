@@ -6,7 +6,7 @@ A trace is plain values:
      "prompt": text, "first": text of the token that reading the prompt gave,
      "rounds": [{"drafts": [texts], "num_accepted": n, "next": text or null,
                  "begin": s, "draft_seconds": s, "target_seconds": s,
-                 "parents": [the draft that each follows, or -1], "kept": [drafts]}],  of trees
+                 "parents": [of a tree: the draft before each, or -1], "kept": [drafts]}],
      "finish_reason", "plain_seconds": [of each step of plain decoding], "environment"}
 
 `next` is the target's own token: it replaces the first rejected draft, or follows the last one; it
@@ -40,8 +40,7 @@ _LABELS = ("proposal, a box a draft", "call of the target, with the tokens that 
            "step of plain decoding")  # fmt: skip
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _CHARACTER, _LINE, _MARGIN = 8.4, 20, 16  # pixels: of a monospaced character of 14 px
-_SECONDS_A_ROUND = 0.6
-_SVG_ROUNDS = 24
+_SECONDS_A_ROUND, _SVG_ROUNDS = 0.6, 24
 _SVG_STYLE = """
 text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d8dee9;
        white-space: pre }
@@ -91,8 +90,9 @@ def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]
             if node >= 0:
                 # Below a draft that was not kept nothing was looked at.
                 refused: Kind = "rejected" if parents[node] in kept else "dropped"
-                kind: Kind = "accepted" if node in kept else refused
-                lines[-1][1].append(TracedToken(kind, drafts[node]))
+                lines[-1][1].append(
+                    TracedToken("accepted" if node in kept else refused, drafts[node])
+                )
                 depth += 1
             below = [child for child, parent in enumerate(parents) if parent == node]
             if not below:
@@ -112,9 +112,8 @@ def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
 def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
     """Yields the tokens of the answer."""
     yield TracedToken("next", trace["first"])
-    for token in itertools.chain.from_iterable(map(round_tokens, trace["rounds"])):
-        if token.kind in ("accepted", "next"):
-            yield token
+    for one in trace["rounds"]:
+        yield from (token for token in round_tokens(one) if token.kind in ("accepted", "next"))
 
 
 def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
@@ -189,8 +188,7 @@ def to_svg(trace: Mapping[str, Any]) -> str:
         for place, (depth, branch) in enumerate(round_lines(a_round)):
             begin = f"{'' if place else number:>6}  {_INDENT * depth}"
             lines.append([("quiet", begin), *((kind, visible(text)) for kind, text in branch)])
-    lines.append([])
-    lines += [[("quiet", line)] for line in textwrap.wrap(describe(trace), 88)]
+    lines += [[], *([("quiet", line)] for line in textwrap.wrap(describe(trace), 88))]
     lines.append([("quiet", "green: accepted, red: rejected, grey: not looked at, blue: target's")])
     lines.append([("next", summary(trace))])
     longest = max(sum(len(text) for _, text in line) for line in lines)
@@ -209,9 +207,8 @@ def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
     texts = "".join(
         f'<tspan class="{kind}">{html.escape(text)}</tspan>' for kind, text in spans if text
     )
-    delay = index * _SECONDS_A_ROUND
     text = f'<text x="{_MARGIN}" y="{y:.0f}">{texts}</text>'
-    return f'<g style="animation-delay: {delay:.1f}s">{text}</g>'
+    return f'<g style="animation-delay: {index * _SECONDS_A_ROUND:.1f}s">{text}</g>'
 
 
 def timeline(trace: Mapping[str, Any], name: str) -> Picture:

@@ -78,9 +78,8 @@ def _largest_error(
     dtype = model.params["embedding"].dtype
     config = dataclasses.replace(model.config, num_layers=len(cache.keys))
     empty = init_cache(config, batch_size=batch_size, capacity=width, dtype=dtype)
-    apply = functools.partial(
-        make_apply(model.config, layers), logits_at=jnp.zeros(batch_size, int)
-    )
+    first = jnp.zeros(batch_size, jnp.int32)  # logits of all tokens would be large, and unread
+    apply = functools.partial(make_apply(model.config, layers), logits_at=first)
     fresh = jax.jit(apply)(model.params, texts, empty)[2]
     length = np.asarray(cache.length)[:batch_size]
     is_committed = (np.arange(width) < length[:, None])[:, None, :, None]
