@@ -89,10 +89,8 @@ def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]
         while True:  # down the kept drafts, or the first ones
             if node >= 0:
                 # Below a draft that was not kept nothing was looked at.
-                refused: Kind = "rejected" if parents[node] in kept else "dropped"
-                lines[-1][1].append(
-                    TracedToken("accepted" if node in kept else refused, drafts[node])
-                )
+                lost: Kind = "rejected" if parents[node] in kept else "dropped"
+                lines[-1][1].append(TracedToken("accepted" if node in kept else lost, drafts[node]))
                 depth += 1
             below = [child for child, parent in enumerate(parents) if parent == node]
             if not below:
