@@ -88,7 +88,8 @@ def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
     is_draft = jnp.arange(vocab_size) == proposal.tokens[..., None]
     if proposal.probs is None:
         halves = jnp.where(is_draft, 0.5, 0.5 / (vocab_size - 1))
-        return proposal.replace(probs=jnp.where(tree.is_real[..., None], halves, 0.0))
+        probs = jnp.where(tree.is_real[..., None], halves, 0.0)
+        return proposal.replace(probs=probs, scores=None)  # by which `auto` would make it anew
     is_sibling = tree.parents[:, :, None] == tree.parents[:, None, :]
     first = along(jnp.argmax(is_sibling, axis=-1), proposal.probs)
     is_taken = (tree.is_earlier_sibling[..., None] & is_draft[:, None]).any(axis=2)
