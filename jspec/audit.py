@@ -52,7 +52,7 @@ _OUTPUT_JSON = flags.DEFINE_string(
 _INCONCLUSIVE = {
     "drafts": "no draft was accepted, so that the rule was not put to the test",
     "negative control": "too few rows to tell: try --num_rows={more_rows}",
-    "tree controls": "too few rows to tell: try --num_rows={more_rows}",
+    "tree control": "too few rows to tell: try --num_rows={more_rows}",
 }
 
 
@@ -74,18 +74,21 @@ def main() -> None:
     checks = []
     begin = time.perf_counter()
     for check in run_checks(
-        subject, num_rows=_NUM_ROWS.value, max_new_tokens=subject.settings.max_new_tokens
+        subject,
+        num_rows=_NUM_ROWS.value,
+        max_new_tokens=subject.settings.max_new_tokens,
+        say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
     ):
         checks.append(check)
-        failure = "weak" if check.name in _INCONCLUSIVE else "FAIL"
+        failure = "weak" if _kind(check) in _INCONCLUSIVE else "FAIL"
         outcome = "pass" if check.has_passed else failure
         print(f"{outcome}  {check.name}: {check.detail}", flush=True)
     seconds = time.perf_counter() - begin
-    failed = {check.name for check in checks if not check.has_passed}
+    failed = {_kind(check) for check in checks if not check.has_passed}
     has_passed = subject.rule.is_lossless and not failed
     verdict = "lossless" if has_passed else "NOT lossless"
     if failed and failed <= _INCONCLUSIVE.keys():
-        reasons = " and ".join(_INCONCLUSIVE[name] for name in sorted(failed))
+        reasons = " and ".join(dict.fromkeys(_INCONCLUSIVE[kind] for kind in sorted(failed)))
         verdict = f"inconclusive, {reasons.format(more_rows=8 * _NUM_ROWS.value)}"
     print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
     if writer is not None:
@@ -93,6 +96,10 @@ def main() -> None:
             writer.write(make_record(subject, checks, has_passed, seconds))
     if not has_passed:
         sys.exit(1)
+
+
+def _kind(check: Check) -> str:
+    return check.name.partition(",")[0]
 
 
 def make_subject() -> Subject:

@@ -172,7 +172,7 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
     metrics = Metrics(name, scheduler)
-    traces = Traces(has_trees=getattr(programs.engine.drafter, "tree_depth", 0) > 0)
+    traces = Traces()
     loop = asyncio.get_running_loop()
 
     def stop(*_: Any) -> None:

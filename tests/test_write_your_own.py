@@ -11,8 +11,9 @@ import pytest
 import jspec
 from jspec.common.cli import _import_all
 from jspec.common.errors import InputError
-from jspec.drafters import DRAFTERS
+from jspec.drafters import DRAFTERS, DrafterOptions
 from jspec.drafters.registry import REGISTRY, register_drafter
+from jspec.drafters.tree_options import TreeSizeOptions
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
 from tests.evaluation.experiments.tiny import write_prompts
@@ -28,9 +29,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
-    """The page's two examples in one file."""
+    """The page's examples in one file."""
     path = tmp_path_factory.mktemp("own") / "my_module.py"
-    path.write_text(BLOCKS[0] + "\n" + BLOCKS[1])
+    path.write_text("\n".join(BLOCKS[:3]))
     return path
 
 
@@ -41,6 +42,7 @@ def own(module):
     exec(compile(module.read_text(), str(module), "exec"), names)
     yield names
     REGISTRY.pop("repeat", None)
+    REGISTRY.pop("either", None)
     RULES.pop("matching", None)
 
 
@@ -81,7 +83,7 @@ def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
 
 def test_an_experiment_and_its_report_know_them(module, folder, compile_cache, tmp_path):
     """With the page's config; the report needs no --import."""
-    (tmp_path / "own.py").write_text(BLOCKS[2])
+    (tmp_path / "own.py").write_text(BLOCKS[3])
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     env, work = environment(compile_cache, tmp_path), tmp_path / "runs"
     module = shutil.copy(module, tmp_path)
@@ -124,6 +126,19 @@ def test_objects_serve_as_well_as_names(own):
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].stats.num_accepted > 0
     assert generator.describe()["acceptance"] == "own rule"
+
+
+def test_the_tree_of_the_page_is_one(own):
+    """What is said is plain decoding's, whose drafts may be those of any branch."""
+    entry = jspec.DrafterEntry("own", own["build_either"], "", options=TreeSizeOptions)
+    settings = jspec.Settings(max_new_tokens=60)
+    plain = jspec.Generator(target(), drafter="none").generate("aaaa", settings)
+    tree = DrafterOptions(tree_depth=2)
+    generator = jspec.Generator(target(), drafter=entry, num_draft_tokens=9, drafter_options=tree)
+    assert generator.num_draft_tokens == 6
+    answer = generator.generate("aaaa", settings)
+    assert answer.token_ids == plain.token_ids
+    assert max(answer.stats.accepted_per_round) == answer.stats.tree_depth == 2
 
 
 def test_a_name_is_taken_once(own):

@@ -73,5 +73,10 @@ class MergedCascadeDrafter(CascadeDrafter):
             is_like = (kind < 0) | is_model[proposal.kind] | ~is_model[jnp.maximum(kind, 0)]
             kind = jnp.where(is_turn & is_like, proposal.kind, kind)
         most = jnp.full_like(kind, self.num_draft_tokens)
+        silent, is_open = [], jnp.ones_like(turns[0])
+        for member, proposal, is_turn in zip(self.members, proposals, turns, strict=True):
+            # A model that was too unsure has run, whoever else proposes; `auto` is to know it.
+            silent += [is_open & ~is_turn] * len(member.kinds)
+            is_open &= self.leaves_open(proposal, is_turn)
         tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
-        return tree.replace(kind=jnp.maximum(kind, 0))
+        return tree.replace(kind=jnp.maximum(kind, 0), silent=jnp.stack(silent, axis=1))

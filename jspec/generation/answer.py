@@ -13,6 +13,39 @@ from jspec.weights import TokenizerLike
 from jspec.weights.resolver import LoadedModel
 
 
+class Drafts(NamedTuple):
+    """The drafts of one round in one row.
+
+    Attributes:
+      ids: the tokens that were proposed.
+      parents: of a tree, the draft that each follows, or -1; empty for a chain.
+    """
+
+    ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    @property
+    def chain_or_parents(self) -> Sequence[int]:
+        """The parents, of a chain as well."""
+        return self.parents or range(-1, len(self.ids) - 1)
+
+    @property
+    def depth(self) -> int:
+        """The most drafts of a tree that follow each other; 0 for a chain."""
+        depths = [0]  # the root's, whose place is -1 + 1
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
+
+    def kept(self, accepted: Iterable[int]) -> list[int]:
+        """Returns the places of the drafts that were accepted, in a tree those of a path."""
+        kept, node = [], -1
+        for token_id in accepted:
+            node = list(zip(self.ids, self.chain_or_parents, strict=True)).index((token_id, node))
+            kept.append(node)
+        return kept
+
+
 class Round(NamedTuple):
     """What one round did in one row.
 
@@ -20,7 +53,7 @@ class Round(NamedTuple):
       token_ids: the tokens that it emitted.
       logprobs: of each of them; None if they are not wanted.
       counts: of its drafts.
-      draft_ids: the drafts that were proposed.
+      drafts: those that were proposed.
       prompt_logprobs: of the prompt's tokens but the first, in the round that draws the first token
         after them, if they are wanted.
     """
@@ -28,7 +61,7 @@ class Round(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     counts: RoundCounts = RoundCounts(0, 0)
-    draft_ids: tuple[int, ...] = ()
+    drafts: Drafts = Drafts()
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
@@ -51,7 +84,7 @@ class Answer:
         self._eos_ids = frozenset(target.config.eos_ids)
         self._num_draft_tokens = num_draft_tokens
         self._token_ids: list[int] = []
-        self._num_taken = self._num_drafted = 0
+        self._num_taken = self._num_drafted = self._tree_depth = 0
         self._text = AnswerText(target.tokenizer, request.settings.stop)
         self.rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
@@ -87,6 +120,7 @@ class Answer:
                 )
             self.rounds.append(counts)
             self._num_drafted += counts.num_accepted
+            self._tree_depth = max(self._tree_depth, a_round.drafts.depth)
 
     def _push_all(self, a_round: Round) -> int:
         """Adds tokens up to the answer's end; returns how many they were."""
@@ -144,6 +178,7 @@ class Answer:
             decode_seconds=now.run_seconds_since(self._prefilled),
             device_seconds=self._device_seconds,
             compile_seconds=now.compile_seconds - self._started.compile_seconds,
+            tree_depth=self._tree_depth,
             num_draft_tokens=self._num_draft_tokens,
         )
         return Result(

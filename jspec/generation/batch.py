@@ -12,7 +12,7 @@ import numpy as np
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
-from jspec.generation.answer import Round
+from jspec.generation.answer import Drafts, Round
 from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
@@ -150,21 +150,27 @@ class Batch:
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
-            num_proposed, drafter, drafts = int(info.num_proposed), "", ()
+            num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
-                drafts = tuple(info.drafts[:num_proposed].tolist())
+                drafts = drafts_of(info.drafts, info.parents, num_proposed)
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),
                 counts=RoundCounts(num_proposed, int(info.num_accepted), drafter),
-                draft_ids=drafts,
+                drafts=drafts,
             )
 
     def finish(self, row: int) -> None:
         """Marks a row as done: it emits nothing until it is filled again."""
         assert self._state is not None
         self._state = self._engine.finish(self._state, row)
+
+
+def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:
+    """Returns a row's first drafts; tokens and parents are [w]."""
+    of_tree = () if parents is None else tuple(parents[:number].tolist())
+    return Drafts(tuple(tokens[:number].tolist()), of_tree)
 
 
 def needed_switches(

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jspec import kernels
-from jspec.common.typing import Params
+from jspec.common.typing import ApplyFn, Params
 from jspec.generation.capacity import capacity_for
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, empty_state, finish_row, with_request
@@ -58,10 +58,12 @@ class Engine:
         rule: AcceptanceRule,
         numbers: Sequence[int] = (),
         draft_params: Params = None,
+        around: Callable[[ApplyFn], ApplyFn] = lambda apply: apply,
     ) -> None:
         """Prepares the programs; nothing is compiled yet. `numbers` rise from 0.
 
-        Of the drafter's parameters only their places on a mesh are read.
+        Of the drafter's parameters only their places on a mesh are read. `around` changes the
+        target's ApplyFn: a negative control's is wrong.
 
         Raises:
           InputError: a drafter of trees, and a rule for chains; of drawn ones, and a number that
@@ -71,7 +73,7 @@ class Engine:
             check_trees(rule, drafter, numbers)
         self.layout = layout = Layout.of(target, draft_params)
         own = dataclasses.replace(target, config=target.own_config)
-        apply = mask_padding(make_apply(own.config, has_split_logits=True), target)
+        apply = around(mask_padding(make_apply(own.config, has_split_logits=True), target))
         self.apply = with_whole_logits(apply)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
@@ -94,10 +96,8 @@ class Engine:
         # the largest arrays after the weights, are written in place. Parameters, and the prefilled
         # row that `insert` copies from, are not donated: the caller still holds them.
         donated, options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
-        self.empty_state = jax.jit(
-            layout.make(functools.partial(empty_state, own, drafter, self.numbers)),
-            static_argnums=(0, 1, 2),
-        )
+        empty = layout.make(functools.partial(empty_state, own, drafter, self.numbers))
+        self.empty_state = jax.jit(empty, static_argnums=(0, 1, 2))
         prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
         self._prefill = donated(layout.spread(prefill, lambda state, rows: (state, rows)))
         self.insert = jax.jit(layout.insert, donate_argnums=0)

@@ -147,7 +147,7 @@ class Programs:
         settings = request.settings
         check_draft_temperature(settings, [(self._entry, self._drafter_options)])
         check_temperature(self._acceptance, self.rule.temperatures, settings.temperature)
-        check_beams(settings, self.target, self.batch_size, self.rule, bool(self.engine.numbers))
+        check_beams(settings, self.target, self.batch_size, self._acceptance, self.engine.numbers)
         return make_row(prompt, settings, self.target, self.max_seq_len)
 
     def with_costs(self, row: Row) -> Row:

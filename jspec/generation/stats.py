@@ -42,6 +42,7 @@ class Stats:
       device_seconds: the part of `decode_seconds` in which rounds ran on the device.
       compile_seconds: seconds spent on compilation during the request.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
+      tree_depth: the depth of the deepest of its trees of drafts; 0 for chains.
     """
 
     rounds: tuple[RoundCounts, ...]
@@ -51,6 +52,7 @@ class Stats:
     device_seconds: float
     compile_seconds: float
     num_draft_tokens: int
+    tree_depth: int = 0
 
     @property
     def num_rounds(self) -> int:
@@ -116,8 +118,13 @@ class Stats:
         Beside attributes: `num_wasted`, proposed drafts that were not accepted; `host_seconds`, the
         part of `decode_seconds` that is not `device_seconds`; `acceptance_by_position`, of drafts
         at each place of a round the share that was accepted (`conditional_`: where those before it
-        were); `by_drafter`, the counts of each member of a cascade.
+        were), of trees at each depth the share of rounds that kept a draft there; `by_drafter`, the
+        counts of each member of a cascade.
         """
+        by_position, conditional = (
+            acceptance_by_position(self.rounds, is_conditional=flag)[: self.tree_depth or None]
+            for flag in (False, True)
+        )
         names = (
             "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
             "tokens_per_target_call", "target_calls_per_token", "accepted_histogram",
@@ -128,10 +135,8 @@ class Stats:
             "num_wasted": self.num_proposed - self.num_accepted,
             "accepted_per_round": list(self.accepted_per_round),
             "proposed_per_round": [a_round.num_proposed for a_round in self.rounds],
-            "acceptance_by_position": acceptance_by_position(self.rounds),
-            "conditional_acceptance_by_position": acceptance_by_position(
-                self.rounds, is_conditional=True
-            ),
+            "acceptance_by_position": by_position,
+            "conditional_acceptance_by_position": conditional,
             "by_drafter": by_drafter(self.rounds),
             "host_seconds": max(self.decode_seconds - self.device_seconds, 0.0),
         }
@@ -149,8 +154,7 @@ def acceptance_rate(rounds: Rounds) -> float | None:
 def acceptance_by_position(rounds: Rounds, *, is_conditional: bool = False) -> list[float]:
     """Returns, for each position in a proposal, the share of its drafts that were accepted.
 
-    In trees this is the share of rounds that kept a path as long; no path is longer than their
-    depth.
+    In trees this is the share of rounds that kept a path as long, and 0 beyond their depth.
 
     Conditional rates count only rounds in which all earlier drafts were accepted.
     """

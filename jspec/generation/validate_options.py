@@ -116,7 +116,11 @@ def check_temperature(acceptance: str, expected: Temperatures, temperature: floa
 
 
 def check_beams(
-    settings: Settings, target: LoadedModel, batch_size: int, rule: AcceptanceRule, is_auto: bool
+    settings: Settings,
+    target: LoadedModel,
+    batch_size: int,
+    acceptance: str,
+    numbers: Sequence[int],
 ) -> None:
     """Checks that a beam search, if one is asked for, can be done as everything else is.
 
@@ -127,8 +131,12 @@ def check_beams(
     for is_good, expected, found in (
         (number <= vocab_size, f"num_beams of at most the vocabulary's {vocab_size}", number),
         (batch_size == 1, f"batch_size 1 with num_beams {number}", batch_size),
-        (not is_auto, f"num_draft_tokens as a number with num_beams {number}", "'auto'"),
-        (rule.is_lossless, f"a lossless acceptance rule with num_beams {number}", "a lossy one"),
+        (not numbers, f"num_draft_tokens as a number with num_beams {number}", "'auto'"),
+        (
+            acceptance in ("rejection", "greedy"),  # by default, or temperature 0 said once more
+            f"acceptance rejection or greedy with num_beams {number}, whose search asks no rule",
+            repr(acceptance),
+        ),
     ):
         if number > 1 and not is_good:
             raise InputError(f"expected {expected}, got {found}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jspec.common.errors import InputError
-from jspec.generation.answer import Answer, Round
+from jspec.generation.answer import Answer, Drafts, Round
 from jspec.generation.request import Request
 from jspec.generation.result import Piece, TokenLogprob
 from jspec.generation.rows import Row
@@ -122,7 +122,7 @@ class Update(NamedTuple):
       is_drafted: of each new token, whether the drafter had proposed it.
       logprobs: of each new token; empty if not wanted.
       rounds: what the new rounds did.
-      draft_ids: the drafts that each of them proposed.
+      drafts: those that each of them proposed.
       moment: when it came, on the scheduler's clock.
     """
 
@@ -131,7 +131,7 @@ class Update(NamedTuple):
     is_drafted: list[bool]
     logprobs: list[TokenLogprob]
     rounds: list[RoundCounts]
-    draft_ids: list[tuple[int, ...]]
+    drafts: list[Drafts]
     moment: float
 
 

@@ -241,7 +241,7 @@ class Scheduler:
                 self._waiting.end(job)
                 del self._running[slot]
                 self._mean_seconds += (1 - _MEMORY) * (moment - job.started - self._mean_seconds)
-        drafts = [one.draft_ids for one in rounds[: len(counts)]]
+        drafts = [one.drafts for one in rounds[: len(counts)]]
         return Update(job, piece, drafted[:num_new], found[:num_new], counts, drafts, moment)
 
     def _retry_after(self) -> int:

@@ -9,15 +9,10 @@ MAX_ROUNDS = 20_000  # of all answers together, which take about 15 MB
 
 
 class Traces:
-    """Rounds by reply and answer; where they become too many, the oldest reply is forgotten.
+    """Rounds by reply and answer; where they become too many, the oldest reply is forgotten."""
 
-    Args:
-      has_trees: whether drafts form trees, of which it is not noted how the path that was kept
-        ends.
-    """
-
-    def __init__(self, *, has_trees: bool, max_rounds: int = MAX_ROUNDS) -> None:
-        self._has_trees, self._max_rounds = has_trees, max_rounds
+    def __init__(self, *, max_rounds: int = MAX_ROUNDS) -> None:
+        self._max_rounds = max_rounds
         self._replies: dict[str, dict[int, dict[str, Any]]] = {}
         self._size = 0  # rounds, and one for each answer
         self._lock = threading.Lock()  # one thread computes, another answers
@@ -38,17 +33,17 @@ class Traces:
                 if not ids or update.rounds:  # forgotten while it ran
                     return
                 answer["first_token_id"] = ids.pop(0)
-            for counts, draft_ids in zip(update.rounds, update.draft_ids, strict=True):
-                num_accepted, num_proposed = counts.num_accepted, len(draft_ids)
+            for counts, drafts in zip(update.rounds, update.drafts, strict=True):
+                num_accepted, parents = counts.num_accepted, drafts.chain_or_parents
                 # An answer may end with an accepted draft.
                 next_id = ids[num_accepted] if num_accepted < len(ids) else None
-                kind = "bonus" if num_accepted == num_proposed else "residual"
-                if self._has_trees or next_id is None:
-                    kind = None
+                kept = drafts.kept(ids[:num_accepted])
+                kind = "residual" if (kept or [-1])[-1] in parents else "bonus"
                 rounds.append({
-                    "drafter": counts.drafter, "draft_ids": list(draft_ids),
+                    "drafter": counts.drafter, "draft_ids": list(drafts.ids),
+                    "parents": list(drafts.parents), "kept": kept,
                     "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
-                    "next_id": next_id, "next": kind,
+                    "next_id": next_id, "next": kind if next_id is not None else None,
                 })  # fmt: skip
                 ids = ids[num_accepted + 1 :]
             answer["rounds"] += rounds

@@ -87,4 +87,4 @@ def prune(proposal: Proposal, num_nodes: RowCounts) -> Proposal:
     scores = jnp.where(rank < num_nodes[:, None], scores, NEVER)
     nodes = proposal.tokens, scores, proposal.parents
     tree = best_tree(*nodes, width, num_nodes, max_depth=proposal.max_depth)
-    return tree.replace(kind=proposal.kind)
+    return tree.replace(kind=proposal.kind, silent=proposal.silent)

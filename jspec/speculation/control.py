@@ -31,7 +31,7 @@ from typing import Self
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowFlags
 from jspec.speculation.kinds import Kind, drafters_of
@@ -129,26 +129,27 @@ class Control(struct.PyTreeNode):
         return self.replace(owed=self.owed + self._charged(kind, lag))
 
     def after_silence(
-        self, kind: RowCounts, num_proposed: RowCounts, wanted: LagFn, lag: LagFn
-    ) -> Self:
+        self, kind: RowCounts, num_proposed: RowCounts, wanted: LagFn, lag: LagFn,
+        silent: Bool[Array, "b k"] | None = None,
+    ) -> Self:  # fmt: skip
         """Returns the control after models that were asked, and were too unsure to propose.
 
-        Each is charged a round of the fewest drafts, and one refused draft counts against it. A
-        drafter of a later kind has the proposal only if the earlier ones were silent. `wanted` is
-        from kinds [b] to the drafts that were asked of their drafters; for `lag` see `choose`.
+        Each is charged a round of the fewest drafts, and one refused draft counts against it. From
+        kinds [b], `wanted` is to drafts asked for, `lag` as for `choose`; `silent` is a Proposal's.
         """
         control = self
         for index, each in enumerate(self.kinds):
             if not each.costs_when_silent or len(self.numbers) == 1:
                 continue
             own = jnp.full_like(kind, index)
-            is_silent = (wanted(own) > 0) & ((num_proposed == 0) | (kind > index))
+            # A drafter of a later kind has a proposal alone only if the earlier ones were silent.
+            had_none = (num_proposed == 0) | (kind > index) if silent is None else silent[:, index]
+            is_silent = (wanted(own) > 0) & had_none
             costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
             spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
-            control = control.replace(
-                owed=control.owed + jnp.where(is_silent, spent, 0.0),
-                tried=control.tried.at[:, index, 0].add(is_silent.astype(jnp.float32)),
-            )
+            owed = control.owed + jnp.where(is_silent, spent, 0.0)
+            tried = control.tried.at[:, index, 0].add(is_silent.astype(jnp.float32))
+            control = control.replace(owed=owed, tried=tried)
         return control
 
     def update(

@@ -101,7 +101,7 @@ def propose(
         wanted = functools.partial(_wanted, state, drafter, rule)
         lag = functools.partial(lag_of, drafter, state.draft)
         control = _control(state, rule).charge(kind, read)
-        control = control.after_silence(kind, proposal.num_tokens, wanted, lag)
+        control = control.after_silence(kind, proposal.num_tokens, wanted, lag, proposal.silent)
         if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
             is_free = _is_free(state, rule)
             agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
@@ -184,7 +184,8 @@ def _verify_and_commit(
         state = state.replace(control=control.replace(costs=state.control.costs))
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
-    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, proposal.tokens)
+    drafts = proposal.tokens, proposal.parents
+    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, *drafts)
 
 
 def _draft_keys(

@@ -190,6 +190,7 @@ class StepInfo(struct.PyTreeNode):
       kind: of the proposal, [b].
       logprobs: of the emitted tokens; None if they are not wanted.
       drafts: those proposed, [b w]; of a tree all nodes. None in plain decoding.
+      parents: a tree's, as in the `Proposal`.
     """
 
     tokens: Int32[Array, "b w+1"]
@@ -199,3 +200,4 @@ class StepInfo(struct.PyTreeNode):
     kind: RowCounts
     logprobs: TokenLogprobs | None = None
     drafts: Int32[Array, "b w"] | None = None
+    parents: Int32[Array, "b w"] | None = None

@@ -139,6 +139,18 @@ def test_where_one_is_sure_the_next_is_not_asked(cascade):
     assert new[1].cache.length[1] > 0
 
 
+def test_a_member_that_is_unsure_is_known_as_silent(cascade, tiny_pair):
+    """Guards against a model that runs for nothing beside a lookup, and is asked for ever."""
+    drafter, params = build("prompt_lookup+model", tiny_pair, draft_confidence=0.999)
+    proposal, _ = propose(drafter, params, cascade[2], [23, 9])
+    names = [drafter.kinds[int(kind)].drafter for kind in proposal.kind]
+    assert names == ["prompt_lookup", "prompt_lookup"]
+    assert (proposal.num_tokens > 0).all()
+    # In the first row, where the lookup is sure, it was not asked.
+    assert proposal.silent[:, -1].tolist() == [False, True]
+    assert not propose(*cascade, [23, 9])[0].silent[:, -1].any()
+
+
 def test_limits_hold_for_all_members_together(cascade):
     """Guards against members that each keep to the limit, and together do not."""
     drafter, params, state = cascade

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jspec.common.timing import compile_clock
-from jspec.generation.answer import Answer, Round
+from jspec.generation.answer import Answer, Drafts, Round
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
@@ -49,6 +49,24 @@ def test_counts_add_up():
     assert stats.tokens_per_target_call == 8 / 4  # the first token is the prefill's
     assert stats.num_accepted == sum(stats.accepted_per_round)
     assert stats.to_json()["num_target_calls"] == 4
+
+
+def test_drafts_of_trees_know_their_depth_and_path():
+    """Guards against a path taken for the block's first drafts; equal tokens are of one parent."""
+    tree = Drafts((5, 6, 7, 6, 8), (-1, -1, 0, 0, 3))
+    assert (tree.depth, tree.kept([5, 6, 8]), tree.kept([6]), tree.kept([])) == (
+        3,
+        [0, 3, 4],
+        [1],
+        [],
+    )
+    chain = Drafts((5, 5, 6))
+    assert (chain.depth, chain.kept([5, 5])) == (0, [0, 1])
+    answer = make_answer()
+    answer.add_first(Round([ord("a")]))
+    answer.add_visit(0.0, [Round(list(b"bc"), None, RoundCounts(5, 1), tree)])
+    answer.add_visit(0.0, [Round([_EOS], None, RoundCounts(0, 0))])
+    assert answer.take_piece().result.stats.tree_depth == 3
 
 
 @pytest.mark.parametrize(

@@ -212,11 +212,9 @@ def test_settings_that_beams_cannot_have(changes, message):
             2,
             "as a number with num_beams 2, got 'auto'",
         ),
-        (
-            "prompt_lookup",
-            {"acceptance": "lenient_argmax"},
-            2,
-            "a lossless acceptance rule with num_beams 2",
+        *(
+            ("prompt_lookup", {"acceptance": rule}, 2, f"search asks no rule, got '{rule}'")
+            for rule in ("lenient_argmax", "coupled")
         ),
     ],
 )

@@ -50,6 +50,16 @@ def test_a_drafter_that_calls_the_target_takes_two_calls_a_round():
     assert stats.tokens_per_target_call == stats.to_json()["tokens_per_target_call"] == 5 / 4
 
 
+def test_rates_of_trees_are_by_depth():
+    """Guards against eight drafts of a tree that count as eight positions."""
+    rounds = RoundCounts(8, 2, "model"), RoundCounts(8, 1, "model"), RoundCounts(0, 0)
+    record = Stats(rounds, 6, 0.5, 2.0, 1.5, 0.0, 8, tree_depth=2).to_json()
+    assert record["acceptance_by_position"] == [1, 1 / 2]
+    assert record["conditional_acceptance_by_position"] == [1, 1 / 2]
+    chain = Stats(rounds, 6, 0.5, 2.0, 1.5, 0.0, 8).to_json()
+    assert chain["acceptance_by_position"] == [1, 1 / 2, 0, 0, 0, 0, 0, 0]
+
+
 def test_totals():
     """Guards against derived numbers that contradict the rounds."""
     stats = Stats(tuple(ROUNDS), 10, 0.5, 2.0, 1.5, 0.0, 3)

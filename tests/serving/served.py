@@ -37,7 +37,7 @@ class Served:
         self.scheduler = make_scheduler(generator, max_queue=max_queue, rounds_per_visit=2)
         self.model = "tiny"
         self.metrics = Metrics(self.model, self.scheduler)
-        self.traces = Traces(has_trees=False)
+        self.traces = Traces()
         self.gate, self.updates = threading.Event(), []
         self.gate.set()
         self.worker = Worker(self.scheduler, self._observe, lambda: None)

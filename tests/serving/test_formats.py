@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 
+from jspec.generation.answer import Drafts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Settings
 from jspec.generation.result import Piece
@@ -208,11 +209,11 @@ def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
 
 def test_traces_forget_the_oldest():
     """Many short answers as well as a long one: what is kept is bounded."""
-    traces = Traces(has_trees=False, max_rounds=10)
+    traces = Traces(max_rounds=10)
     for number in range(50):
         job, count = Job(None, None, None, reply_id=str(number)), number % 4
         traces.observe(Update(job, Piece(0, "", [1], 0), [], [], [], [], 0.0))
-        counts, drafts = [RoundCounts(1, 0, "x")] * count, [(7,)] * count
+        counts, drafts = [RoundCounts(1, 0, "x")] * count, [Drafts((7,))] * count
         traces.observe(Update(job, Piece(0, "", [2] * count, 0), [], [], counts, drafts, 0.0))
     found = [number for number in range(50) if traces.find(str(number))]
     assert found[-1] == 49
@@ -222,6 +223,18 @@ def test_traces_forget_the_oldest():
         < sum(1 + number % 4 for number in range(found[0] - 1, 50))
     )
     assert [one["next_id"] for one in traces.find("49")["answers"][0]["rounds"]] == [2]
+
+
+def test_a_trace_tells_a_trees_path():
+    """What comes next is a bonus token after a leaf alone, wherever the leaf lies."""
+    traces, job = Traces(), Job(None, None, None, reply_id="r")
+    traces.observe(Update(job, Piece(0, "", [1], 0), [], [], [], [], 0.0))
+    counts, drafts = [RoundCounts(3, 1, "x")], [Drafts((5, 6, 7), (-1, -1, 0))]
+    for ids in ([6, 4], [5, 4]):
+        traces.observe(Update(job, Piece(0, "", ids, 0), [], [], counts, drafts, 0.0))
+    second, third = traces.find("r")["answers"][0]["rounds"]
+    assert (second["parents"], second["kept"], second["next"]) == ([-1, -1, 0], [1], "bonus")
+    assert (third["kept"], third["accepted_ids"], third["next"]) == ([0], [5], "residual")
 
 
 @pytest.mark.parametrize(

@@ -410,3 +410,8 @@ def test_a_silent_model_is_asked_no_more():
     assert choose(control, as_rows(2, 2)).tolist() == [0, 1]
     proposed = control.after_silence(as_rows(2, 2), as_rows(1, 1), lambda _: asked, lambda _: none)
     np.testing.assert_array_equal(proposed.owed, control.owed)
+    # In a tree of several members the lookup has the proposal; the model was asked and had nothing.
+    for silent in (True, False):
+        members = jnp.tile(jnp.array([False, False, silent]), (2, 1))
+        beside = control.after_silence(none, asked, lambda _: asked, lambda _: none, members)
+        np.testing.assert_allclose(beside.owed - control.owed, [0.4 * silent, 0], atol=1e-6)

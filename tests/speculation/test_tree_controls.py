@@ -13,12 +13,11 @@ import pytest
 
 from jspec.evaluation.auditing import controls
 from jspec.generation.request import Settings
-from jspec.models import KVCache
 from jspec.sampling.settings import process_drafts
-from jspec.speculation import step, verify_call
+from jspec.speculation import step
 from jspec.speculation.acceptance import get_rule, siblings, traversal
 from tests.speculation.drive import Engine, request_settings
-from tests.speculation.test_trees import TABLES, TOLERANCE, VISIBLE, VOCAB, error
+from tests.speculation.test_trees import DRAWS, TABLES, TOLERANCE, VISIBLE, VOCAB, error
 from tests.speculation.toys import toy_cache
 from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, tree_apply
 
@@ -28,20 +27,9 @@ PENALTIES = Settings(
 ROWS, CAPACITY = 12, 48
 
 
-class Rewound(KVCache):
-    """A cache that takes an integer for a path: what was kept is left where it lay."""
-
-    def commit(self, num_tokens, path=None):
-        return super().commit(num_tokens)
-
-
-def rewound_cache(batch_size, capacity):
-    return Rewound(**vars(toy_cache(batch_size, capacity)))
-
-
-def texts(drafter, rule="coupled", cache=toy_cache):
+def texts(drafter, rule="coupled", apply=tree_apply):
     """Returns the tokens of rows with seeds of their own, with penalties."""
-    engine = Engine(tree_apply, cache, TABLES, drafter, rule, capacity=CAPACITY)
+    engine = Engine(apply, toy_cache, TABLES, drafter, rule, capacity=CAPACITY)
     prompts = [[0, 1, 2]] * ROWS
     state = engine.start(prompts, temperature=1.0)
     first = state.last_token
@@ -75,46 +63,30 @@ def without_a_bonus(logits, settings, drafts, parents=None):
     return jnp.where(is_leaf[..., None], logits, process_drafts(logits, settings, drafts, parents))
 
 
-def without_depths(tree, length):
-    """Every draft at the position of its slot."""
-    return {} if tree is None else {"block_mask": tree.mask}
-
-
-def without_a_mask(tree, length):
-    """Every draft sees the drafts before it in the block, on its path or not."""
-    if tree is None:
-        return {}
-    size = tree.mask.shape[1]
-    everything = jnp.broadcast_to(jnp.tri(size, dtype=bool), tree.mask.shape)
-    return {"positions": length[:, None] + tree.depths, "block_mask": everything}
-
-
 def test_the_text_with_penalties_is_that_of_plain_decoding():
     """What the controls change is right without them."""
     assert texts(TREES) == plain()
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("process_drafts", as_a_chain),
-        ("process_drafts", without_a_bonus),
-        ("tree_call", without_depths),
-        ("tree_call", without_a_mask),
-    ],
-    ids=["a sibling's penalties", "bonus unprocessed", "depths ignored", "siblings seen"],
+    "wrong", [as_a_chain, without_a_bonus], ids=["a sibling's penalties", "bonus unprocessed"]
 )
-def test_a_wrong_round_is_caught(name, wrong, monkeypatch):
+def test_a_wrong_round_is_caught(wrong, monkeypatch):
     """Negative controls in the step itself."""
-    monkeypatch.setattr(step if hasattr(step, name) else verify_call, name, wrong)
+    monkeypatch.setattr(step, "process_drafts", wrong)
     assert texts(TREES) != plain()
 
 
-def test_an_integer_rewind_is_caught():
-    """Negative control: the kept path's keys stay where they were written."""
-    assert texts(TREES, cache=rewound_cache) != plain()
+@pytest.mark.parametrize("name", controls.CALL_CONTROLS)
+def test_a_wrong_call_is_caught(name):
+    """Negative controls around the target, those of the audit."""
+    assert texts(TREES, apply=controls.CALL_CONTROLS[name](tree_apply)) != plain()
+
+
+def test_an_integer_rewind_is_right_on_a_chain():
+    """The kept path's keys lie where they belong: it is the tree that shows the mistake."""
     chain = ToyTreeDrafter((tuple(SHAPES["chain"]),), "best")
-    assert texts(chain, cache=rewound_cache) == plain()  # where it is right
+    assert texts(chain, apply=controls.rewinding(tree_apply)) == plain()
 
 
 @pytest.mark.parametrize("change", [controls.keeping_a_prefix, controls.keeping_all])
@@ -147,9 +119,10 @@ def test_a_tree_of_one_node_with_noise_of_its_own_is_caught():
         assert run(other, is_tree=True) != expected
 
 
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("rule", [siblings.RULE, traversal.RULE], ids=["rejection", "block"])
-def test_certain_children_scored_as_drawn_are_caught(rule):
-    """Negative control: top-k children, and the distribution that they are the top of."""
-    assert error(rule, "siblings", "least") < TOLERANCE
-    assert error(rule, "siblings", "least", told="with") > VISIBLE
-    assert error(rule, "siblings", "least", told="without") > VISIBLE
+def test_misreported_drafts_are_caught(rule, draw):
+    """Negative control: certain children scored as drawn, or another replacement than the true."""
+    report = functools.partial(controls.misreported, vocab_size=VOCAB)
+    assert error(rule, "siblings", draw) < TOLERANCE
+    assert error(rule, "siblings", draw, report=report) > VISIBLE

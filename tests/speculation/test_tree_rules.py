@@ -18,7 +18,7 @@ from jspec.speculation.acceptance import (
     traversal,
     tree,
 )
-from jspec.speculation.acceptance.chain import normalised_or
+from jspec.speculation.acceptance.chain import min_ratio, normalised_or
 from jspec.speculation.acceptance.types import Proposal, as_tree
 from tests.cases import slow_unless
 from tests.speculation.enumeration import (
@@ -109,6 +109,36 @@ def test_kept_positions_as_a_prefix_are_caught(rule):
     """Negative control: a path of two drafts is not the block's first two."""
     assert error(as_prefix(rule), "bush", "with") > VISIBLE
     assert error(as_prefix(rule), "chain", "with") < TOLERANCE  # where it is right
+
+
+def longest_alone(target_probs, proposal, tree_):
+    """Two whole drafts of two tokens, each judged alone, as a chain; the longer one is kept."""
+    rows = jnp.arange(proposal.tokens.shape[0])[:, None]
+    own = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+    accept = min_ratio(target_probs[rows, tree_.parents, proposal.tokens], own).reshape(-1, 2, 2)
+    is_one, is_two = accept[..., 0], accept[..., 0] * accept[..., 1]
+    length = jnp.stack([1 - is_one, is_one - is_two, is_two], axis=-1)
+    shorter = jnp.cumsum(length, axis=-1) - length
+    first = length[:, 0] * (shorter + length)[:, 1]  # of equally long ones, the first
+    second = length[:, 1] * shorter[:, 0]
+    return jnp.concatenate([first, second[:, 1:]], axis=1)
+
+
+def rest_of_one_draft(target_probs, proposal, tree_, slot):
+    """As after a chain: where no draft is kept, what the first has left of the target."""
+    target = target_probs[:, 0]
+    alone = normalised_or(jnp.maximum(target - proposal.probs[:, 0], 0.0), target)
+    others = RECURSIVE.next_token_probs(target_probs, proposal, tree_, slot)
+    return jnp.where((slot == 0)[:, None], alone, others)
+
+
+def test_the_longest_of_whole_drafts_is_caught(monkeypatch):
+    """Negative control: each chain alone is lossless, and the longest of several is not."""
+    monkeypatch.setitem(SHAPES, "whole", [-1, 0, -1, 2])
+    naive = RECURSIVE._replace(end_probs=longest_alone, next_token_probs=rest_of_one_draft)
+    assert error(naive, "whole", "with") > VISIBLE
+    assert error(RECURSIVE, "whole", "with") < TOLERANCE
+    assert error(K_SEQ, "whole", "with") < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["sampled", "deterministic"])

@@ -138,7 +138,7 @@ class ToyTreeDrafter(struct.PyTreeNode):
         return proposal, state
 
 
-def enumerate_tree(rule, target, draft, parents, draw, told=None):
+def enumerate_tree(rule, target, draft, parents, draw, report=lambda proposal: proposal):
     """Returns, for m = 1 .. depth + 1, the probability [context, m emitted tokens] of a round.
 
     Args:
@@ -148,7 +148,7 @@ def enumerate_tree(rule, target, draft, parents, draw, told=None):
       parents: the tree's shape.
       draw: "with" or "without" replacement; "least", the tokens that `draft` likes least for
         certain, which is "without" of a certain distribution.
-      told: how the rule is told that siblings were drawn, if not the truth.
+      report: what the rule is told of a proposal.
     """
     vocab, width = target.shape[-1], len(parents)
     contexts = list(itertools.product(range(vocab), repeat=2))
@@ -156,15 +156,14 @@ def enumerate_tree(rule, target, draft, parents, draw, told=None):
     index = np.repeat(np.arange(len(contexts)), len(drafts))
     chains = np.array([[*context, *path] for context in contexts for path in drafts])
     weights, dists, targets = _weigh(target, draft, parents, chains, draw)
-    if told is not None:
-        dists = _weigh(target, draft, parents, chains, told)[1]
     proposal = Proposal(
         jnp.asarray(chains[:, 2:], jnp.int32),
         jnp.full(len(chains), width, jnp.int32),
-        None if draw == "least" and told is None else jnp.asarray(dists, jnp.float32),
+        None if draw == "least" else jnp.asarray(dists, jnp.float32),
         parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (len(chains), width)),
         max_depth=depth_of(parents),
     )
+    proposal = report(proposal)
     tree, target_probs = tree_of(proposal), jnp.asarray(targets, jnp.float32)
     ends = np.asarray(rule.end_probs(target_probs, proposal, tree), np.float64)
     emitted = {}

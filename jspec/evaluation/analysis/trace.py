@@ -5,7 +5,8 @@ A trace is plain values:
     {"target", "draft", "drafter", "num_draft_tokens", "acceptance", "settings",   what was run
      "prompt": text, "first": text of the token that reading the prompt gave,
      "rounds": [{"drafts": [texts], "num_accepted": n, "next": text or null,
-                 "begin": s, "draft_seconds": s, "target_seconds": s}],
+                 "begin": s, "draft_seconds": s, "target_seconds": s,
+                 "parents": [of a tree: the draft before each, or -1], "kept": [drafts]}],
      "finish_reason", "plain_seconds": [of each step of plain decoding], "environment"}
 
 `next` is the target's own token: it replaces the first rejected draft, or follows the last one; it
@@ -30,6 +31,7 @@ MEANINGS: Mapping[Kind, str] = {
     "next": "the target's own token",
 }
 _ANSI = {"accepted": "32", "rejected": "31;9", "dropped": "90;9", "next": "1;34"}
+_INDENT = "  "  # of a branch, for each draft of the path that it leaves
 _SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
 _MOST_ROUNDS = 16  # of a timeline
 _LANES = ("drafter", "target", "plain decoding")
@@ -38,8 +40,7 @@ _LABELS = ("proposal, a box a draft", "call of the target, with the tokens that 
            "step of plain decoding")  # fmt: skip
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _CHARACTER, _LINE, _MARGIN = 8.4, 20, 16  # pixels: of a monospaced character of 14 px
-_SECONDS_A_ROUND = 0.6
-_SVG_ROUNDS = 24
+_SECONDS_A_ROUND, _SVG_ROUNDS = 0.6, 24
 _SVG_STYLE = """
 text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d8dee9;
        white-space: pre }
@@ -73,27 +74,48 @@ def check_trace(trace: Any) -> dict[str, Any]:
         raise InputError(f"expected a trace, got something else ({error!r})") from None
 
 
-def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
-    """Returns a round's tokens: accepted drafts, rejected ones, the target's own."""
-    drafts, num_accepted = a_round["drafts"], a_round["num_accepted"]
-    tokens = [TracedToken("accepted", text) for text in drafts[:num_accepted]]
-    tokens += [TracedToken("rejected", text) for text in drafts[num_accepted : num_accepted + 1]]
-    tokens += [TracedToken("dropped", text) for text in drafts[num_accepted + 1 :]]
+def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]]]:
+    """Returns a round's branches: the depth at which each leaves an earlier one, and its tokens.
+
+    The first has accepted drafts, rejected ones and the target's own token; a chain has no other.
+    """
+    drafts = a_round["drafts"]
+    parents = a_round.get("parents") or range(-1, len(drafts) - 1)
+    kept = {-1, *(a_round.get("kept") or range(a_round["num_accepted"]))}
+    lines, begins = list[tuple[int, list[TracedToken]]](), [(0, -1)]
+    while begins:
+        depth, node = begins.pop(0)
+        lines.append((depth, []))
+        while True:  # down the kept drafts, or the first ones
+            if node >= 0:
+                # Below a draft that was not kept nothing was looked at.
+                lost: Kind = "rejected" if parents[node] in kept else "dropped"
+                lines[-1][1].append(TracedToken("accepted" if node in kept else lost, drafts[node]))
+                depth += 1
+            below = [child for child, parent in enumerate(parents) if parent == node]
+            if not below:
+                break
+            node, *others = sorted(below, key=lambda child: child not in kept)
+            begins += [(depth, other) for other in others]
     if a_round["next"] is not None:
-        tokens.append(TracedToken("next", a_round["next"]))
-    return tokens
+        lines[0][1].append(TracedToken("next", a_round["next"]))
+    return lines
+
+
+def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
+    """Returns a round's tokens, branch after branch."""
+    return [token for _, line in round_lines(a_round) for token in line]
 
 
 def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
     """Yields the tokens of the answer."""
     yield TracedToken("next", trace["first"])
-    for token in itertools.chain.from_iterable(map(round_tokens, trace["rounds"])):
-        if token.kind in ("accepted", "next"):
-            yield token
+    for one in trace["rounds"]:
+        yield from (token for token in round_tokens(one) if token.kind in ("accepted", "next"))
 
 
 def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
-    """Returns the trace for a terminal, a line a round.
+    """Returns the trace for a terminal, a line a round and a line each further branch of a tree.
 
     Without colours: +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
     """
@@ -110,10 +132,10 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
     legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
     lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
-    lines += [
-        f"{number:>7}  {show(round_tokens(a_round))}"
-        for number, a_round in enumerate(trace["rounds"], 1)
-    ]
+    for number, a_round in enumerate(trace["rounds"], 1):
+        (_, branch), *others = round_lines(a_round)
+        lines.append(f"{number:>7}  {show(branch)}")
+        lines += [f"{'':>9}{_INDENT * depth}{show(other)}" for depth, other in others]
     return "\n".join([*lines, summary(trace)])
 
 
@@ -161,10 +183,10 @@ def to_svg(trace: Mapping[str, Any]) -> str:
         [("quiet", "        "), ("next", visible(trace["first"]))],
     ]
     for number, a_round in enumerate(trace["rounds"][:_SVG_ROUNDS], 1):
-        spans = [(kind, visible(text)) for kind, text in round_tokens(a_round)]
-        lines.append([("quiet", f"{number:>6}  "), *spans])
-    lines.append([])
-    lines += [[("quiet", line)] for line in textwrap.wrap(describe(trace), 88)]
+        for place, (depth, branch) in enumerate(round_lines(a_round)):
+            begin = f"{'' if place else number:>6}  {_INDENT * depth}"
+            lines.append([("quiet", begin), *((kind, visible(text)) for kind, text in branch)])
+    lines += [[], *([("quiet", line)] for line in textwrap.wrap(describe(trace), 88))]
     lines.append([("quiet", "green: accepted, red: rejected, grey: not looked at, blue: target's")])
     lines.append([("next", summary(trace))])
     longest = max(sum(len(text) for _, text in line) for line in lines)
@@ -183,9 +205,8 @@ def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
     texts = "".join(
         f'<tspan class="{kind}">{html.escape(text)}</tspan>' for kind, text in spans if text
     )
-    delay = index * _SECONDS_A_ROUND
     text = f'<text x="{_MARGIN}" y="{y:.0f}">{texts}</text>'
-    return f'<g style="animation-delay: {delay:.1f}s">{text}</g>'
+    return f'<g style="animation-delay: {index * _SECONDS_A_ROUND:.1f}s">{text}</g>'
 
 
 def timeline(trace: Mapping[str, Any], name: str) -> Picture:

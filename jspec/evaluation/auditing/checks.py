@@ -1,18 +1,16 @@
 """All checks of an audit but that of the emitted distribution, in their order."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jspec.drafters import member_names, needs_draft_model
-from jspec.drafters.layer_skip import choose_layers
 from jspec.drafters.tree_options import TreeOptions
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
-from jspec.evaluation.auditing.controls import tree_controls
+from jspec.evaluation.auditing.caches import check_cache_control, check_caches
+from jspec.evaluation.auditing.controls import CALL_CONTROLS, tree_controls
 from jspec.evaluation.auditing.distribution import (
     FALSE_ALARM,
     NUM_TOKENS,
@@ -21,14 +19,13 @@ from jspec.evaluation.auditing.distribution import (
     joint_distribution,
     path_logits,
 )
-from jspec.evaluation.auditing.rows import Rows, choose_context, first_tokens
+from jspec.evaluation.auditing.rows import Rows, choose_context
 from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import check_answered
 from jspec.generation.validate_options import settings_read_by
-from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance.tree import tree_of
 from jspec.speculation.acceptance.types import (
@@ -37,7 +34,6 @@ from jspec.speculation.acceptance.types import (
     Temperatures,
     as_tree,
 )
-from jspec.weights.resolver import LoadedModel
 
 _TEXTS = (
     "Why is the sky blue?",
@@ -45,29 +41,36 @@ _TEXTS = (
     "Write a Python function that adds two numbers.",
     "1 2 3 4 1 2 3 4 1 2 3",
 )
-# Of the largest key or value: a wrong slot is off by about 1.
-_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
-_NUM_ROWS = 4
 _NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
 
 
-def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Iterator[Check]:
+def run_checks(
+    subject: Subject,
+    *,
+    num_rows: int,
+    max_new_tokens: int,
+    say: Callable[[str], None] = lambda what: None,
+) -> Iterator[Check]:
     """Yields the outcome of every check, the cheap ones first.
 
     The distribution is tested on `num_rows` independent rows; parity and seeds are those of answers
-    of `max_new_tokens`.
+    of `max_new_tokens`. `say` is told what begins: most of it compiles for a while.
     """
     yield check_edges(subject.rule)
     prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]
     if subject.rule.temperatures is not Temperatures.POSITIVE:
         for dtype in ("float32", "bfloat16"):
+            say(f"greedy parity, {dtype}")
             yield check_parity(subject, dtype, prompts, max_new_tokens)
+    say("seeds")
     yield check_seeds(subject, prompts, max_new_tokens)
+    say("caches")
     rows = Rows(subject, choose_context(subject.target, subject.settings), NUM_TOKENS)
     yield check_caches(rows)
+    say("emitted distribution")
     yield from check_distribution(rows, num_rows)
     if subject.has_tree and rows.settings.temperature > 0:
-        yield check_tree_controls(rows, num_rows)
+        yield from check_tree_controls(rows, num_rows, say)
     if subject.drafter != "none":  # without drafts their distribution says nothing of the drafter
         yield Check(
             "drafts",
@@ -77,18 +80,22 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
         )
 
 
-def check_tree_controls(rows: Rows, num_rows: int) -> Check:
-    """Checks that the test of the distribution rejects rules that are wrong on trees."""
+def check_tree_controls(rows: Rows, num_rows: int, say: Callable[[str], None]) -> Iterator[Check]:
+    """Yields for each mistake on trees whether the checks of distribution or caches reject it."""
     subject, context = rows.subject, rows.context
     logits = path_logits(subject.target, context, NUM_TOKENS)
     expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
-    p_values = {}
-    for name, rule in tree_controls(subject.rule).items():
-        wrong = Rows(subject, context, NUM_TOKENS, rule=rule)
-        p_values[name] = fit_rows(wrong, expected, num_rows).p_value
-    listed = ", ".join(f"{name}: p = {p_value:.2g}" for name, p_value in p_values.items())
-    detail = f"{listed} (expected below {FALSE_ALARM:g})"
-    return Check("tree controls", max(p_values.values()) < FALSE_ALARM, detail, p_values)
+    controls = tree_controls(subject.rule, rows.drafter, subject.target.config.vocab_size)
+    for number, (name, changes) in enumerate(controls.items(), 1):
+        title = f"tree control, {name}"
+        say(f"{title} ({number} of {len(controls)})")
+        wrong = Rows(subject, context, NUM_TOKENS, **changes)
+        if name in CALL_CONTROLS:
+            yield check_cache_control(title, wrong, num_rows)
+            continue
+        p_value = fit_rows(wrong, expected, num_rows).p_value
+        detail = f"p = {p_value:.2g} (expected below {FALSE_ALARM:g})"
+        yield Check(title, p_value < FALSE_ALARM, detail, {"p_value": p_value})
 
 
 def check_edges(rule: AcceptanceRule) -> Check:
@@ -181,53 +188,3 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     counts = ", ".join(f"{name}: {count} differ" for name, count in num_different.items())
     detail = f"{len(prompts)} answers alone against: {counts}"
     return Check("seeds", not any(num_different.values()), detail, num_different)
-
-
-def check_caches(rows: Rows) -> Check:
-    """Compares the committed slots of the target's cache, and of the drafters' own caches.
-
-    The cache of a trained head is left out: a prefill of the text alone does not make it.
-    """
-    subject, context = rows.subject, rows.context
-    infos, state = next(rows.run(1))
-    tokens = first_tokens(infos, rows.num_rounds)[:_NUM_ROWS]
-    texts = np.array([[*context.prompt, context.first, *row] for row in tokens], np.int32)
-    errors = {"target": _largest_error(subject.target, state.target_cache, texts)}
-    names = member_names(subject.drafter)
-    members = state.draft if len(names) > 1 else (state.draft,)
-    for name, own in zip(names, members, strict=True):
-        model, layers = (subject.draft if needs_draft_model(name) else None), None
-        if name == "layer_skip":
-            model, asked_for = subject.target, subject.drafter_options.draft_layers
-            layers = choose_layers(asked_for, model.config.num_layers)
-        cache = getattr(own, "cache", None)
-        if model is not None and isinstance(cache, KVCache):
-            errors[name] = _largest_error(model, cache, texts, layers)
-    tolerance = _TOLERANCES[subject.dtype]
-    listed = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-    detail = f"largest difference from a fresh prefill: {listed} of the largest entry"
-    detail += f" (expected below {tolerance:g})"
-    return Check("caches", max(errors.values()) < tolerance, detail, errors)
-
-
-def _largest_error(
-    model: LoadedModel, cache: KVCache, texts: np.ndarray, layers: Sequence[int] | None = None
-) -> float:
-    """Returns the largest difference in the slots of texts [b t], relative to the largest entry.
-
-    `layers` of the model have run; None means all.
-    """
-    batch_size, width = texts.shape
-    dtype = model.params["embedding"].dtype
-    config = dataclasses.replace(model.config, num_layers=len(cache.keys))
-    empty = init_cache(config, batch_size=batch_size, capacity=width, dtype=dtype)
-    fresh = jax.jit(make_apply(model.config, layers))(model.params, texts, empty)[2]
-    length = np.asarray(cache.length)[:batch_size]
-    is_committed = (np.arange(width) < length[:, None])[:, None, :, None]
-    worst = 0.0
-    for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-        theirs = np.asarray(theirs, np.float32)[:, :, :width]
-        ours = np.asarray(ours, np.float32)[:batch_size, :, :width]
-        difference = np.abs(np.where(is_committed, ours - theirs, 0)).max()
-        worst = max(worst, float(difference / np.abs(theirs).max()))
-    return worst

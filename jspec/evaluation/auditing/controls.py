@@ -2,20 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
+from jspec.common.typing import ApplyFn, Params, RowCounts, RowSeeds, TargetProbs
 from jspec.drafters.draw import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
-from jspec.speculation.acceptance.tree import Tree, TreeRule, end_of, path_of
+from jspec.speculation.acceptance.tree import Tree, TreeRule, along, end_of, path_of, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import Drafter, RoundInputs
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
@@ -76,14 +78,106 @@ def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | 
     return rule.tree._replace(accept=accept)
 
 
-def tree_controls(rule: AcceptanceRule) -> dict[str, AcceptanceRule]:
-    """Returns what an audit of trees must reject: the rule made wrong, by what is wrong with it."""
+def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
+    """Returns a tree's proposal, but the drafts are said to be drawn as they were not.
+
+    Certain ones each with probability 1/2, the rest of which is spread over all other tokens;
+    siblings drawn with replacement without, and the other way round.
+    """
+    tree = tree_of(proposal)
+    is_draft = jnp.arange(vocab_size) == proposal.tokens[..., None]
+    if proposal.probs is None:
+        halves = jnp.where(is_draft, 0.5, 0.5 / (vocab_size - 1))
+        probs = jnp.where(tree.is_real[..., None], halves, 0.0)
+        return proposal.replace(probs=probs, scores=None)  # by which `auto` would make it anew
+    is_sibling = tree.parents[:, :, None] == tree.parents[:, None, :]
+    first = along(jnp.argmax(is_sibling, axis=-1), proposal.probs)
+    is_taken = (tree.is_earlier_sibling[..., None] & is_draft[:, None]).any(axis=2)
+    left = jnp.where(is_taken, 0.0, proposal.probs)
+    total = left.sum(axis=-1, keepdims=True)
+    is_same = (proposal.probs == first).all(axis=-1, keepdims=True)
+    probs = jnp.where(is_same, left / jnp.where(total > 0, total, 1.0), first)
+    return proposal.replace(probs=probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MisreportingTrees:
+    """The drafter of trees, but its proposals are `misreported`."""
+
+    drafter: Drafter
+    vocab_size: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
+        """Returns the drafter's proposal, misreported."""
+        proposal, state = self.drafter.propose(params, state, inputs)
+        return misreported(proposal, self.vocab_size), state
+
+
+def ignoring_depths(apply: ApplyFn) -> ApplyFn:
+    """Returns the ApplyFn, but each draft of a tree has the position of its slot."""
+
+    def wrong(*args: Any, positions: Any = None, **options: Any) -> Any:
+        return apply(*args, **options)
+
+    return wrong
+
+
+def seeing_siblings(apply: ApplyFn) -> ApplyFn:
+    """Returns the ApplyFn, but each draft sees all those before it in the block."""
+
+    def wrong(*args: Any, block_mask: Any = None, **options: Any) -> Any:
+        if block_mask is not None:
+            everything = jnp.tri(block_mask.shape[-1], dtype=bool)[-block_mask.shape[-2] :]
+            block_mask = jnp.broadcast_to(everything, block_mask.shape)
+        return apply(*args, block_mask=block_mask, **options)
+
+    return wrong
+
+
+class _Rewinding(NamedTuple):
+    cache: Any
+
+    @property
+    def length(self) -> RowCounts:
+        return self.cache.length
+
+    def commit(self, num_tokens: RowCounts, path: Any = None) -> Any:
+        return self.cache.commit(num_tokens)
+
+
+def rewinding(apply: ApplyFn) -> ApplyFn:
+    """Returns the ApplyFn, but the cache takes an integer for a path: nothing is moved."""
+
+    def wrong(*args: Any, block_mask: Any = None, **options: Any) -> Any:
+        logits, hidden, cache = apply(*args, block_mask=block_mask, **options)
+        return logits, hidden, cache if block_mask is None else _Rewinding(cache)
+
+    return wrong
+
+
+# Around the target: what the check of the caches must reject on trees, whatever the rule.
+CALL_CONTROLS = {
+    "a path not moved": rewinding,
+    "depths ignored": ignoring_depths,
+    "siblings seen": seeing_siblings,
+}
+
+
+def tree_controls(rule: AcceptanceRule, drafter: Any, vocab_size: int) -> dict[str, dict[str, Any]]:
+    """Returns what an audit of trees must reject, by what is wrong, as options of `Rows`.
+
+    The test of the distribution a wrong `rule` or `drafter`, that of the caches a wrong call.
+    """
     if rule.tree is None:
         return {}
-    changed = {"a prefix kept": keeping_a_prefix(rule)}
-    if rule.noise is not SHARED:  # there the next token is the target's own, never a residual
-        changed["no residual"] = without_residual(rule)
-    return changed
+    changed: dict[str, dict[str, Any]] = {"a prefix kept": {"rule": keeping_a_prefix(rule)}}
+    if rule.noise is not SHARED:  # there the next token is the target's own, whatever the drafts
+        changed["no residual"] = {"rule": without_residual(rule)}
+        changed["drafts misreported"] = {"drafter": MisreportingTrees(drafter, vocab_size)}
+    return changed | {name: {"around": around} for name, around in CALL_CONTROLS.items()}
 
 
 def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.typing import Params
+from jspec.common.typing import ApplyFn, Params
 from jspec.drafters import BuiltDrafter, entries_of, make_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
@@ -93,6 +93,7 @@ class Rows:
       settings: of every row, the alphabet included.
       num_rounds: of a run; every row then has at least this many tokens.
       num_draft_tokens: drafts a round; few, so that the tokens looked at take several rounds.
+      drafter: what drafts; None for plain decoding.
       num_proposed: drafts of all rounds so far that ran with the target's own parameters.
       num_accepted: how many of them were accepted.
     """
@@ -106,24 +107,27 @@ class Rows:
         rows_per_run: int = _ROWS_A_RUN,
         rule: AcceptanceRule | None = None,
         drafter: Drafter | None = None,
+        around: Callable[[ApplyFn], ApplyFn] = lambda apply: apply,
     ) -> None:
         """Prepares the programs; nothing is compiled yet.
 
-        For a negative control `rule` and `drafter` replace the subject's; such a drafter gets the
-        parameters of the subject's.
+        For a negative control `rule` and `drafter` replace the subject's, and `around` changes the
+        target's ApplyFn; such a drafter gets the parameters of the subject's.
         """
         self.subject, self.context, self.num_rounds = subject, context, num_rounds
         self._rows_per_run = rows_per_run
         self.settings = self._with_alphabet(subject.settings)
         built = build_drafter(subject)
-        self._drafter, self._draft_params = drafter or built.drafter, built.params
+        self.drafter, self._draft_params = drafter or built.drafter, built.params
         self._rule = rule or subject.rule
         self.num_draft_tokens, self._numbers = 0, ()
-        if self._drafter is not None:
-            self.num_draft_tokens = self._drafter.num_draft_tokens
+        if self.drafter is not None:
+            self.num_draft_tokens = self.drafter.num_draft_tokens
             if subject.num_draft_tokens == AUTO:
-                self._numbers = numbers_of(self._drafter)
-        self._engine = Engine(subject.target, self._drafter, self._rule, self._numbers)
+                self._numbers = numbers_of(self.drafter)
+        self._engine = Engine(
+            subject.target, self.drafter, self._rule, self._numbers, around=around
+        )
         self.num_proposed = self.num_accepted = 0
 
     def run(
@@ -165,24 +169,24 @@ class Rows:
         row = Row(settings, prompt, stop_ids=(), max_length=num_slots + 1, costs=costs)
         state = self._engine.prefill(params, row, capacity, needed_switches([settings]))
         state = state.replace(last_token=jnp.array([self.context.first], jnp.int32))
-        if self._drafter is None:
+        if self.drafter is None:
             return state
         # Once for all rows: a draft model that has lagged since the prompt catches up.
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
 
     def _costs(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns costs of rounds under which rows with other acceptance choose differently."""
-        if not self._numbers or self._drafter is None:
+        if not self._numbers or self.drafter is None:
             return None
         # At temperature 0 all rows accept alike, so drafts are cheap enough to be tried.
         cost = _COST_OF_A_DRAFT if self.settings.temperature > 0 else _COST_OF_A_GREEDY_DRAFT
-        num_drafters = len(drafters_of(self._drafter.kinds))
+        num_drafters = len(drafters_of(self.drafter.kinds))
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))
         return calls, np.full([num_drafters], _COST_OF_READING)
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
-        assert self._drafter is not None
-        width, apply = self._drafter.num_draft_tokens, make_apply(self.subject.target.config)
+        assert self.drafter is not None
+        width, apply = self.drafter.num_draft_tokens, make_apply(self.subject.target.config)
         inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.full_like(kind, width),
@@ -190,7 +194,7 @@ class Rows:
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, apply, state.target_cache),
         )
-        return self._drafter.propose(params.draft, state.draft, inputs)[1]
+        return self.drafter.propose(params.draft, state.draft, inputs)[1]
 
 
 def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.generation.batch import needed_switches
+from jspec.generation.answer import Drafts
+from jspec.generation.batch import drafts_of, needed_switches
 from jspec.generation.programs import Programs
 from jspec.generation.provenance import environment
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.plain import plain_step
 from jspec.speculation.step import propose, verify
 from jspec.speculation.types import StepInfo
@@ -107,23 +107,27 @@ def _run(
             "draft_seconds": drafted - begin,
             "target_seconds": time.perf_counter() - drafted,
         }
-        rounds.append(_counts(proposal, info) | times)
+        rounds.append(_counts(info) | times)
     return first, rounds
 
 
-def _counts(proposal: Proposal | None, info: StepInfo) -> dict[str, Any]:
-    """Returns a round's drafts, how many were kept, and what was emitted.
+def _counts(info: StepInfo) -> dict[str, Any]:
+    """Returns a round's drafts, how many were kept, and what was emitted; of a tree, which, too.
 
-    Drafts after the end of the answer are left out.
+    Drafts after the end of the answer are left out, and with them a tree's other branches.
     """
-    drafts: list[int] = []
-    if proposal is not None:
-        drafts = np.asarray(proposal.tokens)[0, : int(proposal.num_tokens[0])].tolist()
+    drafts, num_accepted = Drafts(), int(info.num_accepted[0])
+    if info.drafts is not None:
+        parents = None if info.parents is None else np.asarray(info.parents)[0]
+        drafts = drafts_of(np.asarray(info.drafts)[0], parents, int(info.num_proposed[0]))
     emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
-    num_accepted = int(info.num_accepted[0])
     if len(emitted) <= num_accepted:
-        drafts, num_accepted = drafts[: len(emitted)], len(emitted)
-    return {"drafts": drafts, "num_accepted": num_accepted, "emitted": emitted}
+        drafts, num_accepted = Drafts(tuple(emitted)), len(emitted)
+    own = {"drafts": list(drafts.ids), "num_accepted": num_accepted, "emitted": emitted}
+    if not drafts.parents:
+        return own
+    kept = drafts.kept(emitted[:num_accepted])
+    return own | {"parents": list(drafts.parents), "kept": kept}
 
 
 def _with_texts(
@@ -144,8 +148,14 @@ def _with_texts(
     said, traced = [first], []
     for one in rounds:
         drafts, kept, emitted = one["drafts"], one["num_accepted"], one["emitted"]
-        following = texts([*said, *drafts[:kept]], emitted[kept:])
-        own = {"drafts": texts(said, drafts), "next": following[0] if following else None}
+        following = texts([*said, *emitted[:kept]], emitted[kept:])
+        paths = list[list[int]]()  # to each draft of a tree, which is read after its own path
+        for draft, parent in zip(drafts, one.get("parents", ()), strict=False):
+            paths.append([*(paths[parent] if parent >= 0 else []), draft])
+        of_tree = [texts([*said, *path[:-1]], path[-1:])[0] for path in paths]
+        own = {
+            "drafts": of_tree or texts(said, drafts), "next": following[0] if following else None,
+        }  # fmt: skip
         traced.append({key: value for key, value in one.items() if key != "emitted"} | own)
         said += emitted
     return {"first": texts([], [first])[0], "rounds": traced}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, Logits, RowCounts, RowTokens, TargetProbs
 from jspec.sampling.distribution import sampling_probs
@@ -32,6 +32,8 @@ class Proposal(struct.PyTreeNode):
       max_depth: of a tree: no draft is deeper, and its children of -1 have depth 1.
       scores: of drafts without a distribution, [b w], where the drafter has an estimate: the
         logarithm of the probability that the draft is kept. No rule reads it.
+      silent: where several drafters make one proposal, the kinds [b k] of those that had nothing to
+        add, though it was their turn. None where `kind` says who was silent.
     """
 
     tokens: DraftTokens
@@ -42,6 +44,7 @@ class Proposal(struct.PyTreeNode):
     parents: Int32[Array, "b w"] | None = None
     max_depth: int = struct.field(pytree_node=False, default=0)
     scores: Float32[Array, "b w"] | None = None
+    silent: Bool[Array, "b k"] | None = None
 
     @property
     def width(self) -> int:

@@ -9,9 +9,11 @@ from jspec.evaluation.analysis.trace import (
     TracedToken,
     answer_tokens,
     check_trace,
+    round_lines,
     round_tokens,
     summary,
     timeline,
+    to_svg,
     to_terminal,
     visible,
 )
@@ -37,6 +39,48 @@ def test_the_answer_is_what_was_said():
     said = "".join(token.text for token in answer_tokens(trace()))
     assert said == "A big black\n\033[31mx"
     assert summary(trace()) == "5 tokens from 3 calls of the target; 3 of 5 drafts accepted."
+
+
+TREE = {
+    "drafts": [" the", " a", " sky", " sea", " is", " big"], "parents": [-1, -1, 0, 0, 2, 1],
+    "kept": [0, 3], "num_accepted": 2, "next": ".", "begin": 0.0, "draft_seconds": 0.001,
+    "target_seconds": 0.02,
+}  # fmt: skip
+
+
+def test_a_tree_has_a_line_a_branch():
+    """Guards against a tree that is shown as a chain: the kept path first, though not first."""
+    assert round_lines(TREE) == [
+        (0, [TracedToken("accepted", " the"), TracedToken("accepted", " sea"),
+             TracedToken("next", ".")]),
+        (0, [TracedToken("rejected", " a"), TracedToken("dropped", " big")]),
+        (1, [TracedToken("rejected", " sky"), TracedToken("dropped", " is")]),
+    ]  # fmt: skip
+    of_tree = check_trace(trace() | {"rounds": [TREE]})
+    shown = to_terminal(of_tree, has_colours=False).splitlines()
+    assert shown[-4:-1] == [
+        "      1  + the| sea+[.]",
+        "         - a-~ big~",
+        "           - sky-~ is~",
+    ]
+    assert "".join(token.text for token in answer_tokens(of_tree)) == "A the sea."
+    assert '<tspan class="rejected"> sky</tspan>' in to_svg(of_tree)
+
+
+def test_a_branch_of_a_branch_is_indented():
+    """Each stands below the draft that it follows."""
+    parents = [-1, -1, 1, 1, 2]
+    deep = TREE | {"drafts": list("abcde"), "parents": parents, "kept": [], "num_accepted": 0}
+    found = [(depth, "".join(token.text for token in line)) for depth, line in round_lines(deep)]
+    assert found == [(0, "a."), (0, "bce"), (1, "d")]
+
+
+def test_a_tree_of_which_nothing_is_kept():
+    """What comes next stands after the first branch."""
+    lost = TREE | {"kept": [], "num_accepted": 0}
+    (_, first), *others = round_lines(lost)
+    assert [token.kind for token in first] == ["rejected", "dropped", "dropped", "next"]
+    assert [(depth, branch[0].text) for depth, branch in others] == [(0, " a"), (1, " sea")]
 
 
 def test_the_terminal_shows_colours_of_ours_alone():

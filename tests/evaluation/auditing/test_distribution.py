@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.checks import check_caches
+from jspec.evaluation.auditing.caches import check_caches
 from jspec.evaluation.auditing.distribution import (
     FALSE_ALARM,
     NUM_TOKENS,

@@ -31,6 +31,10 @@ _CHECKS = {
     "zero probability", "greedy parity, float32", "greedy parity, bfloat16", "seeds", "caches",
     "emitted distribution", "negative control", "drafts",
 }  # fmt: skip
+_OF_TREES = {
+    "tree control, a prefix kept", "tree control, no residual", "tree control, drafts misreported",
+    "tree control, a path not moved", "tree control, depths ignored", "tree control, siblings seen",
+}  # fmt: skip
 _NUM_ROWS = 1024
 
 
@@ -165,7 +169,7 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
         settings=Settings(temperature=temperature, **_PENALTIES),
     )  # fmt: skip
     checks = list(run_checks(audited, num_rows=_num_rows(subject), max_new_tokens=16))
-    of_trees = {"tree controls"} if options.get("tree_depth") and temperature else set()
+    of_trees = _OF_TREES if options.get("tree_depth") and temperature else set()
     assert {check.name for check in checks} == _CHECKS | of_trees
     failed = [f"{check.name}: {check.detail}" for check in checks if not check.has_passed]
     assert not failed

@@ -5,7 +5,7 @@ damaged.
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.checks import check_caches
+from jspec.evaluation.auditing.caches import check_caches
 from jspec.evaluation.auditing.distribution import check_distribution
 from tests.cases import slow_unless
 from tests.evaluation.auditing.subjects import make_rows, make_subject

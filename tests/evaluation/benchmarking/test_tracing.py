@@ -21,7 +21,7 @@ PROMPT = "abcabcabc"
     ("drafter", "temperature"),
     [
         ("prompt_lookup", 0.0),
-        ("model", 1.0),
+        slow_unless(False, "model", 1.0),  # a tree of it below
         slow_unless(False, "prompt_lookup", 1.0),
         slow_unless(False, "model", 0.0),
         slow_unless(False, "layer_skip", 0.0),
@@ -47,6 +47,22 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     assert sum(len(one["drafts"]) - one["num_accepted"] for one in trace["rounds"]) == (
         result.stats.num_proposed - result.stats.num_accepted
     )
+
+
+def test_a_trace_of_trees_tells_their_paths():
+    """The kept drafts are a path that is the text, and not always the block's first ones."""
+    tree = {"num_draft_tokens": 6, "drafter_options": DrafterOptions(tree_depth=3, tree_branches=2)}
+    settings = Settings(max_new_tokens=40, temperature=1.0, seed=3)
+    programs = Programs(target(), draft(), drafter="model", **tree)
+    trace = check_trace(record_trace(programs, PROMPT, settings))
+    result = make_generator("model", **tree).generate(Request(PROMPT, settings))
+    said = "".join(token.text for token in answer_tokens(trace))
+    assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
+    trees = [one for one in trace["rounds"] if "parents" in one]
+    assert all([-1, *one["kept"]][:-1] == [one["parents"][i] for i in one["kept"]] for one in trees)
+    assert any(one["kept"] != list(range(len(one["kept"]))) for one in trees)
+    assert result.stats.tree_depth == 3
+    assert len(result.stats.to_json()["acceptance_by_position"]) == 3
 
 
 def test_a_trace_holds_what_it_takes_to_repeat_it():
