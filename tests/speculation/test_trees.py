@@ -14,7 +14,14 @@ from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.enumeration import joint_distribution, target_joint
 from tests.speculation.toys import make_tables, softmax, toy_cache
-from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, depth_of, enumerate_tree, tree_apply
+from tests.speculation.tree_toys import (
+    SHAPES,
+    ToyTreeDrafter,
+    depth_of,
+    ends_and_probs,
+    enumerate_tree,
+    tree_apply,
+)
 
 VOCAB = 3
 TABLES = make_tables(seed=6, vocab=VOCAB)
@@ -173,12 +180,8 @@ def test_verdicts_follow_the_probabilities():
         max_depth=2,
     )
     probs = jnp.broadcast_to(jnp.asarray(rng.dirichlet([1.0] * VOCAB, 6), jnp.float32), (n, 6, 3))
-    built = tree.tree_of(proposal)
-    seeds = jnp.arange(n, dtype=jnp.uint32)
-    noise = siblings.tree_noise(seeds, jnp.full(n, 7), built, VOCAB, jnp.array(True))
-    verdict = siblings.RULE.accept(probs, proposal, built, noise)
-    ends = np.asarray(tree.end_of(verdict.path, verdict.num_accepted))
-    expected = np.asarray(siblings.RULE.end_probs(probs, proposal, built))[0].astype(np.float64)
+    ends, expected = ends_and_probs(siblings.RULE, siblings.tree_noise, probs, proposal)
+    expected = expected[0].astype(np.float64)
     counts = np.bincount(ends, minlength=6)
     statistic = ((counts - n * expected) ** 2 / (n * expected)).sum()
     assert statistic < 35  # of 5 degrees of freedom: 1.5e-6
