@@ -223,7 +223,7 @@ def test_a_path_that_the_target_never_says_is_refused_at_u_zero():
     for tokens, draft in itertools.product(([0, 0], [1, 1]), (probs, None)):
         proposal = as_tree(Proposal(jnp.array([tokens], jnp.int32), jnp.array([2]), draft))
         noise = AcceptanceNoise(jnp.zeros([1, 2]), jnp.zeros([1, 3]))
-        verdict = TRAVERSAL.accept(target, proposal, tree.tree_of(proposal), noise)
+        verdict = accept(TRAVERSAL, target, proposal, noise)
         assert int(verdict.num_accepted[0]) == (0 if tokens[0] == 0 else 1)
         assert int(verdict.next_token[0]) != tokens[int(verdict.num_accepted[0])]
 
@@ -313,11 +313,11 @@ def test_the_longest_typical_path_wins():
     proposal = tree_proposal([-1, -1, 0, 1], [0, 1, 0, 1], 2)
     rule = get_rule("typical").tree
     noise = AcceptanceNoise(jnp.zeros([1, 4]), jnp.zeros([1, 3]))
-    verdict = rule.accept(target, proposal, tree.tree_of(proposal), noise)
+    verdict = accept(rule, target, proposal, noise)
     assert (verdict.path.tolist(), verdict.num_accepted.tolist()) == ([[0, 2, 4]], [2])
     assert verdict.next_token.tolist() == [2]
     shorter = proposal.replace(tokens=jnp.array([[0, 1, 0, 0]], jnp.int32))
-    verdict = rule.accept(target, shorter, tree.tree_of(shorter), noise)
+    verdict = accept(rule, target, shorter, noise)
     assert verdict.path[0, :2].tolist() == [0, 1]  # of two equally long ones, the first
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [2])
 
@@ -334,8 +334,8 @@ def test_a_chain_is_judged_as_before(name):
     noise = AcceptanceNoise(
         jnp.zeros([300, 3]), jnp.asarray(rng.gumbel(size=(300, 5)), jnp.float32)
     )
-    chain = rule.accept(target, proposal, noise)
-    verdict = rule.tree.accept(target, branch, tree.tree_of(branch), noise)
+    chain = jax.jit(rule.accept)(target, proposal, noise)
+    verdict = accept(rule.tree, target, branch, noise)
     np.testing.assert_array_equal(verdict.num_accepted, chain.num_accepted)
     np.testing.assert_array_equal(verdict.next_token, chain.next_token)
     assert len(set(chain.num_accepted.tolist())) == 4
