@@ -143,7 +143,7 @@ def test_marked_places_do_not_count():
 def test_bad_fields_are_refused(fields, message):
     """In one line."""
     with pytest.raises(InputError, match=message):
-        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), (), [])
+        DraftModelTraining(num_layers=1, **fields).make_fill(make_model(), (), [])
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
