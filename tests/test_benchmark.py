@@ -134,17 +134,22 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
     for own in begun["answers"].values():
         own[1] = own[1][:1]
     begun["answers"]["jspec plain"][1] += whole["answers"]["jspec plain"][1][1:2]
-    text = json.dumps(begun)
+    text, first = json.dumps(begun), prompts.read_text()
     path.write_text(text)
-    refused = run("jspec.benchmark", *line, "--max_new_tokens=5", env=env)
-    assert "expected --max_new_tokens=4, with which" in check_refusal(*refused)
-    first = prompts.read_text()
-    prompts.write_text(first.replace("text 0", "another"))
-    refused = run("jspec.benchmark", *line, env=env)
-    assert "expected the prompts that" in check_refusal(*refused)
-    assert path.read_text() == text
-    prompts.write_text(first)
-    status, output, errors = run("jspec.benchmark", *line, env=env)
+    write = f"import pathlib; prompts = pathlib.Path({str(prompts)!r}); prompts.write_text({{!r}})"
+    *refused, gone_on, drawn = run_many("jspec.benchmark", [
+        [*line, "--max_new_tokens=5"],
+        write.format(first.replace("text 0", "another")), line,
+        f"assert pathlib.Path({str(path)!r}).read_text() == {text!r}",
+        write.format(first), line,
+        [f"--draw={path}"],
+    ], env=env)  # fmt: skip
+    for outcome, message in zip(
+        refused, ("expected --max_new_tokens=4, with which", "expected the prompts that"),
+        strict=True,
+    ):  # fmt: skip
+        assert message in check_refusal(*outcome)
+    status, output, errors = gone_on
     assert status == 0, errors
     assert f"going on with {path}" in errors
     found = json.loads(path.read_text())
@@ -155,7 +160,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
         assert len(found["answers"][name][1]) == 3
     plain, lookup = (one["same_answers"] for one in found["methods"].values())
     assert plain == lookup == 3
-    status, printed, errors = run("jspec.benchmark", f"--draw={path}", env=env)
+    status, printed, errors = drawn
     assert (status, printed) == (0, output), errors
     assert "jspec prompt_lookup" in output
 

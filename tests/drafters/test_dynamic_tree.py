@@ -3,6 +3,7 @@
 import functools
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,15 +28,20 @@ def grow(table, last, shape, **options):
     """Returns the tree of each row's last token, with the table's logits [token, next]."""
     last = jnp.asarray(last, jnp.int32)
     wanted = jnp.full(len(last), shape.num_draft_tokens, jnp.int32)
-    table = jnp.asarray(table, jnp.float32)
-    seen = []
-
-    def feed(memory, level):
-        seen.append(np.asarray(level.mask))
-        return table[level.tokens], memory
-
     options = {"wanted": wanted, **options}
-    return grow_tree(feed, None, table[last], shape, **options), seen
+
+    @jax.jit
+    def run(table, last):
+        seen = []
+
+        def feed(memory, level):
+            seen.append(level.mask)
+            return table[level.tokens], memory
+
+        return grow_tree(feed, None, table[last], shape, **options), seen
+
+    grown, seen = run(jnp.asarray(table, jnp.float32), last)
+    return grown, [np.asarray(mask) for mask in seen]
 
 
 def paths_of(proposal, row):
