@@ -182,7 +182,7 @@ _MODES = {  # flags of each mode, and a word of its table
 }  # fmt: skip
 
 
-_QUICK_MODES = ("methods", "quantization", "parity")
+_QUICK_MODES = ("quantization", "parity")  # and methods, in the first test
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,10 @@ def run_modes(modes, work, compile_cache):
 
 @pytest.mark.parametrize("mode", [slow_unless(mode in _QUICK_MODES, mode) for mode in _MODES])
 def test_every_mode_prints_a_table_and_writes_a_record(mode, request):
-    """One line with date, versions, hardware and flags, whatever is measured."""
+    """One line with date, versions, hardware and flags, whatever is measured.
+
+    The slow ones add modes that compile much, and the flags of `methods`.
+    """
     fixture = "records" if mode in _QUICK_MODES else "all_records"
     record, output = request.getfixturevalue(fixture)[mode]
     assert _MODES[mode][1] in output
