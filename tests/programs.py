@@ -53,6 +53,9 @@ lines, max_arguments, before = json.loads(sys.argv[2])
 exec(before)
 outcomes = []
 for line in lines:
+    if isinstance(line, str):
+        exec(line)
+        continue
     sys.argv, out, err, status = [program.__name__, *line], io.StringIO(), io.StringIO(), 0
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -67,7 +70,8 @@ print(json.dumps(outcomes))
 def run_many(module, lines, *, env, max_arguments=0, before=""):
     """Runs a program with several command lines; returns status, output and errors of each.
 
-    All in one process, after the statements `before`: starting one takes seconds.
+    All in one process, after the statements `before`: starting one takes seconds. A string among
+    the command lines is a statement that is executed between them.
     """
     arguments = [module, json.dumps([lines, max_arguments, before])]
     done = subprocess.run([sys.executable, "-c", _MANY, *arguments], env=env, capture_output=True)

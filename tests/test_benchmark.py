@@ -134,17 +134,22 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
     for own in begun["answers"].values():
         own[1] = own[1][:1]
     begun["answers"]["jspec plain"][1] += whole["answers"]["jspec plain"][1][1:2]
-    text = json.dumps(begun)
+    text, first = json.dumps(begun), prompts.read_text()
     path.write_text(text)
-    refused = run("jspec.benchmark", *line, "--max_new_tokens=5", env=env)
-    assert "expected --max_new_tokens=4, with which" in check_refusal(*refused)
-    first = prompts.read_text()
-    prompts.write_text(first.replace("text 0", "another"))
-    refused = run("jspec.benchmark", *line, env=env)
-    assert "expected the prompts that" in check_refusal(*refused)
-    assert path.read_text() == text
-    prompts.write_text(first)
-    status, output, errors = run("jspec.benchmark", *line, env=env)
+    write = f"import pathlib; prompts = pathlib.Path({str(prompts)!r}); prompts.write_text({{!r}})"
+    *refused, gone_on, drawn = run_many("jspec.benchmark", [
+        [*line, "--max_new_tokens=5"],
+        write.format(first.replace("text 0", "another")), line,
+        f"assert pathlib.Path({str(path)!r}).read_text() == {text!r}",
+        write.format(first), line,
+        [f"--draw={path}"],
+    ], env=env)  # fmt: skip
+    for outcome, message in zip(
+        refused, ("expected --max_new_tokens=4, with which", "expected the prompts that"),
+        strict=True,
+    ):  # fmt: skip
+        assert message in check_refusal(*outcome)
+    status, output, errors = gone_on
     assert status == 0, errors
     assert f"going on with {path}" in errors
     found = json.loads(path.read_text())
@@ -155,7 +160,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
         assert len(found["answers"][name][1]) == 3
     plain, lookup = (one["same_answers"] for one in found["methods"].values())
     assert plain == lookup == 3
-    status, printed, errors = run("jspec.benchmark", f"--draw={path}", env=env)
+    status, printed, errors = drawn
     assert (status, printed) == (0, output), errors
     assert "jspec prompt_lookup" in output
 
@@ -177,7 +182,7 @@ _MODES = {  # flags of each mode, and a word of its table
 }  # fmt: skip
 
 
-_QUICK_MODES = ("methods", "quantization", "parity")
+_QUICK_MODES = ("quantization", "parity")  # and methods, in the first test
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +223,10 @@ def run_modes(modes, work, compile_cache):
 
 @pytest.mark.parametrize("mode", [slow_unless(mode in _QUICK_MODES, mode) for mode in _MODES])
 def test_every_mode_prints_a_table_and_writes_a_record(mode, request):
-    """One line with date, versions, hardware and flags, whatever is measured."""
+    """One line with date, versions, hardware and flags, whatever is measured.
+
+    The slow ones add modes that compile much, and the flags of `methods`.
+    """
     fixture = "records" if mode in _QUICK_MODES else "all_records"
     record, output = request.getfixturevalue(fixture)[mode]
     assert _MODES[mode][1] in output

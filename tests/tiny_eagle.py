@@ -1,6 +1,7 @@
 """A tiny head with opinions for the tiny target, and what it says, computed the long way round."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -81,9 +82,13 @@ def drafter(width, **options):
 
 def features_of(pair, tokens):
     """Returns the target's outputs at the head's feature layers, [b t l d], by one call."""
-    b, t = tokens.shape
-    cache = tiny.empty_cache(b, t)
-    return pair.apply(pair.target, tokens, cache, hidden_layers=CONFIG.feature_layers)[1]
+    return _features_of(pair.apply, pair.target, tokens)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _features_of(apply, params, tokens):
+    cache = tiny.empty_cache(*tokens.shape)
+    return apply(params, tokens, cache, hidden_layers=CONFIG.feature_layers)[1]
 
 
 def chain_logits(pair, head, text, num_drafts):

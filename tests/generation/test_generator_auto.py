@@ -1,6 +1,7 @@
 """The number of draft tokens that adapts, through the Generator."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -49,6 +50,20 @@ CHEAP = {"prompt_lookup": costs_of("prompt_lookup", 0.1), "model": costs_of("mod
 def make_auto(drafter, **options):
     costs = CHEAP.get("model" if drafter == "self" else drafter)
     return make_generator(drafter, **{"num_draft_tokens": "auto", "costs": costs} | options)
+
+
+@functools.cache
+def model_engine():
+    """Returns the programs of a draft model: its weights and the costs are data."""
+    return make_auto("model").engine
+
+
+def make_stranger(costs):
+    """Returns a Generator whose draft has weights of its own, which seldom agrees."""
+    stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
+    generator = Generator(target(), stranger, num_draft_tokens="auto", costs=costs)
+    generator.engine = model_engine()
+    return generator
 
 
 def requests(**settings):
@@ -109,6 +124,13 @@ def test_drawn_trees_have_a_fixed_number():
         make_auto("model", drafter_options=tree)
 
 
+@functools.cache
+def cascade_engine():
+    """Returns the programs of a lookup before a model: costs are data."""
+    return Generator(target(), draft(), drafter="prompt_lookup+model", num_draft_tokens="auto",
+                     costs=both_costs()).engine  # fmt: skip
+
+
 @pytest.mark.parametrize(("per_draft", "expected"), [(0.02, "model"), (2.0, "prompt_lookup")])
 def test_it_chooses_among_the_drafters_of_a_cascade(per_draft, expected):
     """A model that is always right drafts though the lookup has found something, if it is cheap."""
@@ -120,6 +142,7 @@ def test_it_chooses_among_the_drafters_of_a_cascade(per_draft, expected):
     generator = Generator(
         target(), itself, drafter="prompt_lookup+model", num_draft_tokens="auto", costs=costs
     )
+    generator.engine = cascade_engine()
     for result in generator.generate(requests(max_new_tokens=40)):
         drafters = {a_round.drafter for a_round in result.stats.rounds if a_round.num_proposed}
         assert drafters == {expected}
@@ -130,9 +153,8 @@ def test_what_a_drafter_reads_after_a_pause_is_charged():
 
     Their 0.32 plain steps count like the draft itself: uncharged, there would be six trials.
     """
-    stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
     costs = dataclasses.replace(costs_of("model", 0.4), reading=((0.00005,),))
-    generator = Generator(target(), stranger, num_draft_tokens="auto", costs=costs)
+    generator = make_stranger(costs)
     rounds = generator.generate(requests(max_new_tokens=170)[1]).stats.rounds
     assert sum(a_round.num_proposed > 0 for a_round in rounds) == 4
     seconds = [0.01 * (1 + 0.4 * a_round.num_proposed) for a_round in rounds]
@@ -171,14 +193,9 @@ def test_a_costs_file_without_reading_is_refused():
 @pytest.mark.parametrize(("drafter", "low", "high"), [("self", 2.5, 7.0), ("model", 0.0, 2.5)])
 def test_it_follows_acceptance(drafter, low, high):
     """A draft that is always right is asked for much; one of other weights soon for nothing."""
-    options = {"costs": costs_of("model", 0.4)}
-    if drafter == "model":
-        stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
-        generator = Generator(
-            target(), stranger, drafter="model", num_draft_tokens="auto", **options
-        )
-    else:
-        generator = make_auto(drafter, **options)
+    costs = costs_of("model", 0.4)
+    generator = make_stranger(costs) if drafter == "model" else make_auto(drafter, costs=costs)
+    generator.engine = model_engine()
     stats = generator.generate(requests(max_new_tokens=60)[0]).stats
     late = stats.rounds[len(stats.rounds) // 3 :]
     mean = sum(a_round.num_proposed for a_round in late) / len(late)

@@ -42,7 +42,11 @@ def run(config, params, tokens, cuts, capacity=40, lengths=None):
     return np.concatenate(logits, axis=1), cache
 
 
-@pytest.mark.parametrize("cuts", [(), (6,), (1, 2, 9, 10)], ids=["whole", "two", "steps"])
+@pytest.mark.parametrize(
+    "cuts",
+    [(), pytest.param((6,), marks=pytest.mark.slow), (1, 2, 9, 10)],
+    ids=["whole", "two", "steps"],
+)
 def test_logits_equal_those_of_transformers(family, cuts):
     """One pass, chunked prefill, and step by step with the cache, past the window."""
     _, _, config, params, tokens, expected = family

@@ -24,7 +24,7 @@ from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.models.family_checkpoints import FAMILIES, VOCAB, WINDOW, make_checkpoint, oracle_logits
-from tests.speculation.enumeration import Paths, kept_probs, random_distributions
+from tests.speculation.enumeration import Paths, kept_probs, next_token_probs, random_distributions
 
 _LENGTH = 3 * WINDOW + 2  # of the committed text: past the window, twice
 _ALPHABET_SIZE = 5  # tokens that are drafted
@@ -54,7 +54,7 @@ def _all_paths(config, params, text, alphabet):
     first, second = (random_distributions(rng, (n, _ALPHABET_SIZE)) for n in (1, _ALPHABET_SIZE))
     draft[:, 0, alphabet], draft[:, 1, alphabet] = first, second[paths[:, 0]]
     tokens = alphabet[paths]
-    apply = make_apply(config)
+    apply = jax.jit(make_apply(config))
     cache = init_cache(config, batch_size=1, capacity=_LENGTH + 8, dtype=jnp.float32)
     cache = apply(params, jnp.asarray(text[None, :-1]), cache)[2].commit(jnp.array([_LENGTH - 1]))
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(paths), axis=0), cache)
@@ -73,7 +73,7 @@ def _emitted(rule, paths, second):
     exactly = paths.weights[:, None] * kept_probs(rule, paths)
     for kept in range(3):
         counts = jnp.full(len(paths.index), kept, jnp.int32)
-        following = rule.next_token_probs(paths.target_probs, paths.proposal, counts)
+        following = next_token_probs(rule, paths.target_probs, paths.proposal, counts)
         probs = exactly[:, kept, None] * np.asarray(following, np.float64)
         if kept == 0:
             joint += probs.sum(axis=0)[:, None] * second

@@ -62,7 +62,10 @@ def client(served):
 
 
 def test_an_answer_is_json_by_the_schema_streamed_or_not(served, client):
-    """Whatever the seed, and beside one that is not; nothing is compiled for it."""
+    """Whatever the seed, and beside one that is not; nothing is compiled for it.
+
+    This test stands first: between tests a process that has grown large forgets its programs.
+    """
     programs = num_programs(served)
     ask = client.chat.completions.create
     for seed in range(4):

@@ -5,9 +5,11 @@ it gives in float32, are enumerated for every context of two tokens; all else is
 then composed, so that the joint distribution over several of them is exact.
 """
 
+import functools
 import itertools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -124,10 +126,23 @@ def enumerate_paths(target, draft, width, kind="sampled", counts_of=full_width, 
     )
 
 
+@functools.partial(jax.jit, static_argnames="rule")
+def acceptance_probs(rule, target_probs, proposal):
+    """Returns a rule's `acceptance_probs` by one program: each operation alone takes far longer."""
+    return rule.acceptance_probs(target_probs, proposal)
+
+
+@functools.partial(jax.jit, static_argnames="rule")
+def next_token_probs(rule, target_probs, proposal, num_accepted):
+    """Returns a rule's `next_token_probs` by one program, whatever was accepted."""
+    return rule.next_token_probs(target_probs, proposal, num_accepted)
+
+
 def kept_probs(rule, paths):
     """Returns the probability of exactly 0 to width kept drafts on each path, [n width+1]."""
     width = paths.proposal.width
-    accept = np.asarray(rule.acceptance_probs(paths.target_probs, paths.proposal), np.float64)
+    accept = acceptance_probs(rule, paths.target_probs, paths.proposal)
+    accept = np.asarray(accept, np.float64)
     accept = np.where(np.arange(width) < np.asarray(paths.proposal.num_tokens)[:, None], accept, 0)
     at_least = np.cumprod(np.pad(accept, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
     return at_least * (1 - np.pad(accept, ((0, 0), (0, 1))))
@@ -146,7 +161,7 @@ def one_round(rule, paths):
     emitted = {}
     for kept in range(width + 1):
         counts = jnp.full(len(paths.index), kept, jnp.int32)
-        distribution = rule.next_token_probs(paths.target_probs, paths.proposal, counts)
+        distribution = next_token_probs(rule, paths.target_probs, paths.proposal, counts)
         probs = (paths.weights * exactly[:, kept])[:, None] * np.asarray(distribution, np.float64)
         out = np.zeros((len(paths.contexts), *[vocab] * (kept + 1)))
         np.add.at(out, (paths.index, *paths.chains[:, 2 : 2 + kept].T), probs)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import block, get_rule
 from jspec.speculation.acceptance.types import Verdict
 from tests.speculation.enumeration import (
+    acceptance_probs,
     all_counts,
     enumerate_paths,
     expected_accepted,
     kept_probs,
+    next_token_probs,
     random_distributions,
 )
 
@@ -89,12 +92,17 @@ def test_deterministic_drafts_need_no_distribution_spelt_out():
     """Guards the path without a [b w v] one-hot: it is the same, and the same as rejection."""
     bare, spelt = (random_paths(5, 4, 3, kind) for kind in ("deterministic", "one-hot"))
     possible = bare.weights > 0
-    probs = [BLOCK.acceptance_probs(paths.target_probs, paths.proposal) for paths in (bare, spelt)]
+    probs = [
+        np.asarray(acceptance_probs(BLOCK, paths.target_probs, paths.proposal))
+        for paths in (bare, spelt)
+    ]
     np.testing.assert_allclose(probs[0][possible], probs[1][possible], atol=1e-6)
     for kept in range(4):
         counts = jnp.full(len(bare.index), kept, jnp.int32)
         distributions = [
-            BLOCK.next_token_probs(paths.target_probs, paths.proposal, counts)[possible]
+            np.asarray(next_token_probs(BLOCK, paths.target_probs, paths.proposal, counts))[
+                possible
+            ]
             for paths in (bare, spelt)
         ]
         np.testing.assert_array_equal(*distributions)
@@ -106,7 +114,7 @@ def accept(rule, paths, uniforms):
     rows, vocab = len(paths.index), paths.target_probs.shape[-1]
     uniforms = jnp.broadcast_to(jnp.asarray(uniforms, jnp.float32), (rows, len(uniforms)))
     noise = AcceptanceNoise(uniforms, jnp.zeros([rows, vocab]))
-    return rule(paths.target_probs, paths.proposal, noise)
+    return jax.jit(rule)(paths.target_probs, paths.proposal, noise)
 
 
 def test_acceptance_agrees_with_its_probabilities():

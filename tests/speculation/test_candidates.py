@@ -3,6 +3,7 @@
 import itertools
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,8 +32,14 @@ def candidate_probs(target, tokens, draft_probs, *, with_replacement=True):
         parents=jnp.full_like(tokens, -1),
         max_depth=1,
     )
-    operands = jnp.pad(target[:, None], ((0, 0), (0, tokens.shape[1]), (0, 0))), proposal
-    tree, root = tree_of(proposal), jnp.zeros(len(tokens), jnp.int32)
+    return refused_one_by_one(target, proposal)
+
+
+@jax.jit
+def refused_one_by_one(target, proposal):
+    """Returns both by one program: operation by operation takes far longer."""
+    operands = jnp.pad(target[:, None], ((0, 0), (0, proposal.width), (0, 0))), proposal
+    tree, root = tree_of(proposal), jnp.zeros(len(target), jnp.int32)
     last = siblings.RULE.next_token_probs(*operands, tree, root)
     return siblings.acceptance_probs(*operands, tree), last
 

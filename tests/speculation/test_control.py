@@ -25,11 +25,18 @@ def as_rows(*values):
     return jnp.asarray(values, jnp.int32)
 
 
+@jax.jit
 def choose(control, kind, lag=None, room=None):
     """Returns the choice of rows that miss nothing and have room, unless told otherwise."""
     lag = jnp.zeros_like(kind) if lag is None else lag
     room = jnp.full_like(kind, 1000) if room is None else room
     return control.choose(kind, lambda _: lag, room)
+
+
+@jax.jit
+def update_model(control, number, kept):
+    """Returns the control after a round of the model in the only row."""
+    return control.update(as_rows(2), number, kept, jnp.array([True]))
 
 
 def best_number(first, later, costs):
@@ -58,12 +65,10 @@ def test_it_comes_to_the_best_number(rate):
     """
     rng = np.random.default_rng(0)
     control, kind, chosen = make_control(), as_rows(2), []
-    pick = jax.jit(lambda control: choose(control, kind))
-    step = jax.jit(lambda control, n, k: control.update(kind, n, k, jnp.array([True])))
     for _ in range(300):
-        number = int(pick(control)[0])
+        number = int(choose(control, kind)[0])
         kept = int(np.cumprod(rng.uniform(size=8) < rate)[:number].sum())
-        control = step(control, as_rows(number), as_rows(kept))
+        control = update_model(control, as_rows(number), as_rows(kept))
         chosen.append(number)
     spent = [COSTS[1][NUMBERS.index(number)] for number in chosen[50:]]
     gained = [1 + sum(rate**i for i in range(1, number + 1)) for number in chosen[50:]]
@@ -77,18 +82,17 @@ def test_it_comes_to_the_best_number(rate):
 def test_it_switches_off_and_comes_back():
     """Refused drafts switch it off; later it tries again, and stays if drafts are kept."""
     control, kind = make_control(), as_rows(2)
-    update = jax.jit(lambda control, n, k: control.update(kind, n, k, jnp.array([True])))
     for _ in range(4):
-        control = update(control, choose(control, kind), as_rows(0))
+        control = update_model(control, choose(control, kind), as_rows(0))
     assert choose(control, kind).tolist() == [0]
     silent = 0
     while int(choose(control, kind)[0]) == 0:
-        control = update(control, as_rows(0), as_rows(0))
+        control = update_model(control, as_rows(0), as_rows(0))
         silent += 1
         assert silent < 100
     assert silent >= 3
     for _ in range(40):
-        control = update(control, choose(control, kind), choose(control, kind))
+        control = update_model(control, choose(control, kind), choose(control, kind))
     assert choose(control, kind).tolist() == [7]
 
 
@@ -242,15 +246,13 @@ def test_reading_costs_little_beside_plain_decoding(rate, reading):
     """
     rng = np.random.default_rng(1)
     control = with_reading(make_control(), reading, [1])
-    step = jax.jit(lambda control, n, k: control.update(as_rows(2), n, k, jnp.array([True])))
-    pick = jax.jit(lambda control, lag, room: control.choose(as_rows(2), lambda _: lag, room))
     said, read, seconds = 1, 0, 0.0
     while said < 256:
         lag = 180 + said - 2 - read
-        number = int(pick(control, as_rows(lag), as_rows(256 - said))[0])
+        number = int(choose(control, as_rows(2), as_rows(lag), as_rows(256 - said))[0])
         kept = int(np.cumprod(rng.uniform(size=8) < rate)[:number].sum())
         seconds += COSTS[1][NUMBERS.index(number)] + (reading * lag if number else 0)
-        control = step(control, as_rows(number), as_rows(kept))
+        control = update_model(control, as_rows(number), as_rows(kept))
         said += kept + 1
         read = 180 + said - 2 if number else read
     assert seconds <= 255 * (1.1 if rate < 0.5 else 1.0)
@@ -271,27 +273,36 @@ def play(costs, rate, reading=0.0, num_rows=64, is_tree=False):
         control = control.replace(kinds=tuple(one._replace(is_tree=True) for one in control.kinds))
     control = with_reading(control, reading, [1] * num_rows)
     kinds = jnp.full([num_rows], kind, jnp.int32)
+    uniforms = np.random.default_rng(3).uniform(size=(256, num_rows, 7))
+    control, seconds = play_rounds(
+        control, kinds, jnp.asarray(costs, jnp.float32), jnp.float32(rate),
+        jnp.asarray(uniforms, jnp.float32),
+    )  # fmt: skip
+    assert (control.num_emitted >= 256).all()
+    said = np.asarray(control.num_emitted - 1, np.float64).sum()
+    return said * costs[0] / np.asarray(seconds, np.float64).sum()
 
-    @jax.jit
-    def one_round(control, read, uniforms):
+
+@jax.jit
+def play_rounds(control, kinds, costs, rate, uniforms):
+    """Returns the control after rounds with those uniforms [n b 7], and their seconds, [n b]."""
+
+    def one_round(carry, uniforms):
+        control, read = carry
         room = 256 - control.num_emitted
         lag = jnp.where(room > 0, control.num_emitted - read, 0)
         number = jnp.where(room > 0, control.choose(kinds, lambda _: lag, room), 0)
         is_kept = (uniforms < rate) & (jnp.arange(7) < number[:, None])
         kept = jnp.cumprod(is_kept, axis=1, dtype=jnp.int32).sum(axis=1)
-        seconds = jnp.asarray(costs, jnp.float32)[jnp.searchsorted(jnp.array(NUMBERS), number)]
+        seconds = costs[jnp.searchsorted(jnp.array(NUMBERS), number)]
         seconds += jnp.where(number > 0, control.reading[:, 1] * lag.astype(jnp.float32), 0.0)
         control = control.charge(kinds, jnp.where(number > 0, lag, 0))
         new = control.update(kinds, number, kept, room > 0)
-        return new, jnp.where(number > 0, new.num_emitted, read), jnp.where(room > 0, seconds, 0)
+        read = jnp.where(number > 0, new.num_emitted, read)
+        return (new, read), jnp.where(room > 0, seconds, 0.0)
 
-    rng, read, spent = np.random.default_rng(3), jnp.ones([num_rows], jnp.int32), 0.0
-    for _ in range(256):
-        uniforms = jnp.asarray(rng.uniform(size=(num_rows, 7)), jnp.float32)
-        control, read, seconds = one_round(control, read, uniforms)
-        spent += np.asarray(seconds, np.float64)
-    assert (control.num_emitted >= 256).all()
-    return np.asarray(control.num_emitted - 1, np.float64).sum() * costs[0] / spent.sum()
+    (control, _), seconds = jax.lax.scan(one_round, (control, jnp.ones_like(kinds)), uniforms)
+    return control, seconds
 
 
 @pytest.mark.parametrize("cost", [0.09, 0.28, 0.4, 1.2])

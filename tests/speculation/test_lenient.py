@@ -71,7 +71,7 @@ def accept(rule, target, tokens, uniforms, probs=None):
     )
     target = jnp.array([target], jnp.float32)
     noise = AcceptanceNoise(jnp.array([uniforms], jnp.float32), jnp.zeros([1, target.shape[-1]]))
-    verdict = rule(target, proposal, noise)
+    verdict = jax.jit(rule)(target, proposal, noise)
     return int(verdict.num_accepted[0]), int(verdict.next_token[0])
 
 
@@ -116,7 +116,7 @@ def test_a_lenience_of_one_is_rejection_itself():
         jnp.asarray(rng.gumbel(size=(500, 6)), jnp.float32),
     )
     rules = lenient(1.0), get_rule("rejection"), lenient(0.5)
-    verdicts = [rule.accept(jnp.asarray(target), proposal, noise) for rule in rules]
+    verdicts = [jax.jit(rule.accept)(target, proposal, noise) for rule in rules]
     for ours, theirs in zip(*map(jax.tree.leaves, verdicts[:2]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert verdicts[2].num_accepted.sum() > verdicts[0].num_accepted.sum()

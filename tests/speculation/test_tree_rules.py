@@ -21,6 +21,7 @@ from jspec.speculation.acceptance import (
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
 from jspec.speculation.acceptance.types import Proposal, as_tree
 from tests.cases import slow_unless
+from tests.speculation import enumeration
 from tests.speculation.enumeration import (
     NUM_TOKENS,
     all_counts,
@@ -32,7 +33,14 @@ from tests.speculation.enumeration import (
 )
 from tests.speculation.test_trees import DRAWS, TABLES, TOLERANCE, VISIBLE, VOCAB, error
 from tests.speculation.toys import softmax
-from tests.speculation.tree_toys import SHAPES, enumerate_tree
+from tests.speculation.tree_toys import (
+    SHAPES,
+    accept,
+    end_probs,
+    ends_and_probs,
+    enumerate_tree,
+    next_token_probs,
+)
 
 TRAVERSAL, RECURSIVE, K_SEQ = traversal.RULE, siblings.RULE, k_seq.RULE.tree
 WIDE = {"wide": [-1, -1, 0, 0, 1, 1], **SHAPES}
@@ -148,22 +156,24 @@ def test_on_a_chain_it_is_block_verification(kind):
     target, draft = (random_distributions(rng, (3,) * 3, zeros=0.2) for _ in range(2))
     paths = enumerate_paths(target, draft, 3, kind, counts_of=all_counts)
     proposal = as_tree(paths.proposal)
-    built, is_drawn = tree.tree_of(proposal), paths.weights > 0
-    ends = TRAVERSAL.end_probs(paths.target_probs, proposal, built)
+    is_drawn = paths.weights > 0
+    ends = end_probs(TRAVERSAL, paths.target_probs, proposal)
     expected = kept_probs(block.RULE, paths)
     np.testing.assert_allclose(ends[is_drawn], expected[is_drawn], atol=1e-6)
     for kept in range(4):
         counts = jnp.full(len(paths.index), kept, jnp.int32)
-        mine = TRAVERSAL.next_token_probs(paths.target_probs, proposal, built, counts)
-        theirs = block.next_token_probs(paths.target_probs, paths.proposal, counts)
+        mine = next_token_probs(TRAVERSAL, paths.target_probs, proposal, counts)
+        theirs = enumeration.next_token_probs(
+            block.RULE, paths.target_probs, paths.proposal, counts
+        )
         is_reached = is_drawn & (expected[:, kept] > 1e-4)
         np.testing.assert_allclose(mine[is_reached], theirs[is_reached], atol=1e-5)
     noise = AcceptanceNoise(
         jnp.asarray(rng.uniform(size=(len(paths.index), 3)), jnp.float32),
         jnp.asarray(rng.gumbel(size=(len(paths.index), 3)), jnp.float32),
     )
-    on_tree = TRAVERSAL.accept(paths.target_probs, proposal, built, noise)
-    on_chain = block.accept(paths.target_probs, paths.proposal, noise)
+    on_tree = accept(TRAVERSAL, paths.target_probs, proposal, noise)
+    on_chain = jax.jit(block.accept)(paths.target_probs, paths.proposal, noise)
     for name in ("num_accepted", "next_token"):
         ours, theirs = getattr(on_tree, name), getattr(on_chain, name)
         np.testing.assert_array_equal(np.asarray(ours)[is_drawn], np.asarray(theirs)[is_drawn])
@@ -217,12 +227,8 @@ def statistic(rule, noise_of):
         max_depth=2,
     )
     probs = spread(jnp.asarray(rng.dirichlet([8.0] * VOCAB, 7), jnp.float32))
-    built = tree.tree_of(proposal)
-    seeds = jnp.arange(n, dtype=jnp.uint32)
-    noise = noise_of(seeds, jnp.full(n, 7), built, VOCAB, jnp.array(True))
-    verdict = rule.accept(probs, proposal, built, noise)
-    ends = np.asarray(tree.end_of(verdict.path, verdict.num_accepted))
-    expected = n * np.asarray(rule.end_probs(probs, proposal, built))[0].astype(np.float64)
+    ends, expected = ends_and_probs(rule, noise_of, probs, proposal)
+    expected = n * expected[0].astype(np.float64)
     counts = np.bincount(ends, minlength=7)
     assert (counts[expected == 0] == 0).all()
     is_possible = expected > 0
@@ -247,7 +253,7 @@ def test_a_path_that_the_target_never_says_is_refused_at_u_zero():
     for tokens, draft in itertools.product(([0, 0], [1, 1]), (probs, None)):
         proposal = as_tree(Proposal(jnp.array([tokens], jnp.int32), jnp.array([2]), draft))
         noise = AcceptanceNoise(jnp.zeros([1, 2]), jnp.zeros([1, 3]))
-        verdict = TRAVERSAL.accept(target, proposal, tree.tree_of(proposal), noise)
+        verdict = accept(TRAVERSAL, target, proposal, noise)
         assert int(verdict.num_accepted[0]) == (0 if tokens[0] == 0 else 1)
         assert int(verdict.next_token[0]) != tokens[int(verdict.num_accepted[0])]
 
@@ -267,7 +273,7 @@ def one_position(rule, target, draft, number):
         max_depth=1,
     )
     probs = jnp.broadcast_to(jnp.asarray(target, jnp.float32), (n, number + 1, len(target)))
-    ends = np.asarray(rule.end_probs(probs, proposal, tree.tree_of(proposal)), np.float64)
+    ends = np.asarray(end_probs(rule, probs, proposal), np.float64)
     return weights @ ends[:, 1:].sum(axis=1)
 
 
@@ -337,11 +343,11 @@ def test_the_longest_typical_path_wins():
     proposal = tree_proposal([-1, -1, 0, 1], [0, 1, 0, 1], 2)
     rule = get_rule("typical").tree
     noise = AcceptanceNoise(jnp.zeros([1, 4]), jnp.zeros([1, 3]))
-    verdict = rule.accept(target, proposal, tree.tree_of(proposal), noise)
+    verdict = accept(rule, target, proposal, noise)
     assert (verdict.path.tolist(), verdict.num_accepted.tolist()) == ([[0, 2, 4]], [2])
     assert verdict.next_token.tolist() == [2]
     shorter = proposal.replace(tokens=jnp.array([[0, 1, 0, 0]], jnp.int32))
-    verdict = rule.accept(target, shorter, tree.tree_of(shorter), noise)
+    verdict = accept(rule, target, shorter, noise)
     assert verdict.path[0, :2].tolist() == [0, 1]  # of two equally long ones, the first
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([1], [2])
 
@@ -358,8 +364,8 @@ def test_a_chain_is_judged_as_before(name):
     noise = AcceptanceNoise(
         jnp.zeros([300, 3]), jnp.asarray(rng.gumbel(size=(300, 5)), jnp.float32)
     )
-    chain = rule.accept(target, proposal, noise)
-    verdict = rule.tree.accept(target, branch, tree.tree_of(branch), noise)
+    chain = jax.jit(rule.accept)(target, proposal, noise)
+    verdict = accept(rule.tree, target, branch, noise)
     np.testing.assert_array_equal(verdict.num_accepted, chain.num_accepted)
     np.testing.assert_array_equal(verdict.next_token, chain.next_token)
     assert len(set(chain.num_accepted.tolist())) == 4

@@ -79,10 +79,10 @@ def test_temperature_zero_is_the_greedy_match():
     likely = jnp.argmax(target[:, :WIDTH], axis=-1).astype(jnp.int32)
     is_likely = jnp.asarray(rng.uniform(size=likely.shape) < 0.7)
     proposal = proposal.replace(tokens=jnp.where(is_likely, likely, proposal.tokens))
-    greedy = get_rule("greedy").accept(target, proposal, noise)
+    greedy = jax.jit(get_rule("greedy").accept)(target, proposal, noise)
     assert 0 < float(greedy.num_accepted.mean()) < WIDTH
     for rule in (typical(), typical(0.0, 0.0), typical(1.0, 0.9)):
-        verdict = rule.accept(target, proposal, noise)
+        verdict = jax.jit(rule.accept)(target, proposal, noise)
         np.testing.assert_array_equal(verdict.num_accepted, greedy.num_accepted)
         np.testing.assert_array_equal(verdict.next_token, greedy.next_token)
 
@@ -90,7 +90,7 @@ def test_temperature_zero_is_the_greedy_match():
 def test_the_next_token_is_drawn_from_the_target():
     """Never from a residual: after a refusal the refused draft may come again."""
     target, proposal, noise = random_round(np.random.default_rng(2))
-    verdict = typical().accept(target, proposal, noise)
+    verdict = jax.jit(typical().accept)(target, proposal, noise)
     distributions = np.asarray(target)[np.arange(ROWS), np.asarray(verdict.num_accepted)]
     with np.errstate(divide="ignore"):
         expected = np.argmax(np.log(distributions) + np.asarray(noise.gumbel), axis=-1)

@@ -1,5 +1,6 @@
 """Toy models and drafters for trees, and the exact sum over a round's drafts and verdicts."""
 
+import functools
 import itertools
 import math
 
@@ -10,7 +11,7 @@ from flax import struct
 
 from jspec.drafters.memory import History
 from jspec.sampling.distribution import sampling_probs
-from jspec.speculation.acceptance.tree import tree_of
+from jspec.speculation.acceptance.tree import end_of, tree_of
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind
 
@@ -138,6 +139,38 @@ class ToyTreeDrafter(struct.PyTreeNode):
         return proposal, state
 
 
+@functools.partial(jax.jit, static_argnames="rule")
+def end_probs(rule, target_probs, proposal):
+    """Returns a rule's `end_probs` by one program: operation by operation takes far longer."""
+    return rule.end_probs(target_probs, proposal, tree_of(proposal))
+
+
+@functools.partial(jax.jit, static_argnames="rule")
+def next_token_probs(rule, target_probs, proposal, slots):
+    """Returns a rule's `next_token_probs` by one program for all slots."""
+    return rule.next_token_probs(target_probs, proposal, tree_of(proposal), slots)
+
+
+@functools.partial(jax.jit, static_argnames="rule")
+def accept(rule, target_probs, proposal, noise):
+    """Returns a rule's verdict, likewise."""
+    return rule.accept(target_probs, proposal, tree_of(proposal), noise)
+
+
+def ends_and_probs(rule, noise_of, target_probs, proposal):
+    """Returns where verdicts with that noise end, by block slot, and a rule's `end_probs`."""
+    n, _, vocab = target_probs.shape
+    seeds, position, is_random = jnp.arange(n, dtype=jnp.uint32), jnp.full(n, 7), jnp.array(True)
+
+    @jax.jit
+    def draw(proposal):
+        return noise_of(seeds, position, tree_of(proposal), vocab, is_random)
+
+    verdict = accept(rule, target_probs, proposal, draw(proposal))
+    ends = np.asarray(end_of(verdict.path, verdict.num_accepted))
+    return ends, np.asarray(end_probs(rule, target_probs, proposal))
+
+
 def enumerate_tree(rule, target, draft, parents, draw, report=lambda proposal: proposal):
     """Returns, for m = 1 .. depth + 1, the probability [context, m emitted tokens] of a round.
 
@@ -164,12 +197,12 @@ def enumerate_tree(rule, target, draft, parents, draw, report=lambda proposal: p
         max_depth=depth_of(parents),
     )
     proposal = report(proposal)
-    tree, target_probs = tree_of(proposal), jnp.asarray(targets, jnp.float32)
-    ends = np.asarray(rule.end_probs(target_probs, proposal, tree), np.float64)
+    target_probs = jnp.asarray(targets, jnp.float32)
+    ends = np.asarray(end_probs(rule, target_probs, proposal), np.float64)
     emitted = {}
     for slot in range(width + 1):
         slots = jnp.full(len(chains), slot, jnp.int32)
-        last = np.asarray(rule.next_token_probs(target_probs, proposal, tree, slots), np.float64)
+        last = np.asarray(next_token_probs(rule, target_probs, proposal, slots), np.float64)
         path = [2 + node for node in path_to(parents, slot - 1)]
         out = emitted.setdefault(
             len(path) + 1, np.zeros((len(contexts), *[vocab] * (len(path) + 1)))

@@ -101,9 +101,9 @@ def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
     texts = grammar_texts(6, 4, 40)
     rows = training.make_fill(models[0], (), texts)(pack(texts[::-1], 36))
     cache = init_cache(CONFIG, batch_size=6, capacity=36, dtype=jnp.float32)
+    apply = jax.jit(make_apply(CONFIG))
     best = [
-        np.argmax(make_apply(CONFIG)(one.params, jnp.asarray(rows.tokens), cache)[0], axis=-1)
-        for one in models
+        np.argmax(apply(one.params, jnp.asarray(rows.tokens), cache)[0], axis=-1) for one in models
     ]
     wanted = (best[0] == best[1]) | (best[0] == best[2])
     assert 0 < wanted.sum() < wanted.size
@@ -143,7 +143,7 @@ def test_marked_places_do_not_count():
 def test_bad_fields_are_refused(fields, message):
     """In one line."""
     with pytest.raises(InputError, match=message):
-        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), (), [])
+        DraftModelTraining(num_layers=1, **fields).make_fill(make_model(), (), [])
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
