@@ -81,8 +81,7 @@ class Layout:
             return function
 
         def spread(*arguments: Any) -> Any:
-            states = (one for one in arguments if isinstance(one, SpecState | BeamState))
-            state = next(states, None)
+            state = next((one for one in arguments if isinstance(one, SpecState | BeamState)), None)
             return jax.shard_map(
                 lambda *own: function(*map(self._joined, own)),
                 mesh=self.mesh,
@@ -162,7 +161,8 @@ class Layout:
 
     def own_rows(self, num_rows: int) -> int:
         """Returns how many of a state's rows a device has: all, or those of its row of the mesh."""
-        return num_rows // self.mesh.shape[DATA_AXIS] if self._row_axis(num_rows) else num_rows
+        mesh = self.mesh if self._row_axis(num_rows) else None
+        return num_rows if mesh is None else num_rows // mesh.shape[DATA_AXIS]
 
     def _row_axis(self, num_rows: int) -> tuple[str, ...]:
         # A single row, such as a prompt that is read, is on every row of the mesh.

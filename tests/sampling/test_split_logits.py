@@ -27,8 +27,9 @@ def draw(logits, settings, gumbel):
     return sample(sampling_probs(logits, settings), gumbel)
 
 random = np.random.default_rng(0)
-logits = np.round(random.normal(size=(6, 40, 128)) * 4) / 4  # most rows have ties
+logits = np.round(random.normal(size=(6, 40, 1024)) * 4) / 4  # most rows have ties
 logits = logits.astype(np.float32)
+logits[:, 20:, :128] += 5  # there one device has more of the best than it sends
 logits[:, 0, 17], logits[:, 1], logits[:, 2, 3], logits[:, 3, 1:] = np.nan, -np.inf, np.inf, -np.inf
 gumbel = random.gumbel(size=logits.shape).astype(np.float32)
 found = {}
@@ -36,13 +37,13 @@ ids, largest = split(first_largest, logits)
 expected, same = first_largest(jnp.asarray(logits))
 found["largest"] = bool((ids == expected).all()) and np.array_equal(largest, same, equal_nan=True)
 best = logits == np.max(logits, -1, keepdims=True)
-owners = best.reshape(6, 40, 8, 16).any(-1).sum(-1)
+owners = best.reshape(6, 40, 8, 128).any(-1).sum(-1)
 found["ties"] = int((owners > 1).sum())
 # No more tokens than a device has, and more; all; those of a row that draws nothing.
 rows = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 1.0, 0.3)]
 for name, last, switches in (
     ("plain", 0, Switches()), ("few", 3, Switches(top_k=True, min_p=True)),
-    ("many", 40, Switches(top_k=True, min_p=True)), ("top_p", 5, Switches(top_k=True, top_p=True)),
+    ("many", 100, Switches(top_k=True, min_p=True)), ("top_p", 5, Switches(top_k=True, top_p=True)),
 ):
     some = [*rows, (2.0, last, 1.0, 0.0), (2.0, 3, 0.7, 0.0)]
     settings = settings_of(some, switches)
@@ -61,7 +62,7 @@ def test_draws_from_parts_are_those_from_all():
     """
     found = run_on_devices(_PROGRAM)
     assert found["largest"]
-    assert found["ties"] > 50, "there are ties to break"
+    assert found["ties"] > 20, "there are ties to break"
     for name in ("plain", "few", "many", "top_p"):
         assert found[name] == 0, name
         assert found[name + " kinds"] > 50, "draws differ"
