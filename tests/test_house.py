@@ -24,7 +24,7 @@ ROOMS = {
     "common": 1_860,
     "kernels": 5_265,
     "models": 2_195,
-    "sampling": 656,
+    "sampling": 660,
     "weights": 3_430,
     "speculation": 3_361,
     "drafters": 7_000,

@@ -56,7 +56,7 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     """Returns every row's distribution, one-hot for rows of temperature 0."""
     rows = jax.tree.map(lambda leaf: leaf[:, None, None], settings)
     is_greedy = rows.temperature < COLDEST
-    best, highest = first_largest(logits)
+    best, highest = _best_of(logits)
     one_hot = own_part(_one_hot(best, logits))
     # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
     part = own_part(logits) - highest[..., None]
@@ -107,5 +107,9 @@ def best_token(logits: AnyLogits) -> Int32[Array, "..."]:
 
     Logits and probabilities serve alike. `NO_TOKEN` where a row has NaN, or is -inf everywhere.
     """
+    return _best_of(logits)[0]
+
+
+def _best_of(logits: AnyLogits) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:
     best, highest = first_largest(logits)
-    return jnp.where(jnp.isfinite(highest), best, NO_TOKEN)
+    return jnp.where(jnp.isfinite(highest), best, NO_TOKEN), highest
