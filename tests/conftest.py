@@ -12,7 +12,6 @@ import itertools
 import os
 import pathlib
 import sys
-import threading
 
 import jax
 import jaxtyping
@@ -21,7 +20,6 @@ import pytest
 _HAS_BEARTYPE = importlib.util.find_spec("beartype") is not None
 _OPTIMISED = os.environ.get("JSPEC_TEST_OPTIMISED") == "1"
 _MAX_BYTES = 2_200_000_000  # resident, above which a process forgets its compiled programs
-_PROGRAMS_A_CONTEXT = 100
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
@@ -54,27 +52,7 @@ if not _OPTIMISED:
     jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
-def _share_contexts():
-    """Makes programs that are written one after another share MLIR's context, a hundred at most.
-
-    To make one takes 4 ms, a fifth of what a small program takes: it loads every dialect. None is
-    shared by threads, as nothing guards its dialects; and none is kept, for it grows.
-    """
-    from jax._src.interpreters import mlir
-
-    make, own = mlir.make_ir_context, threading.local()
-
-    def make_ir_context():
-        own.uses = getattr(own, "uses", 0) + 1
-        if own.uses % _PROGRAMS_A_CONTEXT == 1:
-            own.context = make()
-        return own.context
-
-    mlir.make_ir_context = make_ir_context
-
-
 if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
-    _share_contexts()
     _FLAGS = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (
         f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {_FLAGS}"
