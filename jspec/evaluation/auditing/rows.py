@@ -29,6 +29,7 @@ from jspec.speculation.types import (
     SpecState,
     StepInfo,
     TargetView,
+    tree_depth,
 )
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding, used_vocab_size
@@ -36,7 +37,7 @@ from jspec.weights.vocabulary import mask_padding, used_vocab_size
 _ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
 _MOST_DRAFTS = 2
-_COST_OF_A_DRAFT, _COST_OF_A_GREEDY_DRAFT = 0.5, 0.05  # in plain steps
+_COST_OF_A_DRAFT, _COST_OF_A_CHEAP_DRAFT = 0.5, 0.05  # in plain steps
 _COST_OF_READING = 0.01  # of a token that a drafter has missed, in plain steps
 
 
@@ -178,8 +179,9 @@ class Rows:
         """Returns costs of rounds under which rows with other acceptance choose differently."""
         if not self._numbers or self.drafter is None:
             return None
-        # At temperature 0 all rows accept alike, so drafts are cheap enough to be tried.
-        cost = _COST_OF_A_DRAFT if self.settings.temperature > 0 else _COST_OF_A_GREEDY_DRAFT
+        # At temperature 0 all rows accept alike, and a tree is drafted whole: both only if cheap.
+        is_cheap = self.settings.temperature == 0 or tree_depth(self.drafter)
+        cost = _COST_OF_A_CHEAP_DRAFT if is_cheap else _COST_OF_A_DRAFT
         num_drafters = len(drafters_of(self.drafter.kinds))
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))
         return calls, np.full([num_drafters], _COST_OF_READING)
