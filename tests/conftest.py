@@ -50,8 +50,6 @@ if not _OPTIMISED:
     # No lines of Python in the programs, which none of the quick tests reads: a tenth of the time.
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
     jax.config.update("jax_traceback_in_locations_limit", 0)
-
-
 if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
     _FLAGS = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (

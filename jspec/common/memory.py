@@ -100,8 +100,7 @@ def keep_freed_memory() -> None:
 
     glibc would keep some for each thread: a server whose threads read large requests in turn held
     twice the memory. And it would give larger pieces back at once, such as the temporary arrays of
-    a program: the system then clears them anew for every run, which took a quarter of its time.
-    See also `give_back_freed`.
+    a program, which the system then clears anew for every run. See also `give_back_freed`.
     """
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,7 @@
 """Memory: what is free, and a clear word before it is too late."""
 
 import dataclasses
+import pathlib
 import resource
 import subprocess
 import sys
@@ -316,7 +317,14 @@ print(faults() - before)
 """
 
 
+_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+@pytest.mark.skipif(
+    _HUGE_PAGES.exists() and "[always]" in _HUGE_PAGES.read_text(),
+    reason="pages so large that hardly any are counted",
+)
 def test_what_was_freed_is_not_cleared_anew():
     """Guards against temporary arrays that the system gives anew to every run of a program."""
     found = {}
