@@ -134,7 +134,7 @@ def check_beams(
         (not numbers, f"num_draft_tokens as a number with num_beams {number}", "'auto'"),
         (
             acceptance in ("rejection", "greedy"),  # by default, or temperature 0 said once more
-            f"acceptance rejection or greedy with num_beams {number}, whose search asks no rule",
+            f"acceptance rejection or greedy with num_beams {number}, as beams are not drawn",
             repr(acceptance),
         ),
     ):

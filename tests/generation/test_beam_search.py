@@ -213,7 +213,7 @@ def test_settings_that_beams_cannot_have(changes, message):
             "as a number with num_beams 2, got 'auto'",
         ),
         *(
-            ("prompt_lookup", {"acceptance": rule}, 2, f"search asks no rule, got '{rule}'")
+            ("prompt_lookup", {"acceptance": rule}, 2, f"as beams are not drawn, got '{rule}'")
             for rule in ("lenient_argmax", "coupled")
         ),
     ],
