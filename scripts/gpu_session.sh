@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures jspec on a machine with a GPU and no network, in parts of under nine minutes.
 #
-#   scripts/gpu_session.sh [--rehearse] [--results=FOLDER] [--models=FOLDER] PART...
+#   scripts/gpu_session.sh [--rehearse] [--results=FOLDER] [--models=FOLDER] [--only=STEP,...] PART...
 #
 #   correctness  the GPU's tests: audits, the coupled rule's one text for all drafters, fused
 #                kernels beside XLA's, prefill, packed weights; an audit of SmolLM2
@@ -20,20 +20,22 @@
 # --results is a new folder, an empty one, or one to go on in: by default, in the repository,
 # benchmarks/results/DATE-BACKEND, of a rehearsal DATE-BACKEND-rehearsal. Its steps.jsonl says how
 # each step went as soon as it has ended; NAME.txt is what a step printed; FOLDER.tgz holds all of it.
-# --models holds files of published models, whole or in parts (FILE.00, FILE.01, ...).
+# --models holds files of published models, whole or in parts (FILE.00, FILE.01, ...). --only names
+# steps, as steps.jsonl does: no others are run.
 set -euo pipefail
 declare -A limits=([correctness]=350 [profile]=140 [shapes]=480 [pair]=180 [peers]=200 [roofline]=150)
 all_parts="correctness profile shapes pair peers roofline"
 fail() { echo "error: $*" >&2; exit 2; }
 
-rehearse="" out="" models="" parts=()
+rehearse="" out="" models="" only="" parts=()
 for word in "$@"; do
   case $word in
     -h | --help) sed -n '2,/^set -/s/^# \{0,1\}//p' "$0"; exit ;;
     --rehearse) rehearse=1 ;;
     --results=?*) out=$(realpath -m "${word#*=}") ;; # in the caller's folder, not the repository
     --models=?*) models=${word#*=} ;;
-    -*) fail "expected --rehearse, --results=FOLDER, --models=FOLDER or parts; got $word" ;;
+    --only=?*) only=${word#*=} ;;
+    -*) fail "expected --rehearse, --results=, --models=, --only= or parts; got $word" ;;
     *) [[ " $all_parts " == *" $word "* ]] || fail "expected parts among $all_parts; got $word"
       parts+=("$word") ;;
   esac
@@ -75,7 +77,7 @@ def is_there(model):
     return path.exists()
 
 print(*(name for name, model in MODELS.items() if is_there(model)))
-packages = "beartype", "gguf", "hypothesis", "matplotlib", "pytest", "scipy", "torch", "transformers"
+packages = "beartype gguf hypothesis matplotlib pytest scipy torch transformers xdist".split()
 missing = [name for name in packages if importlib.util.find_spec(name) is None]
 print(json.dumps(environment() | {"missing": missing}))' "$models" 2>"$errors") ||
   fail "$python said: $(tail -n 1 "$errors")"
@@ -132,6 +134,7 @@ leave_out() { note "$1" "left out" 0 0 "$2"; } # STEP REASON
 # step NAME SECONDS COMMAND...: runs it for that long at most; what it prints is NAME.txt.
 step() {
   local name=$1 most=$(($2 * scale)) left=$((until - SECONDS)) begin=$SECONDS code=0 outcome=failed said
+  [ -z "$only" ] || [[ ,$only, == *",$name,"* ]] || return 0
   shift 2
   [ "$most" -lt "$left" ] || most=$left
   if [ "$most" -lt 2 ]; then
@@ -153,7 +156,11 @@ step() {
 }
 
 # Compiled as users get it; a newer JAX may warn of what it is going to drop.
-tests=(env JSPEC_TEST_OPTIMISED=1 "$python" -u -m pytest -v -rN --tb=short -W default "${select[@]}")
+tests=(env JSPEC_TEST_OPTIMISED=1 XLA_PYTHON_CLIENT_PREALLOCATE=false)
+tests+=("$python" -u -m pytest -v -rN --tb=short -W default "${select[@]}")
+workers=$(($(nproc) / 2)) # a process compiles with more than one core
+[ "$workers" -lt 8 ] || workers=8
+if [ "$workers" -gt 1 ] && ! lacks xdist; then tests+=(-n "$workers"); fi
 
 # benchmark NAME SECONDS FLAGS...
 benchmark() { step "$1" "$2" "$python" -u -m jspec.benchmark "${@:3}" --output_json="$out/$1.jsonl"; }

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec.drafters import DrafterOptions
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
@@ -37,7 +38,7 @@ def test_greedy_output_is_plain_decodings(batch_size):
     requests = [Request(prompt, Settings(max_new_tokens=60)) for prompt in prompts]
     expected = [r.token_ids for r in make_generator("none").generate(requests)]
     assert sum(map(len, expected)) > 60
-    for drafter in ("prompt_lookup", "self"):
+    for drafter in ("prompt_lookup", "self", "tree", "merged tree"):
         results = make_generator(drafter, batch_size=batch_size).generate(requests)
         assert [r.token_ids for r in results] == expected
         assert sum(r.stats.num_accepted for r in results) > 0  # otherwise nothing was tested
@@ -107,6 +108,21 @@ def test_an_audit_finds_nothing(rule):
     audit(make_subject(rule, "model"), "float32")
 
 
+def test_an_audit_of_trees_finds_nothing():
+    """Each row's own tree, whose kept path is moved in the caches; with its six wrong targets.
+
+    The draft is refused often: a wrong path would otherwise seldom be one. What a draft sees of its
+    siblings would be in the caches from a second layer on: with one, nothing tells.
+    """
+    config = dataclasses.replace(CONFIG, num_layers=1)
+    params = (peaked_params(config, disturbance=size) for size in (0.0, 0.15))
+    target, draft = (make_model(config, params=one) for one in params)
+    options = DrafterOptions(tree_depth=2, tree_branches=2)
+    pair = {"target": target, "draft": draft, "drafter_options": options}
+    subject = make_subject("rejection", "model", num_draft_tokens=4, **pair)
+    audit(subject, "float32", num_rows=8192, untold={"tree control, siblings seen"})
+
+
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_an_audit_of_layers_that_are_fused_finds_nothing(rule, monkeypatch):
     """In bfloat16, of sizes that the fused kernels take: on a GPU they do, in calls of few rows."""
@@ -120,13 +136,13 @@ def test_an_audit_of_layers_that_are_fused_finds_nothing(rule, monkeypatch):
     assert is_used == ({True} if jax.default_backend() == "gpu" else set())
 
 
-def audit(subject, dtype):
-    """Checks that an audit finds nothing."""
+def audit(subject, dtype, num_rows=4096, untold=frozenset()):
+    """Checks that an audit finds nothing, but for controls that cannot tell."""
     pair = {"target": cast(subject.target, dtype), "draft": cast(subject.draft, dtype)}
     subject = dataclasses.replace(subject, **pair)
     assert subject.dtype == dtype
-    checks = list(run_checks(subject, num_rows=4096, max_new_tokens=24))
+    checks = list(run_checks(subject, num_rows=num_rows, max_new_tokens=24))
     assert {"emitted distribution", "negative control", "seeds", "caches"} <= {
         check.name for check in checks
     }
-    assert [check for check in checks if not check.has_passed] == []
+    assert {check.name for check in checks if not check.has_passed} == untold

@@ -88,7 +88,7 @@ def call_on_gpu(tmp_path):
     [
         (["correctness", "rooflne"], "expected parts among correctness profile"),
         ([], "expected parts among"),
-        (["--rehersal", "pair"], "--results=FOLDER, --models=FOLDER or parts; got --rehersal"),
+        (["--rehersal", "pair"], "--results=, --models=, --only= or parts; got --rehersal"),
         (["--results=", "pair"], "got --results="),
         (["--models=nowhere", "pair"], "expected a folder in --models, got nowhere"),
         pytest.param(
@@ -239,6 +239,7 @@ def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
     assert failed["said"] == "what went wrong"
     assert (failed["part"], failed["limit"]) == ("profile", 55)
     assert "profile, profile-plain: failed: what went wrong\n" in printed
+    assert len(call_on_gpu("profile", "--only=profile-pair")[2]) == 1
     with tarfile.open(tmp_path / "out.tgz") as file:
         assert {"out/steps.jsonl", "out/environment.json"} <= set(file.getnames())
     environment = json.loads((tmp_path / "out" / "environment.json").read_text())

@@ -107,6 +107,13 @@ class MisreportingTrees:
     drafter: Drafter
     vocab_size: int
 
+    # A protocol's own members have to stand here: isinstance() calls no __getattr__ (Python 3.12).
+    num_draft_tokens = property(lambda self: self.drafter.num_draft_tokens)
+    kinds = property(lambda self: self.drafter.kinds)
+    may_be_silent = property(lambda self: self.drafter.may_be_silent)
+    init = property(lambda self: self.drafter.init)
+    observe = property(lambda self: self.drafter.observe)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
