@@ -1,4 +1,4 @@
-"""A decoder block of few tokens from six kernels."""
+"""A decoder block of few tokens from eight kernels."""
 
 import math
 from typing import Any
@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from jspec.kernels.gpu import ACTIVATIONS, DECODED, TILE, attend_block, few_rows_product
+from jspec.kernels.gpu import (
+    ACTIVATIONS,
+    DECODED,
+    TILE,
+    attend_block,
+    few_rows_product,
+    normed_rows,
+)
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import PackedKernel
 from jspec.kernels.packed_formats import FORMATS
@@ -107,8 +114,22 @@ def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
     return is_known and kernel.dtype == jnp.bfloat16 and has_tiles
 
 
-def multiply(rows: Float[Array, "r i"], kernel: Kernel, **options: Any) -> Float[Array, "r o"]:
-    """Multiplies by a kernel that `takes_kernel` takes; see `few_rows_product`."""
+def multiply(
+    rows: Float[Array, "r i"],
+    kernel: Kernel,
+    *,
+    norm: Float[Array, "i"] | None = None,
+    epsilon: float = 0.0,
+    **options: Any,
+) -> Float[Array, "r o"]:
+    """Multiplies rows, or their RMSNorm, by a kernel that `takes_kernel` takes.
+
+    See `few_rows_product`.
+    """
+    if norm is not None:
+        takes_bytes = isinstance(kernel, PackedKernel) and kernel.takes_bytes
+        dtype = jnp.float32 if takes_bytes else jnp.bfloat16  # not rounded twice
+        rows = normed_rows(rows, norm, epsilon=epsilon, dtype=dtype)
     if isinstance(kernel, PackedKernel):
         packed = kernel.kind, FORMATS[kernel.kind]
         form = {"packed": packed, "takes_bytes": kernel.takes_bytes}

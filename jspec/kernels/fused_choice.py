@@ -136,8 +136,8 @@ def _draw_kernel(keys: Iterator[Array], kernel: Any) -> Any:
         values = jax.random.bits(next(keys), kernel.values.shape, jnp.uint8)
         values = jax.lax.bitcast_convert_type(values, kernel.values.dtype)
         multipliers = kernel.multipliers
-        if multipliers is not None:
-            multipliers = jax.random.randint(next(keys), multipliers.shape, 1, 19, jnp.int8)
+        if multipliers is not None:  # -8 times 16 is the least that an int8 holds
+            multipliers = jax.random.randint(next(keys), multipliers.shape, 1, 17, jnp.int8)
         scales = jnp.full(kernel.scales.shape, 3e-4)
         return kernel.replace(values=values, multipliers=multipliers, scales=scales)
     # Elements of two bytes are float16 numbers, and these bits leave some between 0 and 0.004.

@@ -62,6 +62,11 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     part = own_part(logits) - highest[..., None]
     part = part / jnp.where(is_greedy, 1.0, rows.temperature)
     switches = settings.switches
+    if switches.top_k or switches.top_p:
+        # Stored, not computed anew for the mask, with a multiplication of the processors fused into
+        # a subtraction: the last token kept must equal the threshold. Where it is the only one,
+        # none would be left (seen on an H100).
+        part = jax.lax.optimization_barrier(part)
     if switches.top_k:
         is_kept = top_k_mask(with_own_part(logits, part), rows.top_k)
         part = jnp.where(is_kept, part, -jnp.inf)

@@ -28,8 +28,6 @@ def top_k_mask(logits: AnyLogits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "
 
     if isinstance(logits, SplitLogits):
         count = min(MOST_OF_A_PART, logits.own.shape[-1])
-        # Stored, not computed anew for the mask: the last token kept must equal the threshold.
-        logits = jax.lax.optimization_barrier(logits)
 
         def of_largest(logits: SplitLogits) -> Int32[Array, "b t 1"]:
             return threshold(whole(logits.replace(own=jax.lax.top_k(logits.own, count)[0])))

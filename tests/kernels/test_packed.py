@@ -112,9 +112,11 @@ def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
     expected = rounded.reshape(11, -1) @ weights.astype(np.float64).T
     unrounded = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
     assert np.abs(unrounded - expected).max() > 1e-4 * np.abs(expected).max()
+    # On other devices than a CPU XLA rounds them to the kernel's bfloat16, too.
+    tolerance = 2e-5 if jax.default_backend() == "cpu" else 4e-3
     for count in (1, 8, 11):
         found = np.asarray(packed_product(rows[:count], kernel))
-        assert np.abs(found - expected[:count]).max() <= 2e-5 * np.abs(expected).max()
+        assert np.abs(found - expected[:count]).max() <= tolerance * np.abs(expected).max()
 
 
 def test_rows_of_like_numbers_are_multiplied_exactly():

@@ -1,7 +1,8 @@
-"""Products of few rows with a norm before and a bias, a gate or a residual after, in one kernel.
+"""Products of few rows with a bias, a gate or a residual after, in one kernel.
 
-The norm's factor is one number a row. It can be applied to the sums instead of the inputs, so that
-the inputs are read once: in the loop that multiplies them.
+A norm before them has a kernel of its own, `normed_rows`: in the loop that multiplies, all programs
+compute it anew. With 2,048 inputs and 16,384 outputs an H100 took 2.3 times as long as XLA, and
+products without a norm as long as XLA's (docs/accelerators.md).
 
 A row's result does not depend on the rows beside it, nor on how many there are. It is summed in one
 order, in tiles of one shape.
@@ -33,28 +34,24 @@ def few_rows_product(
     takes_bytes: bool = False,
     units: Float32[Array, "o"] | None = None,
     multipliers: Int8[Array, "o groups"] | None = None,
-    norm: Float[Array, "i"] | None = None,
-    epsilon: float = 0.0,
     bias: Float[Array, "..."] | None = None,
     activation: str | None = None,
     residual: Float32[Array, "r p"] | None = None,
     scale: float = 1.0,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> Float[Array, "r p"]:
-    """Returns residual + scale · act(norm(rows) · kernelᵀ + bias), each where it is given.
+    """Returns residual + scale · act(rows · kernelᵀ + bias), each where it is given.
 
     Rows are rounded to bfloat16 for the product, which is summed in float32.
 
     Args:
-      rows: as they are before the norm.
+      rows: the inputs.
       kernel: its outputs are a multiple of `TILE`, twice that for gates, its inputs of `TILE`, too.
         It is floats, the integers of a `QuantizedKernel`, or strips.
       packed: where the kernel is strips of a `PackedKernel`, the name and layout of its format.
       takes_bytes: whether the rows are rounded to bytes; see `kernels.packed.round_to_bytes`.
       units: scales of the outputs of a kernel of integers.
       multipliers: those of 4-bit integers; see `kernels.quantized`.
-      norm: scales of an RMSNorm of the rows.
-      epsilon: of the norm.
       bias: one an output.
       activation: of the gate; then the first half of the outputs are gates and the second what they
         multiply, and the result has half as many.
@@ -69,17 +66,18 @@ def few_rows_product(
     # Tiles of rows that read the same weights run side by side, and find them in the cache.
     grid = -(-num_rows // TILE), num_outputs // TILE
     bias = None if bias is None else bias.reshape(-1)
+    is_decoded = packed is not None or multipliers is not None
     return launch(
         _multiply, results, grid,
-        rows, norm, kernel, units, multipliers, bias, residual,
-        stages=_STAGES, epsilon=epsilon, activation=activation, scale=scale,
+        rows, kernel, units, multipliers, bias, residual,
+        stages=_STAGES, warps=4 if is_decoded else 2, activation=activation, scale=scale,
         packed=packed, takes_bytes=takes_bytes,
     )  # fmt: skip
 
 
 def _multiply(
-    rows_ref: Any, norm_ref: Any, weights_ref: Any, units_ref: Any, multipliers_ref: Any,
-    bias_ref: Any, residual_ref: Any, result_ref: Any, *, epsilon: float, activation: str | None,
+    rows_ref: Any, weights_ref: Any, units_ref: Any, multipliers_ref: Any,
+    bias_ref: Any, residual_ref: Any, result_ref: Any, *, activation: str | None,
     scale: float, packed: tuple[str, Any] | None, takes_bytes: bool,
 ) -> None:  # fmt: skip
     """Computes one tile: some outputs of some rows. Rows are the columns of the tile."""
@@ -101,27 +99,20 @@ def _multiply(
             return _load_nibbles(weights_ref, multipliers_ref, outputs[part], inputs)
         return triton.load(weights_ref.at[outputs[part], inputs])
 
-    def add(turn: Any, carry: Any) -> Any:
-        sums, squares = carry
+    def add(turn: Any, sums: list[Array]) -> list[Array]:
         inputs = turn * size + jnp.arange(size)
         own_rows = load_floats(rows_ref.at[rows, inputs[:, None]], is_row)
-        if norm_ref is not None:
-            squares = squares + jnp.sum(own_rows * own_rows, axis=0, keepdims=True)
-            own_rows *= triton.load(norm_ref.at[inputs[:, None]]).astype(jnp.float32)
         if takes_bytes:
             own_rows = _round_to_bytes(own_rows)
         own_rows = own_rows.astype(jnp.bfloat16)
         weights = [load(part, turn * size) for part in range(len(outputs))]
         products = [triton.dot(part.astype(jnp.bfloat16), own_rows) for part in weights]
-        return [a + b for a, b in zip(sums, products, strict=True)], squares
+        return [a + b for a, b in zip(sums, products, strict=True)]
 
-    start = [jnp.zeros([TILE, TILE], jnp.float32) for _ in outputs], jnp.zeros([1, TILE])
-    sums, squares = jax.lax.fori_loop(0, num_inputs // size, add, start)
+    start = [jnp.zeros([TILE, TILE], jnp.float32) for _ in outputs]
+    sums = jax.lax.fori_loop(0, num_inputs // size, add, start)
     if units_ref is not None:
         sums = [a * triton.load(units_ref.at[b]) for a, b in zip(sums, outputs, strict=True)]
-    if norm_ref is not None:
-        factors = jax.lax.rsqrt(squares / num_inputs + epsilon)
-        sums = [each * factors for each in sums]
     if bias_ref is not None:
         biases = [triton.load(bias_ref.at[each]).astype(jnp.float32) for each in outputs]
         sums = [a + b for a, b in zip(sums, biases, strict=True)]

@@ -1,4 +1,4 @@
-"""A decoder whose blocks six kernels compute says what XLA's says, family by family."""
+"""A decoder whose blocks fused kernels compute says what XLA's says, family by family."""
 
 import dataclasses
 import functools

@@ -138,12 +138,12 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     kernel, norm = make_kernel(keys[0], 64, 96), normal(keys[1], 96, dtype=jnp.bfloat16)
     rows = normal(keys[2], 20, 96)
 
-    def multiply(rows):
-        return few_rows_product(rows, kernel, norm=norm, epsilon=1e-5, activation="silu")
+    def normed_product(rows):
+        return multiply(rows, kernel, norm=norm, epsilon=1e-5, activation="silu")
 
-    together = multiply(rows)
+    together = normed_product(rows)
     for begin, end in ((0, 1), (3, 19), (18, 20)):
-        np.testing.assert_array_equal(multiply(rows[begin:end]), together[begin:end])
+        np.testing.assert_array_equal(normed_product(rows[begin:end]), together[begin:end])
 
 
 def test_rows_that_are_no_numbers_stay_alone():
