@@ -6,13 +6,14 @@
 #   correctness  the GPU's tests: audits, the coupled rule's one text for all drafters, fused
 #                kernels beside XLA's, prefill, packed weights; an audit of SmolLM2
 #   profile      kernels and copies of a round: those that a profiler sees, and the compiler's
-#   shapes       plain and speculative rounds of 1B, 3B and 8B; 3B with 1B by given acceptance,
-#                beside Theorem 3.8; 1B without fused kernels, and not in one graph
+#   shapes       products beside XLA's; plain and speculative rounds of 1B and 3B, 1B without
+#                fused kernels; 3B with 1B by given acceptance, beside Theorem 3.8
+#   more         rounds of 8B, and of 1B not in one graph
 #   pair         the pair of Qwen2.5-Coder beside transformers, or else SmolLM2 with its head
 #   peers        transformers (its cache static, its step compiled) and vLLM, random weights
 #   roofline     estimated and measured times; it needs no GPU, but the extra compile-gpu
 #
-# Parts run in this order, and take 25 minutes at most together. Each step has seconds of its own,
+# Parts run in this order, and take 32 minutes at most together. Each step has seconds of its own,
 # and one that fails or is ended stops no other; the status is 1 then. --rehearse runs the same steps
 # on whatever is there, with tiny models, in four times as long at most. jspec need not be installed,
 # but what it imports.
@@ -23,8 +24,10 @@
 # --models holds files of published models, whole or in parts (FILE.00, FILE.01, ...). --only names
 # steps, as steps.jsonl does: no others are run.
 set -euo pipefail
-declare -A limits=([correctness]=350 [profile]=140 [shapes]=480 [pair]=180 [peers]=200 [roofline]=150)
-all_parts="correctness profile shapes pair peers roofline"
+declare -A limits=(
+  [correctness]=400 [profile]=140 [shapes]=530 [more]=230 [pair]=180 [peers]=200 [roofline]=150
+)
+all_parts="correctness profile shapes more pair peers roofline"
 fail() { echo "error: $*" >&2; exit 2; }
 
 rehearse="" out="" models="" only="" parts=()
@@ -157,6 +160,8 @@ step() {
 
 # Compiled as users get it; a newer JAX may warn of what it is going to drop.
 tests=(env JSPEC_TEST_OPTIMISED=1 XLA_PYTHON_CLIENT_PREALLOCATE=false)
+# Right is right by any tiling: trying them took most of the time.
+tests+=(XLA_FLAGS="--xla_gpu_autotune_level=0 ${XLA_FLAGS:-}")
 tests+=("$python" -u -m pytest -v -rN --tb=short -W default "${select[@]}")
 workers=$(($(nproc) / 2)) # a process compiles with more than one core
 [ "$workers" -lt 8 ] || workers=8
@@ -167,17 +172,19 @@ benchmark() { step "$1" "$2" "$python" -u -m jspec.benchmark "${@:3}" --output_j
 
 correctness() {
   local real=smollm2-135m-instruct
-  step gpu-tests 170 "${tests[@]}" -m gpu tests/test_gpu.py
-  step kernel-tests 90 "${tests[@]}" -m "not gpu" tests/kernels/gpu
-  step cache-tests 40 "${tests[@]}" tests/speculation/test_cache_consistency.py
+  step seeds 60 "${tests[@]}" -m gpu tests/test_gpu.py -k seeds
+  JSPEC_ONE_GRAPH=0 step seeds-no-graph 60 "${tests[@]}" -m gpu tests/test_gpu.py -k seeds
+  step gpu-tests 170 "${tests[@]}" -m gpu tests/test_gpu.py -k "not seeds"
+  step kernel-tests 40 "${tests[@]}" -m "not gpu" tests/kernels/gpu
+  step cache-tests 30 "${tests[@]}" tests/speculation/test_cache_consistency.py
   if lacks gguf; then
     leave_out packed-tests "gguf is not installed"
   else
-    step packed-tests 20 "${tests[@]}" tests/kernels/test_packed.py
+    step packed-tests 15 "${tests[@]}" tests/kernels/test_packed.py
   fi
   [ -z "$rehearse" ] || real=$small
   if [ -n "$rehearse" ] || has $real; then # the draft is the target itself, rounded
-    step audit 30 "$python" -u -m jspec.audit --target="$real" --draft="$real" --dtype=bfloat16 \
+    step audit 25 "$python" -u -m jspec.audit --target="$real" --draft="$real" --dtype=bfloat16 \
       --draft_quantization=int8 --num_rows="$num_rows" --output_json="$out/audit.jsonl"
   else
     leave_out audit "no file of $real"
@@ -192,17 +199,25 @@ profile() {
 rounds=(--measure=roofline --quick)
 
 shapes() {
-  benchmark rounds-3b 140 "${rounds[@]}" --target="$middle" --draft="$small" \
+  if [ "$backend" = gpu ]; then
+    step products 40 "$python" -u -m scripts.gpu_products "$out/products.jsonl"
+  else
+    leave_out products "it needs a GPU"
+  fi
+  benchmark rounds-1b 110 "${rounds[@]}" --target="$small" --drafters=none,prompt_lookup:4
+  benchmark rounds-3b 200 "${rounds[@]}" --target="$middle" --draft="$small" \
     --drafters=none,prompt_lookup:4,model:4
-  benchmark rounds-1b 60 "${rounds[@]}" --target="$small" --drafters=none,prompt_lookup:4
-  benchmark rounds-8b 80 "${rounds[@]}" --target="$large" --drafters=none,prompt_lookup:4
+  # Named so that roofline takes only what is compiled as its estimates are.
+  JSPEC_FUSED=0 benchmark unfused-rounds-1b 80 "${rounds[@]}" --target="$small" \
+    --drafters=none,prompt_lookup:4
   benchmark synthetic-3b 100 --measure=synthetic --target="$middle" --draft="$small" \
     --drafters=none,model:2,model:4 --num_prompts="$prompts" --repeats="$repeats" \
     --max_new_tokens="$tokens"
-  # Named so that roofline takes only what is compiled as its estimates are.
-  JSPEC_FUSED=0 benchmark unfused-rounds-1b 50 "${rounds[@]}" --target="$small" \
-    --drafters=none,prompt_lookup:4
-  JSPEC_ONE_GRAPH=0 benchmark no-graph-rounds-1b 50 "${rounds[@]}" --target="$small" \
+}
+
+more() {
+  benchmark rounds-8b 120 "${rounds[@]}" --target="$large" --drafters=none,prompt_lookup:4
+  JSPEC_ONE_GRAPH=0 benchmark no-graph-rounds-1b 110 "${rounds[@]}" --target="$small" \
     --drafters=none,prompt_lookup:4
 }
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.checks import run_checks
+from jspec.evaluation.auditing.checks import _TEXTS, check_seeds, run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
 from jspec.kernels import PackedKernel, attend, fused_choice, product
@@ -21,7 +21,7 @@ from jspec.kernels.packed import STRIP
 from jspec.kernels.packed_formats import FORMATS
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
-from tests.evaluation.auditing.subjects import make_subject
+from tests.evaluation.auditing.subjects import SETTINGS, make_subject
 from tests.kernels.gpu.test_block import FAMILIES
 from tests.kernels.gpu.test_block import make_model as make_family
 from tests.tiny_models import CONFIG, make_generator, make_model, peaked_params
@@ -96,6 +96,15 @@ def test_packed_products_say_what_xlas_say(kind, monkeypatch):
     operands = jax.ShapeDtypeStruct((5, shape[1]), jnp.float32), kernel
     jax.jit(product).lower(*fused_choice.random_product(operands))
     assert set(fused_choice._VERDICTS.values()) == {True}
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, dataclasses.replace(SETTINGS, top_p=1.0)])
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_seeds(rule, settings):
+    """The same text alone and in a batch, at any number of drafts; there is one: no NaN."""
+    subject = make_subject(rule, "model", settings=settings)
+    prompts = [list(text.encode()) for text in _TEXTS]
+    assert check_seeds(subject, prompts, 24).has_passed
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
