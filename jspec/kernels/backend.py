@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
@@ -71,19 +71,36 @@ def run_options() -> dict[str, int | str] | None:
     is_set = any(name in os.environ.get("XLA_FLAGS", "") for name in _ONE_GRAPH)
     if backend() != "gpu" or is_set or os.environ.get("JSPEC_ONE_GRAPH") == "0":
         return None
-    return dict(_ONE_GRAPH) if is_foreign() or _can_count() else None
+    return dict(_ONE_GRAPH) if is_foreign() or _can_loop() else None
 
 
 @functools.cache
-def _can_count() -> bool:
-    """Tries a loop: this XLA may not know an option, or the driver no loop in a graph."""
+def _can_loop() -> bool:
+    """Tries a loop that chooses in each turn, as rounds do, on new memory several times.
 
-    def count(end: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(lambda now: now < end, lambda now: now + 1, jnp.int32(0))
+    This XLA may not know an option, the driver no loop in a graph, or a graph may go on with the
+    memory that it was made for.
+    """
 
+    def run(numbers: jax.Array, signs: jax.Array) -> jax.Array:
+        def turn(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            now, total = carry
+            grow, shrink = lambda x: 2 * x + numbers, lambda x: x - 3 * numbers
+            return now + 1, jax.lax.cond(signs[now] > 0, grow, shrink, total)
+
+        return jax.lax.while_loop(lambda carry: carry[0] < signs.size, turn, (0, numbers))[1]
+
+    def trial(seed: int) -> bool:
+        numbers, signs = np.arange(1000, dtype=np.int32) + seed, np.arange(8) % (seed + 2)
+        expected = numbers
+        for sign in signs:
+            expected = 2 * expected + numbers if sign > 0 else expected - 3 * numbers
+        return bool((np.asarray(program(numbers, signs.astype(np.int32))) == expected).all())
+
+    program, problem = jax.jit(run, compiler_options=_ONE_GRAPH), ""
     try:
-        found = int(jax.jit(count, compiler_options=_ONE_GRAPH)(jnp.int32(3)))
-        problem = f"a loop to 3 came to {found}" * (found != 3)
+        if not all(map(trial, range(4))):
+            problem = "a loop came to a wrong number"
     except jax.errors.JaxRuntimeError as error:
         problem = describe_error(error)[:200]
     if problem:

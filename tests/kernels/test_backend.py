@@ -16,9 +16,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("JSPEC_ONE_GRAPH", raising=False)
-    backend._can_count.cache_clear()
+    backend._can_loop.cache_clear()
     yield
-    backend._can_count.cache_clear()
+    backend._can_loop.cache_clear()
 
 
 def test_a_run_is_one_graph_on_a_gpu_only(gpu, monkeypatch):
@@ -73,6 +73,12 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_one_line(gpu, monkeyp
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "xla_gpu_no_such_option" in lines[0]
+
+
+def test_a_loop_that_goes_wrong_is_the_hosts(gpu, monkeypatch, capfd):
+    monkeypatch.setattr(jax.lax, "cond", lambda condition, grow, shrink, total: shrink(total))
+    assert kernels.run_options() is None
+    assert "a loop came to a wrong number" in capfd.readouterr().err
 
 
 def test_a_program_for_another_device_is_traced_anew():
