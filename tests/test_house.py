@@ -22,16 +22,16 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_860,
-    "kernels": 5_265,
+    "kernels": 5_335,
     "models": 2_195,
-    "sampling": 660,
+    "sampling": 662,
     "weights": 3_430,
     "speculation": 3_361,
     "drafters": 7_000,
     "generation": 4_810,
     "serving": 3_070,
     "training": 2_310,
-    "evaluation": 9_000,
+    "evaluation": 9_005,
 }
 MAX_LINES = 43_920
 MAX_REPORT_LINES = 1_600

@@ -79,7 +79,8 @@ def _can_loop() -> bool:
     """Tries a loop that chooses in each turn, as rounds do, on new memory several times.
 
     This XLA may not know an option, the driver no loop in a graph, or a graph may go on with the
-    memory that it was made for.
+    memory that it was made for: XLA makes it when a program runs for the second time, and changes
+    its addresses in later runs (openxla/xla#33073).
     """
 
     def run(numbers: jax.Array, signs: jax.Array) -> jax.Array:
