@@ -24,7 +24,8 @@ from jspec.generation.stats import RoundCounts
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
-from jspec.speculation.types import SpecState, StepInfo
+from jspec.speculation.acceptance.tree import depth_of
+from jspec.speculation.types import SpecState, StepInfo, tree_depth
 
 
 class Batch:
@@ -148,12 +149,13 @@ class Batch:
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
+        depth = 0 if self._engine.drafter is None else tree_depth(self._engine.drafter)
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
-                drafts = drafts_of(info.drafts, info.parents, num_proposed)
+                drafts = drafts_of(info.drafts, info.parents, num_proposed, depth)
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),
@@ -167,9 +169,16 @@ class Batch:
         self._state = self._engine.finish(self._state, row)
 
 
-def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:
-    """Returns a row's first drafts; tokens and parents are [w]."""
+def drafts_of(
+    tokens: np.ndarray, parents: np.ndarray | None, number: int, max_depth: int
+) -> Drafts:
+    """Returns a row's first drafts; tokens and parents are [w].
+
+    Raises:
+      InputError: parents that are no tree, by a drafter of the user's own.
+    """
     of_tree = () if parents is None else tuple(parents[:number].tolist())
+    depth_of(of_tree, max_depth)
     return Drafts(tuple(tokens[:number].tolist()), of_tree)
 
 
