@@ -145,7 +145,11 @@ class Batch:
         return Instant().run_seconds_since(begin)
 
     def rounds(self, row: int) -> Iterator[Round]:
-        """Yields what each round of the last run did in a row, where it emitted anything."""
+        """Yields what each round of the last run did in a row, where it emitted anything.
+
+        Raises:
+          InputError: a tree with wrong parents, or too deep a one.
+        """
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
@@ -155,7 +159,8 @@ class Batch:
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
-                drafts = drafts_of(info.drafts, info.parents, num_proposed, depth)
+                drafts = drafts_of(info.drafts, info.parents, num_proposed)
+                depth_of(drafts.parents, depth)  # of a drafter of the user's own it is not known
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),
@@ -169,16 +174,9 @@ class Batch:
         self._state = self._engine.finish(self._state, row)
 
 
-def drafts_of(
-    tokens: np.ndarray, parents: np.ndarray | None, number: int, max_depth: int
-) -> Drafts:
-    """Returns a row's first drafts; tokens and parents are [w].
-
-    Raises:
-      InputError: parents that are no tree, by a drafter of the user's own.
-    """
+def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:
+    """Returns a row's first drafts; tokens and parents are [w]."""
     of_tree = () if parents is None else tuple(parents[:number].tolist())
-    depth_of(of_tree, max_depth)
     return Drafts(tuple(tokens[:number].tolist()), of_tree)
 
 

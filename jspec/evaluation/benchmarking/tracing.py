@@ -107,11 +107,11 @@ def _run(
             "draft_seconds": drafted - begin,
             "target_seconds": time.perf_counter() - drafted,
         }
-        rounds.append(_counts(info, proposal.max_depth) | times)
+        rounds.append(_counts(info) | times)
     return first, rounds
 
 
-def _counts(info: StepInfo, max_depth: int) -> dict[str, Any]:
+def _counts(info: StepInfo) -> dict[str, Any]:
     """Returns a round's drafts, how many were kept, and what was emitted; of a tree, which, too.
 
     Drafts after the end of the answer are left out, and with them a tree's other branches.
@@ -119,8 +119,7 @@ def _counts(info: StepInfo, max_depth: int) -> dict[str, Any]:
     drafts, num_accepted = Drafts(), int(info.num_accepted[0])
     if info.drafts is not None:
         parents = None if info.parents is None else np.asarray(info.parents)[0]
-        number = int(info.num_proposed[0])
-        drafts = drafts_of(np.asarray(info.drafts)[0], parents, number, max_depth)
+        drafts = drafts_of(np.asarray(info.drafts)[0], parents, int(info.num_proposed[0]))
     emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
     if len(emitted) <= num_accepted:
         drafts, num_accepted = Drafts(tuple(emitted)), len(emitted)
