@@ -160,7 +160,7 @@ class Batch:
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
                 drafts = drafts_of(info.drafts, info.parents, num_proposed)
-                depth_of(drafts.parents, depth)  # of a drafter of the user's own it is not known
+                depth_of(drafts.parents, depth)  # a drafter of the user's own may get them wrong
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),
