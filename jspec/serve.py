@@ -132,6 +132,8 @@ def _follow(mesh: Mesh | None) -> None:
 
 def _load(settings: Settings, mesh: Mesh | None) -> Programs:
     """Loads the models that the flags name."""
+    if settings.num_beams > 1:
+        raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
     method = read_method(settings)
     target, draft = load_models(mesh)
     programs = Programs(

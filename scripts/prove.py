@@ -41,6 +41,7 @@ from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 200_000, "Independent rows of every cell.")
 _ROWS_PER_RUN = flags.DEFINE_integer("rows_per_run", 20_000, "Rows that run together.")
+_TREES = flags.DEFINE_bool("trees", False, "Only the cells of trees, and their controls.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the table to this file.")
 
 FALSE_ALARM = 1e-6  # of the whole table
@@ -145,16 +146,21 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
 
 def main() -> None:
     """Runs the table and the controls, prints them, and writes them down."""
-    values = {flag.name: flag.value for flag in (_NUM_ROWS, _ROWS_PER_RUN)}
-    for each in values.items():
+    sizes = {flag.name: flag.value for flag in (_NUM_ROWS, _ROWS_PER_RUN)}
+    for each in sizes.items():
         check_count(*each, 1, 10**9)
-    recorder, bench = Recorder(_OUTPUT_JSON.value, values), Bench(*values.values())
-    level = FALSE_ALARM / len(table := make_cells())
+    recorder = Recorder(_OUTPUT_JSON.value, sizes | {_TREES.name: _TREES.value})
+    bench = Bench(*sizes.values())
+    table, controls = (
+        [cell for cell in cells if cell.tree or not _TREES.value]
+        for cells in (make_cells(), make_controls())
+    )
+    level = FALSE_ALARM / len(table)
     print(f"{len(table)} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
           f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
           f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
           f"{bench.distance:.2f} apart")  # fmt: skip
-    seconds, lines = timed(lambda: list(run(bench, [*table, *make_controls()], level)))
+    seconds, lines = timed(lambda: list(run(bench, [*table, *controls], level)))
     has_passed = all(line["is_as_expected"] for line in lines)
     print(f"{'passed' if has_passed else 'FAILED'} ({seconds:.0f} s)")
     recorder.save({

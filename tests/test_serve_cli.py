@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.cases import slow_unless
 from tests.programs import check_refusal, command, environment, run
 from tests.serving.served import TEMPLATE, events
 from tests.tiny_models import save_folder
@@ -96,6 +97,7 @@ def test_a_full_disk_keeps_nobody_from_an_answer(folder, env, tmp_path):
         (["--max_seconds=-1"], "expected max_seconds"),
         (["--api_key="], "API key of printable"),
         (["--port=0", "--num_draft_tokens=many"], "num_draft_tokens"),
+        slow_unless(False, ["--port=0", "--num_beams=2"], "expected num_beams 1 in a server"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(env, flags, part):

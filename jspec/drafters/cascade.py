@@ -60,8 +60,10 @@ class CascadeDrafter:
 
     @property
     def tree_depth(self) -> int:
-        """The deepest member's; 0 if all draft chains."""
-        return max(tree_depth(member) for member in self.members)
+        """The deepest member's, where a chain is a tree of one branch; 0 if all draft chains."""
+        if not any(map(tree_depth, self.members)):
+            return 0
+        return max(tree_depth(member) or member.num_draft_tokens for member in self.members)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from jspec.generation.result import Piece, Result, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.distribution import NO_TOKEN
+from jspec.speculation.acceptance.tree import depth_of
 from jspec.weights import TokenizerLike
 from jspec.weights.resolver import LoadedModel
 
@@ -32,10 +33,7 @@ class Drafts(NamedTuple):
     @property
     def depth(self) -> int:
         """The most drafts of a tree that follow each other; 0 for a chain."""
-        depths = [0]  # the root's, whose place is -1 + 1
-        for parent in self.parents:
-            depths.append(depths[parent + 1] + 1)
-        return max(depths)
+        return depth_of(self.parents, len(self.parents))
 
     def kept(self, accepted: Iterable[int]) -> list[int]:
         """Returns the places of the drafts that were accepted, in a tree those of a path."""

@@ -161,7 +161,7 @@ def read_method(settings: Settings) -> dict[str, Any]:
     )
     number = parse_num_draft_tokens(NUM_DRAFT_TOKENS.value)
     acceptance, rule_options = read_rule()
-    check_num_draft_tokens(number, drafter)
+    check_num_draft_tokens(number, drafter, drafter_options)
     check_rule_options(rule_options, acceptance, drafter)
     check_draft_temperature(settings, [(drafter, drafter_options)])
     return {

@@ -24,7 +24,8 @@ from jspec.generation.stats import RoundCounts
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
-from jspec.speculation.types import SpecState, StepInfo
+from jspec.speculation.acceptance.tree import depth_of
+from jspec.speculation.types import SpecState, StepInfo, tree_depth
 
 
 class Batch:
@@ -144,16 +145,22 @@ class Batch:
         return Instant().run_seconds_since(begin)
 
     def rounds(self, row: int) -> Iterator[Round]:
-        """Yields what each round of the last run did in a row, where it emitted anything."""
+        """Yields what each round of the last run did in a row, where it emitted anything.
+
+        Raises:
+          InputError: a tree with wrong parents, or too deep a one.
+        """
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
+        depth = 0 if self._engine.drafter is None else tree_depth(self._engine.drafter)
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
                 drafts = drafts_of(info.drafts, info.parents, num_proposed)
+                depth_of(drafts.parents, depth)  # a drafter of the user's own may get them wrong
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),

@@ -97,7 +97,7 @@ class Programs:
             drafter, has_draft=has_draft, target=target.name, options=drafter_options
         )
         self._entry, self.drafter = drafter, name_of(drafter)
-        check_num_draft_tokens(num_draft_tokens, self.drafter)
+        check_num_draft_tokens(num_draft_tokens, self.drafter, drafter_options)
         self.max_seq_len = context if max_seq_len is None else max_seq_len
         check_count("max_seq_len", self.max_seq_len, 2, context)
         check_count("batch_size", batch_size, 1, 4096)

@@ -18,6 +18,7 @@ from jspec.drafters import (
     name_of,
     read_options,
 )
+from jspec.drafters.tree_options import LIKELIEST
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
@@ -56,12 +57,19 @@ def gather_options(
     return options | {"drafter_options": drafter_options, "rule_options": rule_options}
 
 
-def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
+def check_num_draft_tokens(
+    num_draft_tokens: int | str, drafter: str, options: DrafterOptions | None = None
+) -> None:
     """Checks that there are drafts to count, unless their number is the default.
 
     Raises:
-      InputError: there are none.
+      InputError: there are none; or a number that varies, of drafts that are drawn as a tree.
     """
+    if num_draft_tokens == "auto" and options is not None and options.tree_draws != LIKELIEST:
+        raise InputError(
+            f"expected num_draft_tokens as a number with tree_draws={options.tree_draws}, got "
+            "'auto'"
+        )
     if drafter == "none" and num_draft_tokens != DEFAULT_NUM_DRAFT_TOKENS:
         raise InputError(
             f"expected num_draft_tokens with a drafter that drafts, got {num_draft_tokens!r} with "
@@ -181,6 +189,6 @@ def check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) 
         )
     if numbers and not all(kind.is_tree for kind in drafter.kinds):
         raise InputError(
-            "expected num_draft_tokens as a number with trees that are drawn, or whose kinds are "
-            "not all of trees with scores (is_tree); got 'auto'"
+            "expected num_draft_tokens as a number with trees whose kinds are not all of trees "
+            "with scores (is_tree), got 'auto'"
         )

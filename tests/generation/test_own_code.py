@@ -39,7 +39,7 @@ class Own(Stateless):
 
     @property
     def tree_depth(self):
-        return int(self.mistake in ("tree", "no depth"))
+        return int(self.mistake in ("tree", "no depth", "order", "deep"))
 
     @property
     def num_runners_up(self):
@@ -56,8 +56,10 @@ class Own(Stateless):
             tokens = tokens * 1.0
         probs = jnp.ones([*tokens.shape, 5]) if self.mistake == "probs" else None
         proposal = jspec.Proposal(tokens, inputs.wanted(), probs)
-        if self.mistake in ("tree", "no depth", "parents"):
+        if self.mistake in ("tree", "no depth", "parents", "order", "deep"):
             parents = jnp.full_like(tokens, -1)
+            if self.mistake in ("order", "deep"):  # data: seen when the round is over
+                parents = parents.at[:, 1].set(1 if self.mistake == "order" else 0)
             proposal = proposal.replace(parents=parents, max_depth=int(self.mistake != "no depth"))
         if self.mistake == "nothing":
             proposal = None
@@ -69,9 +71,9 @@ class Own(Stateless):
 def told(drafter, rule="rejection"):
     try:
         generator = jspec.Generator(target(), drafter=drafter, num_draft_tokens=3, acceptance=rule)
+        generator.generate("abc", jspec.Settings(max_new_tokens=4))
     except jspec.InputError as error:
         return str(error)
-    generator.generate("abc", jspec.Settings(max_new_tokens=3))
     return "fine"
 
 
@@ -81,7 +83,7 @@ def entry(mistake):
 
 found = {name: told(entry(name)) for name in (
     "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure",
-    "no state", "runners-up", "tree", "no depth", "parents",
+    "no state", "runners-up", "tree", "no depth", "parents", "order", "deep",
 )}
 bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
 jspec.register_drafter(entry("columns"))
@@ -111,6 +113,8 @@ EXPECTED = {
     "tree": "^fine$",
     "no depth": "'own' to propose parents, and max_depth 1, .*; got max_depth 0 with parents$",
     "parents": "tree_depth, 0; got max_depth 1 with parents$",
+    "order": "^expected a tree's parents before their children, from -1 to 0 for draft 1; got 1$",
+    "deep": "^expected a tree of depth 1 at most, got 2$",
     "raises": r"^the drafter 'own', <string>:\d+: KeyError: 'missing'$",
     "no state": "TypeError: expected propose to return a Proposal and the state, got Proposal$",
     "no drafter": "^expected what the drafter 'own' is built as to be a BuiltDrafter, got Own",

@@ -56,7 +56,7 @@ def as_if_sampled(target_probs, proposal, tree_):
     rows = jnp.arange(proposal.tokens.shape[0])[:, None]
     target = target_probs[rows, tree_.parents, proposal.tokens]
     draft = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
-    return tree.end_probs(jnp.minimum(target / jnp.maximum(draft, 1e-30), 1.0), tree_)
+    return siblings.end_probs_of(jnp.minimum(target / jnp.maximum(draft, 1e-30), 1.0), tree_)
 
 
 def test_a_stale_residual_is_caught():
@@ -142,12 +142,13 @@ def proposal_of(parents, num_tokens=None):
 @pytest.mark.parametrize(
     ("parents", "message"),
     [([[-1, 0, 0], [-1, 1, 0]], "from -1 to 0 for draft 1 of row 1; got 1"),
-     ([[-2, 0, 0], [-1, 0, 0]], "from -1 to -1 for draft 0 of row 0; got -2")],
+     ([[-2, 0, 0], [-1, 0, 0]], "from -1 to -1 for draft 0 of row 0; got -2"),
+     ([[-1, 0, 1], [-1, 0, 0]], "a tree of depth 2 at most of row 0, got 3")],
 )  # fmt: skip
 def test_parents_come_before_their_children(parents, message):
-    """In one line with the first wrong one; padding may be anything."""
+    """In one line with the first wrong one, or a tree too deep; padding may be anything."""
     tokens, counts = jnp.zeros([2, 3], jnp.int32), jnp.array([3, 2], jnp.int32)
-    wrong = Proposal(tokens, counts, parents=jnp.array(parents, jnp.int32), max_depth=3)
+    wrong = Proposal(tokens, counts, parents=jnp.array(parents, jnp.int32), max_depth=2)
     with pytest.raises(InputError, match=message):
         tree.tree_of(wrong)
     tree.tree_of(wrong.replace(parents=jnp.array([[-1, 0, 0], [-1, 0, 9]], jnp.int32)))

@@ -26,7 +26,6 @@ from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, gumbel_noise, round_keys
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
 from jspec.speculation.acceptance.tree import Tree, TreeRule, end_of, kept_path
-from jspec.speculation.acceptance.tree import end_probs as end_probs_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
 
 
@@ -101,6 +100,21 @@ def acceptance_probs(
     """Returns the probability that each draft is accepted, once those before it are refused."""
     tried = trial(target_probs, proposal, tree)
     return min_ratio(tried.target, tried.draft)
+
+
+def end_probs_of(accept: Float32[Array, "b w"], tree: Tree) -> Float32[Array, "b t"]:
+    """Returns the probability that the path ends at each slot, for rules that try siblings in turn.
+
+    `accept` is the probability that each draft is accepted once its parent is kept and its earlier
+    siblings are refused.
+    """
+    accept = jnp.where(tree.is_real, accept, 0.0)
+    refused = 1 - accept
+    earlier = jnp.where(tree.is_earlier_sibling, refused[:, None, :], 1.0)
+    chosen = jnp.pad(accept * jnp.prod(earlier, axis=-1), ((0, 0), (1, 0)), constant_values=1.0)
+    reached = jnp.prod(jnp.where(tree.mask, chosen[:, None, :], 1.0), axis=-1)
+    is_child = tree.parents[:, None, :] == jnp.arange(tree.depths.shape[1])[:, None]
+    return reached * jnp.prod(jnp.where(is_child, refused[:, None, :], 1.0), axis=-1)
 
 
 def make_rule(trial: TryFn) -> TreeRule:

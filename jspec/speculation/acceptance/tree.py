@@ -15,7 +15,7 @@ The parents are data: every row may have a tree of its own, another one in every
 number of drafts and the greatest depth are static.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -70,26 +70,36 @@ class TreeRule(NamedTuple):
     noise: Callable[..., Any]
 
 
-def _check_parents(parents: np.ndarray, num_tokens: np.ndarray) -> None:
-    for row, count in enumerate(num_tokens):
-        for child, parent in enumerate(parents[row, :count]):
-            if not -1 <= parent < child:
-                raise InputError(
-                    f"expected a tree's parents before their children, from -1 to {child - 1} for "
-                    f"draft {child} of row {row}; got {parent}"
-                )
+def depth_of(parents: Sequence[int], max_depth: int, where: str = "") -> int:
+    """Returns the depth of one row's tree, by its parents.
+
+    Raises:
+      InputError: a parent that does not come before its child, or a draft that is too deep.
+    """
+    depths = [0]  # the root's, whose place is -1 + 1
+    for child, parent in enumerate(parents):
+        if not -1 <= parent < child:
+            raise InputError(
+                f"expected a tree's parents before their children, from -1 to {child - 1} for "
+                f"draft {child}{where}; got {parent}"
+            )
+        depths.append(depths[parent + 1] + 1)
+    if (depth := max(depths)) > max_depth:
+        raise InputError(f"expected a tree of depth {max_depth} at most{where}, got {depth}")
+    return depth
 
 
 def tree_of(proposal: Proposal) -> Tree:
     """Returns the tree of a proposal that has parents.
 
     Raises:
-      InputError: a parent that does not come before its child, outside compiled functions: there
-        nothing is known of the values.
+      InputError: see `depth_of`; but in compiled functions nothing is known of the values.
     """
     assert proposal.parents is not None
     if not isinstance(proposal.parents, Tracer):
-        _check_parents(np.asarray(proposal.parents), np.asarray(proposal.num_tokens))
+        counts = np.asarray(proposal.num_tokens).tolist()
+        for row, own in enumerate(np.asarray(proposal.parents).tolist()):
+            depth_of(own[: counts[row]], proposal.max_depth, f" of row {row}")
     width = proposal.width
     is_real = jnp.arange(width) < proposal.num_tokens[:, None]
     # Padding hangs on the root, where no rule keeps it.
@@ -182,18 +192,3 @@ def match_tree(logits: AnyLogits, proposal: Proposal, tree: Tree) -> Verdict:
 
 def _at(leaf: Int32[Array, "b t"], slot: RowCounts) -> RowCounts:
     return jnp.take_along_axis(leaf, slot[:, None], axis=1)[:, 0]
-
-
-def end_probs(accept: Float32[Array, "b w"], tree: Tree) -> Float32[Array, "b t"]:
-    """Returns the probability that the path ends at each slot, for rules that try siblings in turn.
-
-    `accept` is the probability that each draft is accepted once its parent is kept and its earlier
-    siblings are refused.
-    """
-    accept = jnp.where(tree.is_real, accept, 0.0)
-    refused = 1 - accept
-    earlier = jnp.where(tree.is_earlier_sibling, refused[:, None, :], 1.0)
-    chosen = jnp.pad(accept * jnp.prod(earlier, axis=-1), ((0, 0), (1, 0)), constant_values=1.0)
-    reached = jnp.prod(jnp.where(tree.mask, chosen[:, None, :], 1.0), axis=-1)
-    is_child = tree.parents[:, None, :] == jnp.arange(tree.depths.shape[1])[:, None]
-    return reached * jnp.prod(jnp.where(is_child, refused[:, None, :], 1.0), axis=-1)
