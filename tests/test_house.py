@@ -33,7 +33,7 @@ ROOMS = {
     "training": 2_310,
     "evaluation": 9_005,
 }
-MAX_LINES = 43_932
+MAX_LINES = 44_020
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
