@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -84,12 +85,14 @@ def _can_loop() -> bool:
     """
 
     def run(numbers: jax.Array, signs: jax.Array) -> jax.Array:
-        def turn(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def turn(carry: Any) -> Any:
             now, total = carry
             grow, shrink = lambda x: 2 * x + numbers, lambda x: x - 3 * numbers
             return now + 1, jax.lax.cond(signs[now] > 0, grow, shrink, total)
 
-        return jax.lax.while_loop(lambda carry: carry[0] < signs.size, turn, (0, numbers))[1]
+        return jax.lax.while_loop(
+            lambda carry: carry[0] < signs.size, turn, (np.int32(0), numbers)
+        )[1]
 
     def trial(seed: int) -> bool:
         numbers, signs = np.arange(1000, dtype=np.int32) + seed, np.arange(8) % (seed + 2)
