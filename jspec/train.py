@@ -8,13 +8,15 @@ for `--drafter=model --draft=DIR/draft`. If the target is trained too (the field
 medusa), it is another model, in `target/`. docs/train_a_drafter.md is the guide.
 """
 
+import functools
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.common import cli, processes
 from jspec.common.errors import InputError
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.evaluation.experiments import config_flag
@@ -26,7 +28,7 @@ from jspec.training.placement import Placement
 from jspec.training.run import has_begun, read_config, run_training
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
-flags.declare_key_flag("mesh")
+flags.adopt_module_key_flags(mesh_flags)
 
 
 def main() -> None:
@@ -34,26 +36,36 @@ def main() -> None:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     plain = to_plain(CONFIG.value)
-    config, place = read_config(plain), Placement(mesh_flags.own_mesh())
-    workdir = pathlib.Path(WORKDIR.value)
-    is_new = not workdir.exists()
-    make_workdir(workdir)
-    if has_begun(workdir):
-        check_or_write_config(workdir / "config.json", plain)
-    else:  # a run that was refused before its first step does not claim the workdir
-        write_json(workdir / "config.json", plain)
+    read_config(plain)  # is it one? before other processes are waited for
+    with mesh_flags.flagged_mesh() as mesh:
+        run(plain, pathlib.Path(WORKDIR.value), Placement(mesh))
+
+
+def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
+    """Does so; of several processes the first one writes, and the others train with it."""
+    config, is_new = read_config(plain), not workdir.exists()
+    processes.of_first(functools.partial(_claim, workdir, plain))
     output = workdir / config.OUTPUT
-    if output.exists():
+    if processes.of_first(output.exists):
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
     try:
         metrics = run_training(config, workdir, place)
     finally:
-        if not has_begun(workdir):  # refused, for its texts, say: nothing is left
+        if processes.is_first() and not has_begun(workdir):  # refused, for its texts, say: nothing is left
             (workdir / "config.json").unlink(missing_ok=True)
             if is_new:
                 shutil.rmtree(workdir)
     print(f"{output}: {describe(metrics)}")
+
+
+def _claim(workdir: pathlib.Path, plain: dict[str, Any]) -> None:
+    """Makes the workdir, and writes the config there, or checks that it is the same."""
+    make_workdir(workdir)
+    if has_begun(workdir):
+        check_or_write_config(workdir / "config.json", plain)
+    else:  # a run that was refused before its first step does not claim the workdir
+        write_json(workdir / "config.json", plain)
 
 
 if __name__ == "__main__":

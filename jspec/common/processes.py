@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO, TypeVar
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ _REASONS = {
     r"stopped sending heartbeats\):\s+(\d[\d,\s]*)\n": "process {} of the run was lost",
     r"Failed to send RPC to coordination service": "process 0 of the run was lost",
 }
+_T = TypeVar("_T")
 _LOST = re.compile(r"gloo|nccl|peer|coordination", re.IGNORECASE)  # in an error
 
 
@@ -67,6 +68,30 @@ def broadcast(value: Any) -> Any:
     if size > _BUFFER - 8:
         received += _broadcast_bytes(data[_BUFFER - 8 :], 1 << (size - 1).bit_length())
     return pickle.loads(received[8 : 8 + size])
+
+
+def of_first(call: Callable[[], _T]) -> _T:
+    """Returns in all processes what a call in process 0 returns, or raises its `InputError`."""
+    if jax.process_count() == 1:
+        return call()
+    outcome = None
+    if is_first():
+        try:
+            outcome = call()
+        except InputError as error:
+            outcome = error
+    outcome = broadcast(outcome)
+    if isinstance(outcome, InputError):
+        raise outcome
+    return outcome
+
+
+def fetch(tree: Any) -> Any:
+    """Returns arrays on the host of every process, which all call it together."""
+    leaves = jax.tree.leaves(tree)
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def _broadcast_bytes(data: bytes, size: int) -> bytes:

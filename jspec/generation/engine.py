@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jspec import kernels
+from jspec.common import processes
 from jspec.common.typing import ApplyFn, Params
 from jspec.generation.capacity import capacity_for
 from jspec.generation.layout import Layout
@@ -227,7 +228,8 @@ class Engine:
 
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
         # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
-        infos, counts = self.layout.fetch((infos, counts))
+        # Of other processes' rows each must know the tokens: they decide alike what comes next.
+        infos, counts = processes.fetch((infos, counts))
         return jax.tree.map(lambda leaf: leaf[: counts.max()], infos)
 
     def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
@@ -230,13 +229,6 @@ class Layout:
 
         specs = self._specs(argument)  # one may stand for a whole tree
         return jax.tree.map(of, specs, argument, is_leaf=lambda one: isinstance(one, PartitionSpec))
-
-    def fetch(self, tree: Any) -> Any:
-        """Returns arrays on the host of every process."""
-        if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
-            return jax.device_get(tree)
-        # Of other processes' rows each must know the tokens: they decide alike what comes next.
-        return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def place_model(model: LoadedModel, mesh: Mesh | None) -> LoadedModel:

@@ -55,14 +55,3 @@ def flagged_mesh() -> Iterator[Mesh | None]:
     values.pop(_PROCESS_ID.name, None)
     with processes.joined(coordinator, number, own, values):
         yield make_mesh(MESH.value)
-
-
-def own_mesh() -> Mesh | None:
-    """Returns the mesh that the flags ask for, in a program of one process; None without one.
-
-    Raises:
-      InputError: several processes, or a mesh that does not fit the devices.
-    """
-    if given := [flag.name for flag in _OF_PROCESSES if flag.value is not None]:
-        raise InputError(f"expected one process here, got --{given[0]}")
-    return None if MESH.value is None else make_mesh(MESH.value)

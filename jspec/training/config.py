@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import pathlib
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -27,9 +28,11 @@ class Trainee(NamedTuple):
       params: before the first update; all of them are trained.
       frozen: parameters of other models that `loss` needs, the target's as a rule.
       loss: see `LossFn`.
-      save: (params, folder) -> None: writes the drafter in the format in which it is loaded.
+      save: (params, folder) -> None: writes the drafter in the format in which it is loaded; it
+        gets the `borrowed` parameters as well.
       layers: the target's layers whose outputs `loss` takes from rows that bring them; empty if
         `loss` always runs the target.
+      borrowed: parameters of the target that are saved with the trained ones, by name.
     """
 
     params: Params
@@ -37,6 +40,7 @@ class Trainee(NamedTuple):
     loss: LossFn
     save: Callable[[Params, pathlib.Path], None]
     layers: tuple[int, ...] = ()
+    borrowed: Params = types.MappingProxyType({})
 
 
 def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:

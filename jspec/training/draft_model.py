@@ -107,11 +107,11 @@ class DraftModelTraining(TrainingConfig):
 
         def save(params: Params, folder: pathlib.Path) -> None:
             assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
-            stored = cast({name: target.params[name] for name in outer} | params, jnp.bfloat16)
-            save_hf(folder, config, stored, tokenizer=target.tokenizer)
+            save_hf(folder, config, cast(params, jnp.bfloat16), tokenizer=target.tokenizer)
 
         first = cast(_first_params(self, config, target, outer), jnp.float32)
-        return Trainee(first, target.params, loss, save)
+        borrowed = {name: target.params[name] for name in outer if name not in first}
+        return Trainee(first, target.params, loss, save, borrowed=borrowed)
 
     def make_fill(
         self, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jspec.common import processes
 from jspec.common.errors import InputError
-from jspec.common.journal import Journal
+from jspec.common.journal import Journal, Record
 from jspec.common.progress import format_seconds
 from jspec.common.typing import Params
 from jspec.training.chain_loss import SCORE
@@ -57,8 +58,7 @@ def train(
     state, step = checkpoints.restore(first)
     if step > 0:
         _print(f"going on after step {step} of {recipe.num_steps}")
-    log = Journal(workdir / METRICS)
-    log.cut(sum(record["step"] <= step for record in log.read()))  # not those after a checkpoint
+    log = _open_log(workdir, step)
     begin, first_step = time.monotonic(), step
     while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
@@ -71,19 +71,28 @@ def train(
         is_last = step == recipe.num_steps
         if step % recipe.log_every == 0 or is_last:
             left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
-            log.append({"step": step, "loss": float(np.mean(losses)), **_as_lists(metrics)})
+            log({"step": step, "loss": float(np.mean(losses)), **_as_lists(metrics)})
             _print(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
                    f"about {format_seconds(left)} left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or is_last:
             what = f"the size of the parameters after step {step}"
             _check_finite(what, optax.tree.norm(state.params), checkpoints)
             scores = evaluate(state.params, frozen, held_out)
-            log.append({"step": step, "held_out": scores})
+            log({"step": step, "held_out": scores})
             _print(f"step {step}: {describe(scores)}")
             checkpoints.save(step, state, scores)
     if step < recipe.num_steps:
         _print(f"stopped: no better score in {recipe.patience} evaluations")
     return checkpoints.best(state)
+
+
+def _open_log(workdir: pathlib.Path, step: int) -> Callable[[Record], object]:
+    """Returns what the first process logs with; lines of later steps than this one are cut off."""
+    if not processes.is_first():
+        return lambda record: None
+    log = Journal(workdir / METRICS)
+    log.cut(sum(record["step"] <= step for record in log.read()))  # not those after a checkpoint
+    return log.append
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
@@ -151,7 +160,7 @@ def _make_update(
         changes, own = optimizer.update(grads, state.optimizer, state.params)
         metrics = metrics | {_NORM: optax.tree.norm(grads)}
         state = TrainState(optax.apply_updates(state.params, changes), own)
-        return place.keep(state), loss, metrics
+        return place.keep(state), *place.share((loss, metrics))
 
     return jax.jit(update, donate_argnums=0)
 
@@ -167,7 +176,7 @@ def make_evaluate(
         # Nothing predicts the first token of a text.
         is_scored = jnp.asarray(rows.is_answer) & (jnp.asarray(rows.positions) > 0)
         count = jnp.sum(is_scored).astype(jnp.float32)
-        return {name: value * count for name, value in metrics.items()}, count
+        return place.share(({name: value * count for name, value in metrics.items()}, count))
 
     def evaluate(params: Params, frozen: Any, batches: Iterable[Rows]) -> dict[str, Any]:
         found = [weighted(params, frozen, place.put_rows(rows)) for rows in batches]

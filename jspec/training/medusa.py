@@ -137,12 +137,13 @@ class MedusaTraining(TrainingConfig):
             return distance + self.heads_weight * value, metrics
 
         def save(params: Params, folder: pathlib.Path) -> None:
-            trained = move(target.params, params[_CHANGE], self.target_rate)
+            trained = move(params[_TARGET], params[_CHANGE], self.target_rate)
             _save_target(folder.parent / _TARGET, target, trained)
             heads.save(params[_HEADS], folder)
 
         change = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), target.params)
-        return Trainee({_HEADS: heads.params, _CHANGE: change}, target.params, loss, save)
+        first, borrowed = {_HEADS: heads.params, _CHANGE: change}, {_TARGET: target.params}
+        return Trainee(first, target.params, loss, save, borrowed=borrowed)
 
 
 def move(original: Params, change: Params, rate: float) -> Params:

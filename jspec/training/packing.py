@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, init_cache, make_apply
@@ -93,14 +94,13 @@ class Batches:
         batch_size: int,
         seq_len: int,
         seed: int,
-        fill: Callable[[Rows], Rows] = lambda rows: rows,
     ) -> None:
-        """Packs the first epoch; `fill` adds to a batch what was computed before.
+        """Packs the first epoch.
 
         Raises:
           InputError: there are not enough texts for one batch.
         """
-        self._texts, self._seed, self._fill = texts, seed, fill
+        self._texts, self._seed = texts, seed
         self._batch_size, self._seq_len = batch_size, seq_len
         self._epoch, self._rows = 0, self._pack(0)
         num_rows = len(self._rows.tokens)
@@ -119,7 +119,7 @@ class Batches:
             if len(self._rows.tokens) < self._batch_size:  # an order that is packed more tightly
                 self._rows = self._pack(0)
         begin = min(number * self._batch_size, len(self._rows.tokens) - self._batch_size)
-        return self._fill(self._rows.pick(slice(begin, begin + self._batch_size)))
+        return self._rows.pick(slice(begin, begin + self._batch_size))
 
     def _pack(self, epoch: int) -> Rows:
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._texts))
@@ -141,7 +141,7 @@ def compute_by_text(
     longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
     found = {}
     for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
-        values = np.asarray(compute(batch))
+        values = processes.fetch(compute(batch))
         found |= {ids: values[span] for span, ids in _spans(batch)}
     return found
 

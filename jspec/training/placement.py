@@ -1,13 +1,16 @@
 """Where the arrays of a training run lie: rows over `data`, parameters over `model`.
 
 The programs are those of one device. XLA splits them as their arguments are split, and adds the
-sums over devices, of gradients over `data` among them.
+sums over devices, of gradients over `data` among them. Each of several processes reads the texts
+and packs the same batches; what else belongs to rows it takes from the disk for its own alone.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
@@ -19,9 +22,15 @@ from jspec.weights.resolver import LoadedModel, load_model
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The places on a mesh; without one all stays on the default device."""
+    """The places on a mesh; without one all stays on the default device.
+
+    Attributes:
+      mesh: the devices, perhaps of several processes.
+      fill: adds to rows of texts what was computed before; see `StateStore`.
+    """
 
     mesh: Mesh | None = None
+    fill: Callable[[Rows], Rows] = lambda rows: rows
 
     def load(self, name: str, dtype: str) -> LoadedModel:
         """Returns a model of floats; it passes the host's memory whole, and is split as `put` says.
@@ -30,7 +39,7 @@ class Placement:
         """
         if self.mesh is None:
             return load_model(name, dtype=dtype, quantization="none")
-        with jax.default_device(jax.devices("cpu")[0]):
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = load_model(name, dtype=dtype, quantization="none")
         return dataclasses.replace(model, params=self.put(model.params))
 
@@ -42,7 +51,12 @@ class Placement:
 
     def put(self, params: Any) -> Any:
         """Returns parameters, or an optimiser's state of them, split as a model's are."""
-        return params if self.mesh is None else jax.device_put(params, self._of(params))
+        if self.mesh is None:
+            return params
+        shardings, is_here = self._of(params), not self.mesh.is_multi_process
+        if is_here or not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
+            return jax.device_put(params, shardings)
+        return jax.tree.map(_put_parts, params, shardings)
 
     def keep(self, params: Any) -> Any:
         """Says in a program that a result is split as `put` splits it."""
@@ -50,11 +64,29 @@ class Placement:
             return params
         return jax.lax.with_sharding_constraint(params, self._of(params))
 
-    def put_rows(self, rows: Rows) -> Rows:
-        """Returns rows, each on its row of the mesh."""
+    def share(self, values: Any) -> Any:
+        """Says in a program that all devices get a result, so that each process can read it."""
         if self.mesh is None:
-            return rows
-        return jax.device_put(rows, NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)))
+            return values
+        return jax.lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec()))
+
+    def put_rows(self, rows: Rows) -> Rows:
+        """Returns rows, filled and each on its row of the mesh; a process fills its own alone."""
+        if self.mesh is None:
+            return self.fill(rows)
+        sharding, number = NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)), len(rows.tokens)
+        places = sharding.addressable_devices_indices_map((number,)).values()
+        spans = [place[0].indices(number) for place in places if place is not None]
+        begin, end = min(first for first, _, _ in spans), max(last for _, last, _ in spans)
+
+        def put(own: np.ndarray) -> jax.Array:
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                first, last, _ = index[0].indices(number)
+                return own[first - begin : last - begin]
+
+            return jax.make_array_from_callback((number, *own.shape[1:]), sharding, part)
+
+        return jax.tree.map(put, self.fill(rows.pick(slice(begin, end))))
 
     def _of(self, params: Any) -> Any:
         assert self.mesh is not None
@@ -65,6 +97,12 @@ class Placement:
             return NamedSharding(mesh, split_spec(name, leaf.shape, mesh.shape[MODEL_AXIS]))
 
         return jax.tree_util.tree_map_with_path(of, params)
+
+
+def _put_parts(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns an array that each process has whole, as one over the devices of all of them."""
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 ON_ONE = Placement()  # device

@@ -1,5 +1,7 @@
 """A training run from a config: texts, a trainee, the loop, and the trained drafter in a folder."""
 
+import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jspec.common import processes
 from jspec.common.dataclass_fields import read_fields
 from jspec.common.errors import InputError, check_among
 from jspec.common.work_dir import check_or_write_config
@@ -58,8 +61,11 @@ def run_training(
             f"expected more than {config.num_held_out} texts, as many as are held out "
             f"(num_held_out), got {len(texts)}"
         )
-    if has_begun(workdir):
-        check_or_write_config(workdir / _TEXTS, _digest(texts))
+    digest = _digest(texts)
+    if processes.of_first(lambda: digest) != digest:
+        raise InputError("expected the same texts in all processes, got others here")
+    claim = functools.partial(check_or_write_config, workdir / _TEXTS, digest)
+    processes.of_first(lambda: claim() if has_begun(workdir) else None)
     training, held_out = split(texts, config.num_held_out)
     if config.score_prompts:
         training = [Text(text.ids[:1], text.ids[1:]) for text in training]
@@ -68,16 +74,17 @@ def run_training(
     trainee = config.make_trainee(target, training)
     fill = config.make_fill(target, trainee.layers, texts)
     sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
-    batches = Batches(training, **sizes, seed=config.recipe.seed, fill=fill)
+    batches = Batches(training, **sizes, seed=config.recipe.seed)
     print(f"{len(training)} texts ({len(held_out)} more are held out), "
           f"{num_answer_tokens} tokens to predict, {batches.num_batches} batches an epoch",
           file=sys.stderr, flush=True)  # fmt: skip
-    packed = pack(held_out, config.seq_len)
-    scored = [fill(rows) for rows in iterate_rows(packed, config.batch_size)]
-    check_or_write_config(workdir / _TEXTS, _digest(texts))
+    scored = list(iterate_rows(pack(held_out, config.seq_len), config.batch_size))
+    processes.of_first(claim)
+    place = dataclasses.replace(place, fill=fill)
     params, metrics = train(trainee, batches, scored, config.recipe, workdir, place)
-    trainee.save(params, workdir / config.OUTPUT)
-    write_figures(workdir)
+    whole = processes.fetch({**trainee.borrowed, **params})
+    processes.of_first(lambda: trainee.save(whole, workdir / config.OUTPUT))
+    processes.of_first(lambda: write_figures(workdir))
     return metrics
 
 

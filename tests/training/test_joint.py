@@ -142,12 +142,13 @@ def test_the_folders_say_what_they_are(folder):
 def test_a_run_that_was_killed_before_it_wrote_its_heads_goes_on(folder, tmp_path, capsys):
     """The target is there already, whole: it stays as it is."""
     trainee = joint_training(folder).make_trainee(load_model(str(folder / "model")), [])
-    params = trainee.params | {"change": jax.tree.map(jnp.ones_like, trainee.params["change"])}
+    first = trainee.params | trainee.borrowed
+    params = first | {"change": jax.tree.map(jnp.ones_like, first["change"])}
     trainee.save(params, tmp_path / "head")
     capsys.readouterr()
     written = (tmp_path / "target" / "model.safetensors").read_bytes()
     (tmp_path / "head").rename(tmp_path / "gone")
-    trainee.save(trainee.params, tmp_path / "head")
+    trainee.save(first, tmp_path / "head")
     assert (tmp_path / "target" / "model.safetensors").read_bytes() == written
     assert "WARNING" in capsys.readouterr().err
     found = load_model(str(tmp_path / "target"), dtype="bfloat16")

@@ -157,8 +157,8 @@ def test_every_batch_is_filled(tmp_path):
     texts = [Text(one.ids[:2], one.ids[2:]) for one in make_texts(12)]
     store = open_store(tmp_path, texts)
     scored = [Text(one.ids[:1], one.ids[1:]) for one in texts]
-    batches = Batches(scored, batch_size=2, seq_len=SEQ_LEN, seed=0, fill=store.fill)
+    batches = Batches(scored, batch_size=2, seq_len=SEQ_LEN, seed=0)
     for index in range(2 * batches.num_batches):
-        rows = batches[index]
+        rows = store.fill(batches[index])
         assert rows.outputs.shape == (2, SEQ_LEN, len(LAYERS), CONFIG.embed_dim)
         assert rows.outputs[rows.text > 0].astype(np.float32).any(axis=(1, 2)).all()
