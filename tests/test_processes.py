@@ -14,6 +14,7 @@ from jspec.common import processes
 from jspec.common.errors import InputError
 from tests.programs import call_generate, check_refusal, command, environment
 from tests.tiny_models import save_folder
+from tests.training.on_meshes import begin, check_alike, kinds, losses, prepare
 
 _PROMPT = "--prompt=the end of it"
 _USUAL = ("--dtype=float32", "--temperature=0", "--max_new_tokens=24", "--nostats", _PROMPT)
@@ -192,3 +193,25 @@ def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, ca
         assert second[:2] == (0, "")
         said.append("measuring what rounds cost" in first[2])
     assert said == [True, False]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(start, tmp_path):
+    """Every kind of drafter, on two devices of each; also runs that go on elsewhere."""
+    prepare(tmp_path)
+    configs = kinds(tmp_path)
+    alone = {kind: losses(config, tmp_path / kind) for kind, config in configs.items()}
+    begin(configs["eagle"], tmp_path / "moved")
+    meshes = "data:2,model:2", "model:4"
+    begun = start(2, str(tmp_path), *meshes, devices=2, script="tests.training.on_meshes")
+    (status, output, errors), (other, *_) = ends(begun, timeout=900)
+    assert (status, other) == (0, 0), errors
+    found = json.loads(output.splitlines()[-1])
+    found["back"] = {"eagle": losses(configs["eagle"], tmp_path / "back")}
+    for mesh, kinds_of_mesh in found.items():
+        for kind, own in kinds_of_mesh.items():
+            check_alike(f"{kind} on {mesh} of two processes", own, alone[kind])
+    for kind, config in configs.items():
+        written = sorted(path.name for path in (tmp_path / "model:4" / kind).rglob("*.safetensors"))
+        assert written, f"{config.OUTPUT} of {kind}"
+        assert written == sorted(path.name for path in (tmp_path / kind).rglob("*.safetensors"))

@@ -46,7 +46,8 @@ def shape_model(name: str, dtype: str, quantization: str, mesh: Mesh | None = No
     Raises:
       InputError: no such model, or one that cannot be rounded so.
     """
-    config, float_type = load_config(re.sub(r"^llama-", "llama", name)), as_dtype(dtype)
+    config = load_config(re.sub(r"^llama-", "llama", name.removeprefix("random:")))
+    float_type = as_dtype(dtype)
     check_among("quantization", quantization, ("auto", "none", *KINDS))
     kind = quantization if quantization in KINDS else None
     check_kind(config, kind)
