@@ -16,13 +16,15 @@ was broken off is gone on with by the same command.
 --output_json gets one JSON object with date, versions, hardware, flags and everything measured.
 """
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.common import cli, processes
 from jspec.common.text_table import format_table
 from jspec.evaluation.benchmarking import measure_flags
 from jspec.evaluation.benchmarking.compare import compare, compare_settings
@@ -43,10 +45,12 @@ from jspec.evaluation.benchmarking.same_answers import measure_parity
 from jspec.evaluation.benchmarking.start import measure_start
 from jspec.evaluation.benchmarking.synthetic import measure_synthetic
 from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
+from jspec.generation import mesh_flags
 from jspec.generation.drafter_flags import read_options
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Request
 
+_OF_ONE_RUN = "coordinator", "process_id"  # flags that do not say what is measured
 flags.adopt_module_key_flags(measure_flags)  # so that --help lists them
 
 
@@ -62,18 +66,32 @@ def main() -> None:
         methods=methods_asked_for(values, options),
         with_transformers=wants_transformers(values),
     )
+    with mesh_flags.flagged_mesh() if "mesh" in values else contextlib.nullcontext():
+        num_unexcused = run(asked, values)
+    if num_unexcused:
+        sys.exit(1)
+
+
+def run(asked: Measurement, values: dict[str, Any]) -> int:
+    """Measures, in all processes; the first one writes and prints.
+
+    Returns:
+      How many methods of --measure=parity have other answers.
+    """
+    options = asked.options
     recorded = values | {"drafter_options": dataclasses.asdict(options)}
-    asked.begun = begun_record(values, recorded)
+    recorded = {name: recorded[name] for name in recorded if name not in _OF_ONE_RUN}
+    asked.begun = processes.of_first(lambda: begun_record(values, recorded))
     inputs = (values.get("prompts_file"), options.draft_table, values["target"],
               values.get("draft"))  # fmt: skip
-    recorder, outcome = Recorder(values["output_json"], recorded, *inputs), None
+    path, outcome = values["output_json"] if processes.is_first() else None, None
+    recorder = Recorder(path, recorded, *inputs)
     for outcome in _MODES[values["measure"]](asked):
         recorder.save(outcome.record, is_complete=False)
     assert outcome is not None
     print(outcome.text)
     recorder.save(outcome.record)
-    if outcome.record.get("num_unexcused"):
-        sys.exit(1)
+    return outcome.record.get("num_unexcused", 0)
 
 
 def _acceptance(asked: Measurement) -> Iterator[Outcome]:

@@ -8,6 +8,7 @@ other down). Failed cells are recorded, and the next run tries them again; the e
 there are any. Progress goes to standard error. `python -m jspec.report DIR` makes the report.
 """
 
+import contextlib
 import shlex
 import sys
 
@@ -19,8 +20,11 @@ from jspec.evaluation.experiments import config_flag
 from jspec.evaluation.experiments.config import to_plain
 from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR, config_file
 from jspec.evaluation.experiments.run import run_experiment
+from jspec.generation import mesh_flags
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
+for _flag in mesh_flags.OF_PROCESSES:
+    flags.declare_key_flag(_flag.name)
 
 
 def main() -> None:
@@ -28,9 +32,16 @@ def main() -> None:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
-    base = config_file().resolve().parent.parent
+    base, plain = config_file().resolve().parent.parent, to_plain(CONFIG.value)
+    if mesh_flags.MESH.value is not None:
+        raise InputError("expected --config.mesh in the place of --mesh, here")
+    mesh = plain.get("mesh") if isinstance(plain, dict) else None
+    joined = contextlib.nullcontext()  # kinds that run no model want no device
+    if mesh_flags.given_of_processes():
+        joined = mesh_flags.flagged_mesh(mesh, "--config.mesh")
     try:
-        num_failed = run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base)
+        with joined:
+            num_failed = run_experiment(plain, WORKDIR.value, argv, base)
     except KeyboardInterrupt:
         print("\nwhat is finished is kept: the same command goes on", file=sys.stderr)
         raise

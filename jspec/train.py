@@ -52,7 +52,8 @@ def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
     try:
         metrics = run_training(config, workdir, place)
     finally:
-        if processes.is_first() and not has_begun(workdir):  # refused, for its texts, say: nothing is left
+        # Refused, for its texts, say: nothing is left.
+        if processes.is_first() and not has_begun(workdir):
             (workdir / "config.json").unlink(missing_ok=True)
             if is_new:
                 shutil.rmtree(workdir)

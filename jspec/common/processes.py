@@ -4,6 +4,7 @@ Process 0 coordinates them and speaks. The others print errors alone. Where a pr
 lost, JAX's C++ ends the others with a page of text: here it becomes one line, and status 2.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import importlib.metadata
@@ -29,6 +30,7 @@ from jspec.common.errors import InputError, check_count, describe_error
 
 PATIENCE = 20  # seconds until processes that do not come are missing
 HEARTBEAT = 20  # seconds without a sign of life after which a process is lost
+_SIGN = 5  # seconds between signs that a call in process 0 goes on
 _BUFFER = 4096  # bytes of a short message
 _MARGIN = 10  # seconds in which JAX tells of a loss
 _OWN = [0]  # the number of this process
@@ -60,6 +62,8 @@ def least(number: int) -> int:
 
 def broadcast(value: Any) -> Any:
     """Returns in all processes what process 0 calls it with; the others call it with None."""
+    if jax.process_count() == 1:
+        return value
     data = pickle.dumps(value) if is_first() else b""
     # A buffer of a fixed size, and another for what is longer: few programs are compiled.
     head = len(data).to_bytes(8, "little") + data[: _BUFFER - 8]
@@ -71,19 +75,31 @@ def broadcast(value: Any) -> Any:
 
 
 def of_first(call: Callable[[], _T]) -> _T:
-    """Returns in all processes what a call in process 0 returns, or raises its `InputError`."""
+    """Returns in all processes what a call in process 0 returns, or raises its `InputError`.
+
+    It may take long: a collective that nobody joins fails, so the others are told that it goes on.
+    """
     if jax.process_count() == 1:
         return call()
-    outcome = None
-    if is_first():
-        try:
-            outcome = call()
-        except InputError as error:
-            outcome = error
-    outcome = broadcast(outcome)
-    if isinstance(outcome, InputError):
-        raise outcome
-    return outcome
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future, outcome = pool.submit(call) if is_first() else None, None
+        while outcome is None:
+            if future is not None and concurrent.futures.wait([future], _SIGN).done:
+                try:
+                    outcome = future.result(), None
+                except InputError as error:
+                    outcome = None, error
+            outcome = broadcast(outcome)
+    found, error = outcome
+    if error is not None:
+        raise error
+    return found
+
+
+def is_loss(error: Exception) -> bool:
+    """Returns whether this is what JAX says of a process that is gone."""
+    cause = error.__cause__ or error
+    return isinstance(cause, RuntimeError) and _LOST.search(str(cause)) is not None
 
 
 def fetch(tree: Any) -> Any:
@@ -139,8 +155,7 @@ def joined(
     except (InputError, RuntimeError) as error:
         # Of JAX, perhaps; that of a collective whose peer is gone comes at once.
         said = str(error) if isinstance(error, InputError) else describe_error(error)
-        cause = error.__cause__ or error
-        if isinstance(cause, RuntimeError) and _LOST.search(str(cause)):
+        if is_loss(error):
             time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
             said = f"a process of the run was lost: {said}"
     except Exception:

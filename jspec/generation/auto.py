@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -25,6 +25,7 @@ from jspec.speculation.kinds import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 
 AUTO = "auto"
+_T = TypeVar("_T")
 _METHOD = 3  # version of the measurement: what another version measured is measured again
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
@@ -88,14 +89,12 @@ def recall_costs(
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
     check = functools.partial(check_costs, engine=engine)
     path = cache_dir() / "costs.json"
-    return _costs_of_first(
+    return costs_of_first(
         lambda measure: recall_or_measure(path, key | machine, measure, check), measure
     )
 
 
-def _costs_of_first(
-    recall: Callable[[Callable[[], RoundCosts]], RoundCosts], measure: Callable[[], RoundCosts]
-) -> RoundCosts:
+def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[], _T]) -> _T:
     """Returns what `recall` gives in process 0: clocks differ, and all have to choose alike.
 
     `recall` takes what measures missing costs. Rounds run on the devices of all processes, so all
@@ -104,15 +103,15 @@ def _costs_of_first(
     if jax.process_count() == 1:
         return recall(measure)
 
-    def with_others() -> RoundCosts:
+    def with_others() -> _T:
         processes.broadcast(None)
         return measure()
 
     if processes.is_first():
-        return processes.broadcast(recall(with_others))
-    while (costs := processes.broadcast(None)) is None:
+        return processes.broadcast((recall(with_others),))[0]
+    while (found := processes.broadcast(None)) is None:
         measure()
-    return costs
+    return found[0]
 
 
 def recall_or_measure(

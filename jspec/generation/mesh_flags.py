@@ -16,42 +16,49 @@ MESH = flags.DEFINE_string(
     "mesh", None, "Devices to answer with, such as data:2,model:4: each layer of the target is "
     "split over 4 of them, and 2 groups of 4 answer other prompts. Default: one device."
 )  # fmt: skip
-_COORDINATOR = flags.DEFINE_string(
+COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "For several processes, which together have the devices of --mesh: "
     "HOST:PORT at which the first of them can be reached; or auto, where SLURM, Open MPI or a TPU "
     "slice has started them and says the rest."
 )  # fmt: skip
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
 _AUTO = "auto"
-_OF_PROCESSES = _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID
+OF_PROCESSES = COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 list_flags("Models", "", "mesh coordinator num_processes process_id")
 
 
+def given_of_processes() -> list[str]:
+    """Returns the names of the flags of several processes that are given."""
+    return [flag.name for flag in OF_PROCESSES if flag.value is not None]
+
+
 @contextlib.contextmanager
-def flagged_mesh() -> Iterator[Mesh | None]:
+def flagged_mesh(text: str | None = None, name: str = "--mesh") -> Iterator[Mesh | None]:
     """Joins the other processes, if there are any; gives the mesh that the flags ask for, if any.
+
+    A program that has it elsewhere gives its text, and the name of the place.
 
     Raises:
       InputError: flags that do not belong together, or a mesh that does not fit the devices.
     """
-    given = [flag.name for flag in _OF_PROCESSES if flag.value is not None]
-    coordinator, number, own = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+    text, given = text or MESH.value, given_of_processes()
+    coordinator, number, own = (flag.value for flag in OF_PROCESSES)
     if not given:
         check_device()
-        yield None if MESH.value is None else make_mesh(MESH.value)
+        yield None if text is None else make_mesh(text)
         return
-    if coordinator == _AUTO and given[1:] == [] and MESH.value is not None:
+    if coordinator == _AUTO and given[1:] == [] and text is not None:
         coordinator = None
-    elif MESH.value is None or coordinator in (None, _AUTO) or number is None or own is None:
-        expected = "--mesh, --coordinator, --num_processes and --process_id together"
+    elif text is None or coordinator in (None, _AUTO) or number is None or own is None:
+        expected = f"{name}, --coordinator, --num_processes and --process_id together"
         raise InputError(
-            f"expected {expected}, or --mesh and --coordinator={_AUTO}; got --{', --'.join(given)}"
+            f"expected {expected}, or {name} and --coordinator={_AUTO}; got --{', --'.join(given)}"
         )
     values = {
         name: str(flags.FLAGS[name].value) for name in flags.FLAGS if flags.FLAGS[name].present
     }
-    values.pop(_PROCESS_ID.name, None)
+    values.pop(PROCESS_ID.name, None)
     with processes.joined(coordinator, number, own, values):
-        yield make_mesh(MESH.value)
+        yield make_mesh(text)

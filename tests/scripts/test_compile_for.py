@@ -95,7 +95,10 @@ def test_a_missing_compiler_names_what_installs_it(call, tmp_path):
         (["--batch_size=64", "--cache=131072"], "--cache="),
         (["--target=llama3.1-70b", "--device=h100"], "do not fit"),
         (["--target_quantization=packed"], "int4"),
-        (["--draft=llama-3.2-1b", "--drafter=model", "--draft_vocab_size=9"], "draft_vocab_size"),
+        (
+            ["--draft=random:llama3.2-1b", "--drafter=model", "--draft_vocab_size=9"],
+            "draft_vocab_size",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(call, arguments, message):

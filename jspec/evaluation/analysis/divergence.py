@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.common import processes
 from jspec.common.typing import Params
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
@@ -62,7 +63,8 @@ def make_logits_after(model: LoadedModel) -> LogitsFn:
         width = max(_SMALLEST_WIDTH, 1 << (len(token_ids) - 1).bit_length())
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids
-        return np.asarray(run(model.params, tokens, np.array([len(token_ids)], np.int32)))
+        length = np.array([len(token_ids)], np.int32)
+        return processes.fetch(run(model.params, tokens, length))
 
     return logits_after
 

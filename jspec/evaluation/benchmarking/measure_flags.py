@@ -9,7 +9,7 @@ from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.benchmarking.llama_cpp_baseline import check_programs
-from jspec.generation import drafter_flags
+from jspec.generation import drafter_flags, mesh_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.request import Settings
 from jspec.weights.published import MODELS, SMOLLM2
@@ -17,12 +17,14 @@ from jspec.weights.published import MODELS, SMOLLM2
 for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
     if _flag.name != "drafter":  # --drafters stands here for it
         flags.declare_key_flag(_flag.name)
+flags.adopt_module_key_flags(mesh_flags)
 
 _MODELS = "draft target_quantization draft_quantization drafters num_draft_tokens"
 _PROMPTS = "prompts_file num_prompts max_new_tokens"
+_DEVICES = "mesh coordinator num_processes process_id"
 _READ_BY = {  # besides those of `_ALWAYS`
     "methods": f"{_MODELS} {_PROMPTS} per_category repeats temperature acceptance max_seq_len "
-    "mesh decoding transformers compiled llama_cpp",
+    f"decoding transformers compiled llama_cpp {_DEVICES}",
     "roofline": f"{_MODELS} quick",
     "synthetic": f"{_MODELS} {_PROMPTS} repeats synthetic_acceptance",
     "start": "drafters max_new_tokens repeats",
@@ -31,7 +33,7 @@ _READ_BY = {  # besides those of `_ALWAYS`
     "quantization": "context repeats",
     "acceptance": f"drafters {_PROMPTS} temperature",
     "profile": f"{_MODELS} context max_new_tokens temperature trace_folder",
-    "parity": f"{_MODELS} {_PROMPTS} batch_size mesh",
+    "parity": f"{_MODELS} {_PROMPTS} batch_size {_DEVICES}",
 }
 _MEASURE = (
     "What to measure. methods: whole answers of jspec and of other libraries; roofline: calls and "
@@ -43,6 +45,8 @@ _MEASURE = (
 )
 _ALWAYS = ("measure", "draw", "target", "dtype", "output_json")
 _HOLDERS = [
+    mesh_flags.MESH,
+    *mesh_flags.OF_PROCESSES,
     flags.DEFINE_enum(
         "measure",
         "methods",
@@ -100,9 +104,6 @@ _HOLDERS = [
         "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "
         "weights; packed leaves those of a .gguf file as they are, none makes them floats."
     ),
-    flags.DEFINE_string(
-        "mesh", None, "Devices to split the models over, such as data:2,model:4. Default: one."
-    ),
     flags.DEFINE_bool(
         "transformers",
         None,
@@ -137,7 +138,7 @@ _HOLDERS = [
 ]  # fmt: skip
 flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
 
-list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len mesh")
+list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
 list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
 list_flags("Sampling", "temperature")
 list_flags("Acceptance", "acceptance synthetic_acceptance")
@@ -177,6 +178,8 @@ def _check_values(values: dict[str, Any]) -> None:
         check_range("context", context, 1, 2**20)
     Settings(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
     if values["llama_cpp"] is not None:
+        if values["coordinator"] is not None:
+            raise InputError("expected --llama_cpp without --coordinator: it is one process")
         for name in filter(None, (values["target"], values["draft"])):
             if name not in MODELS and not name.endswith(".gguf"):
                 raise InputError(f"expected --llama_cpp with models of .gguf files, got {name}")

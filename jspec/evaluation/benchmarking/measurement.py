@@ -175,6 +175,8 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
     found = []
     if values.get("target_quantization") in (*KINDS, PACKED_A8):
         found.append("--target_quantization: it cannot round as that does")
+    if values.get("coordinator") is not None:
+        found.append("--coordinator: it is one process")
     if wanted is None and not is_there:
         note = "note: transformers is not measured: torch is not installed (pip install torch)"
         print(note, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jspec.common import processes
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
@@ -17,8 +18,8 @@ from jspec.common.work_dir import write_json
 from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import Store
-from jspec.generation.auto import AUTO
+from jspec.evaluation.experiments.store import FollowedStore, Store
+from jspec.generation.auto import AUTO, costs_of_first
 from jspec.generation.costs import RoundCosts
 from jspec.generation.flag_values import parse_quantization
 from jspec.generation.generator import Generator
@@ -37,7 +38,7 @@ _TABLE_BATCH_SIZE = 8
 class Models:
     """The target, the draft models, and a Generator for each method's label and batch size."""
 
-    def __init__(self, experiment: Experiment, store: Store) -> None:
+    def __init__(self, experiment: Experiment, store: Store | FollowedStore) -> None:
         self._experiment, self._store = experiment, store
         self._mesh = make_mesh(experiment.mesh) if experiment.mesh else None
         self._load = functools.cache(self._load_model)
@@ -80,7 +81,8 @@ class Models:
         measure = (lambda: generator.costs) if is_auto else generator.measure_costs
         with self._store.setup():
             path = self._store.folder / "costs.json"
-            costs = recorded_costs(path, label, batch_size, measure)
+            recall = functools.partial(recorded_costs, path, label, batch_size)
+            costs = costs_of_first(recall, measure)
         return make(costs=costs) if is_auto else generator
 
     def describe(self, method: str) -> dict[str, Any]:
@@ -90,6 +92,8 @@ class Models:
         except WorkdirError:
             raise
         except Exception as error:
+            if processes.is_loss(error):
+                raise
             return {"error": describe_error(error)}
 
 
@@ -117,7 +121,7 @@ def recorded_costs(
     return costs
 
 
-def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
+def counted_table(experiment: Experiment, target: LoadedModel, store: Store | FollowedStore) -> str:
     """Returns the path of the workdir's table, which is made if it is missing.
 
     Raises:
@@ -126,16 +130,18 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> 
     """
     path = store.folder / "table.safetensors"
     with store.setup():
-        if not path.exists():
+        if not processes.of_first(path.exists):
             table = count_ngrams(_table_answers(experiment, target, store), used_vocab_size(target))
             try:
-                save_table(table, path, target.tokenizer)
+                processes.of_first(lambda: save_table(table, path, target.tokenizer))
             except InputError as error:
                 raise WorkdirError(str(error)) from None
     return str(path)
 
 
-def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[list[int]]:
+def _table_answers(
+    experiment: Experiment, target: LoadedModel, store: Store | FollowedStore
+) -> list[list[int]]:
     """Returns the ids of answers with enough tokens together; the prompts take turns.
 
     They are kept in `table_answers.jsonl`: a killed run goes on with the next one.
@@ -145,7 +151,8 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) ->
     if not texts:
         raise InputError(f"expected at least one prompt in {spec.prompts_file}, got none")
     journal = Journal(store.folder / "table_answers.jsonl")
-    answers = [list(map(int, record["token_ids"])) for record in journal.read()]
+    known = processes.of_first(journal.read)
+    answers = [list(map(int, record["token_ids"])) for record in known]
     generator = Generator(
         target, drafter="none", max_seq_len=experiment.max_seq_len, batch_size=_TABLE_BATCH_SIZE
     )
@@ -166,7 +173,9 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) ->
         check_answered(results)
         for number, result in zip(numbers, results, strict=True):
             if _total(answers) < spec.num_tokens:
-                journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})
+                line = {"prompt": number % len(texts), "token_ids": result.token_ids}
+                if processes.is_first():
+                    journal.append(line)
                 answers.append(result.token_ids)
         progress.show(_total(answers))
     return answers

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jspec.common import processes
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
@@ -26,13 +27,14 @@ from jspec.evaluation.experiments.cells import (
 )
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
+from jspec.evaluation.experiments.store import DONE, FAILED, FollowedStore, Store, is_begun
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
 from jspec.speculation.acceptance import get_rule
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+_NO_MORE = "no more"  # told to the other processes of a run
 
 
 def run_experiment(
@@ -58,23 +60,37 @@ def run_experiment(
     cells = make_cells(experiment, list(prompts))
     if not is_begun(workdir):  # a misspelled name leaves no workdir of a config that is mended
         check_files(experiment)
-    with Store(workdir, config) as store:
+    opened: list[Store] = []
+    processes.of_first(lambda: opened.append(Store(workdir, config)))
+    if not opened:
+        return _follow(experiment, prompts, workdir)
+    with opened[0] as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         own_code = _check_own_code(store, experiment)
-        if _remaining(store, cells):
+        if processes.broadcast(bool(_remaining(store, cells))):
             described, measure = _choose_work(experiment, prompts, store)
             run = _describe_run(argv, prompts, described, len(cells))
             store.add_run(run | ({"own_code": own_code} if own_code else {}))
             _work(store, cells, measure, run["run"])
-        failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
+        failed = processes.broadcast(sum(store.outcomes[cell.name] == FAILED for cell in cells))
     verb = "is" if len(cells) == 1 else "are"
     print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
           + f", {failed} failed" * bool(failed))  # fmt: skip
     return failed
 
 
+def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str) -> int:
+    """Measures, in another process than the first, what that one tells; see `run_experiment`."""
+    if processes.broadcast(None):
+        _, measure = _choose_work(experiment, prompts, FollowedStore(workdir))
+        while (told := processes.broadcast(None)) != _NO_MORE:
+            for cell in told:
+                _measure(cell, measure, "")
+    return processes.broadcast(None)
+
+
 def _choose_work(
-    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store | FollowedStore
 ) -> tuple[Record, Callable[[Cell], Record]]:
     """Returns what each method is, and what measures a cell."""
     if not experiment.needs_prompts:
@@ -133,6 +149,7 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
         for cell in remaining:
             with store.claim(cell.name) as is_ours:
                 if is_ours:
+                    processes.broadcast([cell])
                     store.add(_measure(cell, measure, run))
             has_worked |= is_ours
             outcomes = [store.outcomes.get(one.name) for one in cells]
@@ -142,7 +159,9 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
             if not is_waiting:
                 print("waiting for the cells of other processes", file=sys.stderr, flush=True)
             is_waiting = True
+            processes.broadcast([])  # a sign of life
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+    processes.broadcast(_NO_MORE)
 
 
 def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
@@ -153,6 +172,8 @@ def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
     except WorkdirError:
         raise
     except Exception as error:  # the error is kept, and the other cells may well succeed
+        if processes.is_loss(error):
+            raise
         text = describe_error(error)
         print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
         return line | {"status": FAILED, "error": text, "record": None}

@@ -12,7 +12,7 @@ from jspec.evaluation.experiments.draft_distributions import DraftDistribution
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.evaluation.experiments.models import Models
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import Store
+from jspec.evaluation.experiments.store import FollowedStore, Store
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
 from jspec.generation.engine import NARROW_PROMPT
@@ -28,7 +28,12 @@ _WARM_VISITS = 2  # of the host to each row, besides the prefill
 class GenerateWorker:
     """Answers prompts; programs are compiled before anything is timed."""
 
-    def __init__(self, experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        prompts: Mapping[int, Prompt],
+        store: Store | FollowedStore,
+    ) -> None:
         self._experiment, self._prompts = experiment, prompts
         self._models = Models(experiment, store)
         self._warm: set[tuple] = set()
@@ -91,7 +96,12 @@ class EstimateWorker:
     The answers are drawn by plain decoding; the last one is kept for the next method.
     """
 
-    def __init__(self, experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        prompts: Mapping[int, Prompt],
+        store: Store | FollowedStore,
+    ) -> None:
         self._experiment, self._prompts = experiment, prompts
         self._models = Models(experiment, store)
         target, wanted = self._models.target, experiment.estimate
