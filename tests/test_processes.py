@@ -12,6 +12,7 @@ import pytest
 
 from jspec.common import processes
 from jspec.common.errors import InputError
+from tests.evaluation.experiments.tiny import TEMPLATE
 from tests.programs import call_generate, check_refusal, command, environment
 from tests.tiny_models import save_folder
 from tests.training.on_meshes import begin, check_alike, kinds, losses, prepare
@@ -32,7 +33,15 @@ def start(compile_cache, tmp_path):
     """Returns a function that starts the processes of a run, with flags and others of each one."""
     begun = []
 
-    def start(number, *flags, own_flags=((), ()), devices=1, cluster=None, script=None):
+    def start(
+        number,
+        *flags,
+        own_flags=((), ()),
+        devices=1,
+        cluster=None,
+        script=None,
+        program="jspec.generate",
+    ):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -42,7 +51,7 @@ def start(compile_cache, tmp_path):
         for own in range(number):
             of_run = [f"--coordinator=localhost:{port}", f"--num_processes={number}"]
             of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={own}"]
-            line = command("jspec.generate", *flags, *own_flags[own % len(own_flags)], *of_run)
+            line = command(program, *flags, *own_flags[own % len(own_flags)], *of_run)
             env |= cluster(own, number) if cluster else {}
             if script is not None:
                 line = [sys.executable, "-m", script, f"localhost:{port}", str(number), str(own)]
@@ -193,6 +202,43 @@ def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, ca
         assert second[:2] == (0, "")
         said.append("measuring what rounds cost" in first[2])
     assert said == [True, False]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_as_one(start, tmp_path):
+    """Benchmark and experiment: the first process writes what one device writes, but for times."""
+    target = save_folder(tmp_path / "m", template=TEMPLATE, num_heads=8)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(4)))
+    path, work = tmp_path / "record.json", tmp_path / "work"
+    usual = (
+        f"--target={target}",
+        f"--prompts_file={prompts}",
+        f"--output_json={path}",
+        "--mesh=model:2",
+    )
+    usual += "--max_new_tokens=12", "--drafters=none,prompt_lookup"
+    configs = "--config=configs/smoke.py", f"--workdir={work}", "--config.mesh=data:2"
+    configs += f"--config.target={target}", f"--config.prompts_file={prompts}"
+    configs += "--config.max_seq_len=200", "--config.batch_sizes=(2,)", "--config.dtype=float32"
+    for program, flags in (
+        ("jspec.benchmark", (*usual, "--measure=parity")),
+        ("jspec.benchmark", (*usual, "--dtype=float32", "--repeats=2")),
+        ("jspec.experiment", configs),
+        ("jspec.experiment", configs),  # nothing is left to do
+    ):
+        first, second = ends(start(2, *flags, program=program)[-2:], timeout=300)
+        assert (first[0], second[:2]) == (0, (0, "")), first[2]
+        if program == "jspec.benchmark":
+            record = json.loads(path.read_text())
+            assert record["flags"]["num_processes"] == 2
+            assert record["is_complete"]
+            if record["flags"]["measure"] == "parity":
+                assert record["num_unexcused"] == 0
+            else:
+                same = [one["same_answers"] for one in record["methods"].values()]
+                assert same == [4, 4]
+    assert "4 of 4 cells are done" in first[1]
 
 
 @pytest.mark.slow
