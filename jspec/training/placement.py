@@ -6,6 +6,7 @@ and packs the same batches; what else belongs to rows it takes from the disk for
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.kernels import MODEL_AXIS
-from jspec.models.sharding import DATA_AXIS, split_spec
+from jspec.models.sharding import DATA_AXIS, split_spec, spread_config
 from jspec.training.packing import Rows
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.hf import read_config
+from jspec.weights.resolver import LoadedModel, find_model, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +35,26 @@ class Placement:
     fill: Callable[[Rows], Rows] = lambda rows: rows
 
     def load(self, name: str, dtype: str) -> LoadedModel:
-        """Returns a model of floats; it passes the host's memory whole, and is split as `put` says.
+        """Returns a model of floats, split as `put` says.
 
-        Heads are never copied, as on a mesh that generates: a copy would be trained apart.
+        Heads are never copied, as on a mesh that generates: a copy would be trained apart. Where
+        the devices do not divide the model, it passes the host's memory whole.
         """
-        if self.mesh is None:
-            return load_model(name, dtype=dtype, quantization="none")
+        path = None if self.mesh is None else find_model(name)
+        if self.mesh is None or (path is not None and path.is_dir() and self._divides(path)):
+            loaded = load_model(name, dtype=dtype, quantization="none", mesh=self.mesh)
+            return dataclasses.replace(loaded, mesh=None)  # its programs are those of one device
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = load_model(name, dtype=dtype, quantization="none")
         return dataclasses.replace(model, params=self.put(model.params))
+
+    def _divides(self, folder: pathlib.Path) -> bool:
+        assert self.mesh is not None
+        config = read_config(folder)
+        try:
+            return spread_config(config, self.mesh.shape[MODEL_AXIS]) == config
+        except InputError:
+            return False
 
     def check(self, batch_size: int) -> None:
         """Raises an `InputError` where the devices do not divide the rows of a batch."""
@@ -53,10 +66,7 @@ class Placement:
         """Returns parameters, or an optimiser's state of them, split as a model's are."""
         if self.mesh is None:
             return params
-        shardings, is_here = self._of(params), not self.mesh.is_multi_process
-        if is_here or not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
-            return jax.device_put(params, shardings)
-        return jax.tree.map(_put_parts, params, shardings)
+        return jax.tree.map(_put, params, self._of(params))
 
     def keep(self, params: Any) -> Any:
         """Says in a program that a result is split as `put` splits it."""
@@ -99,8 +109,10 @@ class Placement:
         return jax.tree_util.tree_map_with_path(of, params)
 
 
-def _put_parts(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array that each process has whole, as one over the devices of all of them."""
+def _put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns an array on the mesh; if it has devices of several processes, each puts its parts."""
+    if sharding.is_fully_addressable or not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
