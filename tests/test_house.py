@@ -21,8 +21,8 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_860,
-    "kernels": 5_335,
+    "common": 1_900,
+    "kernels": 5_265,
     "models": 2_195,
     "sampling": 662,
     "weights": 3_430,
@@ -30,10 +30,10 @@ ROOMS = {
     "drafters": 7_000,
     "generation": 4_819,
     "serving": 3_070,
-    "training": 2_310,
-    "evaluation": 9_005,
+    "training": 2_380,
+    "evaluation": 9_060,
 }
-MAX_LINES = 44_020
+MAX_LINES = 44_110
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -18,7 +18,7 @@ from jspec.common.work_dir import write_json
 from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import FollowedStore, Store
+from jspec.evaluation.experiments.store import AnyStore
 from jspec.generation.auto import AUTO, costs_of_first
 from jspec.generation.costs import RoundCosts
 from jspec.generation.flag_values import parse_quantization
@@ -38,7 +38,7 @@ _TABLE_BATCH_SIZE = 8
 class Models:
     """The target, the draft models, and a Generator for each method's label and batch size."""
 
-    def __init__(self, experiment: Experiment, store: Store | FollowedStore) -> None:
+    def __init__(self, experiment: Experiment, store: AnyStore) -> None:
         self._experiment, self._store = experiment, store
         self._mesh = make_mesh(experiment.mesh) if experiment.mesh else None
         self._load = functools.cache(self._load_model)
@@ -121,7 +121,7 @@ def recorded_costs(
     return costs
 
 
-def counted_table(experiment: Experiment, target: LoadedModel, store: Store | FollowedStore) -> str:
+def counted_table(experiment: Experiment, target: LoadedModel, store: AnyStore) -> str:
     """Returns the path of the workdir's table, which is made if it is missing.
 
     Raises:
@@ -139,9 +139,7 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store | Fo
     return str(path)
 
 
-def _table_answers(
-    experiment: Experiment, target: LoadedModel, store: Store | FollowedStore
-) -> list[list[int]]:
+def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore) -> list[list[int]]:
     """Returns the ids of answers with enough tokens together; the prompts take turns.
 
     They are kept in `table_answers.jsonl`: a killed run goes on with the next one.

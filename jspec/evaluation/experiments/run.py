@@ -27,7 +27,14 @@ from jspec.evaluation.experiments.cells import (
 )
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import DONE, FAILED, FollowedStore, Store, is_begun
+from jspec.evaluation.experiments.store import (
+    DONE,
+    FAILED,
+    AnyStore,
+    FollowedStore,
+    Store,
+    is_begun,
+)
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
@@ -90,7 +97,7 @@ def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str)
 
 
 def _choose_work(
-    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store | FollowedStore
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
 ) -> tuple[Record, Callable[[Cell], Record]]:
     """Returns what each method is, and what measures a cell."""
     if not experiment.needs_prompts:

@@ -17,7 +17,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from jspec.common.errors import WorkdirError
 from jspec.common.journal import Journal, Record
@@ -123,3 +123,6 @@ class FollowedStore:
     def setup(self) -> contextlib.AbstractContextManager:
         """Waits for nobody: what is made is told by the first process."""
         return contextlib.nullcontext()
+
+
+AnyStore: TypeAlias = Store | FollowedStore

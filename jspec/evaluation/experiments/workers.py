@@ -12,7 +12,7 @@ from jspec.evaluation.experiments.draft_distributions import DraftDistribution
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.evaluation.experiments.models import Models
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.store import FollowedStore, Store
+from jspec.evaluation.experiments.store import AnyStore
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
 from jspec.generation.engine import NARROW_PROMPT
@@ -29,10 +29,7 @@ class GenerateWorker:
     """Answers prompts; programs are compiled before anything is timed."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        prompts: Mapping[int, Prompt],
-        store: Store | FollowedStore,
+        self, experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
     ) -> None:
         self._experiment, self._prompts = experiment, prompts
         self._models = Models(experiment, store)
@@ -97,10 +94,7 @@ class EstimateWorker:
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        prompts: Mapping[int, Prompt],
-        store: Store | FollowedStore,
+        self, experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
     ) -> None:
         self._experiment, self._prompts = experiment, prompts
         self._models = Models(experiment, store)
