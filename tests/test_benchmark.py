@@ -361,6 +361,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--temperature=-1": "temperature",
         "--llama_cpp=folder": "--llama_cpp with models of .gguf files, got",
         f"--llama_cpp={tmp_path} --target=smollm2-135m-instruct": "no llama-completion",
+        "--llama_cpp=folder --coordinator=localhost:1": "--llama_cpp without --coordinator",
+        "--coordinator=localhost:1": "expected --mesh, --coordinator, --num_processes and",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
@@ -373,6 +375,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "drafting --context=10": "expected context from 66",
         f"parity --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
         f"synthetic --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
+        "start --num_processes=2": "expected --num_processes with --measure=methods or parity",
         "profile --repeats=3": "expected --repeats with --measure=methods or synthetic or",
     }
     cases |= {f"--measure={line}": message for line, message in modes.items()}

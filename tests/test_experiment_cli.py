@@ -108,6 +108,8 @@ BAD_FLAGS = {
     "--workdir=": "expected --config=configs/NAME.py and --workdir=DIR",
     '--config.methods["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
     "--config.chat=3": "expected chat among auto, yes, no; got '3'",
+    "--mesh=model:2": "expected --config.mesh in the place of --mesh",
+    "--coordinator=localhost:1": "expected --config.mesh, --coordinator, --num_processes and",
     "--magic=3": "Unknown command line flag 'magic'",
     "positional": "expected flags only, got 'positional'",
 }

@@ -95,6 +95,8 @@ def test_other_texts_are_refused(call, folder, answered, tmp_path):
     flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={work}",
              f"--config.texts=('{texts}',)"]  # fmt: skip
     check_refusal(*call(*flags[:-1], "--config.texts=('answer.jsonl',)"))
+    wanted = "expected --mesh, --coordinator, --num_processes and --process_id together"
+    assert wanted in check_refusal(*call(*flags, "--coordinator=localhost:1"))
     assert not work.exists()  # it claims nothing
     assert "expected answers within seq_len" in check_refusal(*call(*flags, "--config.seq_len=4"))
     assert "feature_layers from 0 to" in check_refusal(
