@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.training.chain_loss import SCORE
@@ -85,6 +86,8 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            if processes.is_loss(error):
+                raise
             reason = " ".join(str(error).split())[:400]
             raise InputError(
                 f"cannot {what} {self.folder}: {reason}; whole checkpoints stay as they are"
