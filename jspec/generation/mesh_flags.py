@@ -44,7 +44,7 @@ def flagged_mesh(text: str | None = None, name: str = "--mesh") -> Iterator[Mesh
       InputError: flags that do not belong together, or a mesh that does not fit the devices.
     """
     text, given = text or MESH.value, given_of_processes()
-    coordinator, number, own = (flag.value for flag in OF_PROCESSES)
+    coordinator, number, own = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if not given:
         check_device()
         yield None if text is None else make_mesh(text)

@@ -90,7 +90,7 @@ class Placement:
         begin, end = min(first for first, _, _ in spans), max(last for _, last, _ in spans)
 
         def put(own: np.ndarray) -> jax.Array:
-            def part(index: tuple[slice, ...]) -> np.ndarray:
+            def part(index: Any) -> np.ndarray:  # slices
                 first, last, _ = index[0].indices(number)
                 return own[first - begin : last - begin]
 
