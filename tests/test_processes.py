@@ -238,7 +238,7 @@ def test_two_processes_measure_as_one(start, tmp_path):
             else:
                 same = [one["same_answers"] for one in record["methods"].values()]
                 assert same == [4, 4]
-    assert "4 of 4 cells are done" in first[1]
+    assert "12 of 12 cells are done" in first[1]
 
 
 @pytest.mark.slow

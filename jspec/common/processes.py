@@ -139,6 +139,8 @@ def joined(
     try:
         if own:
             _await(host, port)
+        # Programs that run at once may wait for each other's sums: on CPUs one ends before another.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
             jax.distributed.initialize(
                 coordinator, number, own, initialization_timeout=PATIENCE,

@@ -32,6 +32,7 @@ from jspec.training.packing import Batches, Rows
 from jspec.training.placement import ON_ONE, Placement
 
 _NORM = "gradient_norm"
+_norm = jax.jit(optax.tree.norm)
 
 
 def train(
@@ -76,7 +77,7 @@ def train(
                    f"about {format_seconds(left)} left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or is_last:
             what = f"the size of the parameters after step {step}"
-            _check_finite(what, optax.tree.norm(state.params), checkpoints)
+            _check_finite(what, _norm(state.params), checkpoints)
             scores = evaluate(state.params, frozen, held_out)
             log({"step": step, "held_out": scores})
             _print(f"step {step}: {describe(scores)}")
