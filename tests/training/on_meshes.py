@@ -101,10 +101,11 @@ if __name__ == "__main__":
     folder = pathlib.Path(name)
     with processes.joined(coordinator, int(number), int(own), {}):
         found = {}
-        for mesh in meshes:
+        for index, mesh in enumerate(meshes):  # each has its share of the kinds
             configs = kinds(folder, f"states on {mesh}")
             found[mesh] = {
-                kind: losses(config, folder / mesh / kind, mesh) for kind, config in configs.items()
+                kind: losses(configs[kind], folder / mesh / kind, mesh)
+                for kind in list(configs)[index :: len(meshes)]
             }
         found["moved"] = {"eagle": losses(configs["eagle"], folder / "moved", meshes[0])}
         begin(configs["eagle"], folder / "back", meshes[0])
