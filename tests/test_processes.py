@@ -243,7 +243,7 @@ def test_two_processes_measure_as_one(start, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(start, tmp_path):
-    """Every kind of drafter, on two devices of each, on one of two meshes; also runs that go on elsewhere."""
+    """Every kind of drafter, on one of two meshes; also runs that go on elsewhere."""
     prepare(tmp_path)
     configs = kinds(tmp_path)
     alone = {kind: losses(config, tmp_path / kind) for kind, config in configs.items()}
