@@ -93,7 +93,8 @@ def check_alike(name, found, alone):
     difference = np.abs(np.array(found) - alone).max()
     print(f"{name}: at most {difference:.1e} of {alone[0]:.2f}")
     assert len(found) == len(alone)
-    assert difference < 1e-4
+    # What is stored is rounded to bfloat16: a sum in another order gives another neighbour.
+    assert difference < (1e-3 if name.startswith("stored") else 1e-4)
 
 
 if __name__ == "__main__":
