@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli, processes
+from jspec.common import cli, exchange, processes
 from jspec.common.text_table import format_table
 from jspec.evaluation.benchmarking import measure_flags
 from jspec.evaluation.benchmarking.compare import compare, compare_settings
@@ -81,7 +81,7 @@ def run(asked: Measurement, values: dict[str, Any]) -> int:
     options = asked.options
     recorded = values | {"drafter_options": dataclasses.asdict(options)}
     recorded = {name: recorded[name] for name in recorded if name not in _OF_ONE_RUN}
-    asked.begun = processes.of_first(lambda: begun_record(values, recorded))
+    asked.begun = exchange.of_first(lambda: begun_record(values, recorded))
     inputs = (values.get("prompts_file"), options.draft_table, values["target"],
               values.get("draft"))  # fmt: skip
     path, outcome = values["output_json"] if processes.is_first() else None, None

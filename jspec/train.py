@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli, processes
+from jspec.common import cli, exchange, processes
 from jspec.common.errors import InputError
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.evaluation.experiments import config_flag
@@ -44,9 +44,9 @@ def main() -> None:
 def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
     """Does so; of several processes the first one writes, and the others train with it."""
     config, is_new = read_config(plain), not workdir.exists()
-    processes.of_first(functools.partial(_claim, workdir, plain))
+    exchange.of_first(functools.partial(_claim, workdir, plain))
     output = workdir / config.OUTPUT
-    if processes.of_first(output.exists):
+    if exchange.of_first(output.exists):
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
     try:

@@ -2,11 +2,10 @@
 
 `python scripts/compile_for.py --device=h200 --target=llama-3.2-3b --draft=llama-3.2-1b`
 
-Models are presets, after `random:` or alone (or Hugging Face folders, of which config.json is
-read), and no weight is made; --target_quantization and --draft_quantization take int8, int4 and
-q4_0. The figures of `run` are of one round in which every draft is made. Times are estimates:
-docs/accelerators.md says of what, and what each column counts. --batch_size and --cache may be
-given several times.
+Models are presets, with `random:` or without (or Hugging Face folders: config.json is read there),
+and no weight is made; --target_quantization and --draft_quantization take int8, int4 and q4_0. The
+figures of `run` are of one round in which every draft is made. Times are estimates: what of, and
+what each column counts, says docs/accelerators.md. --batch_size and --cache may be repeated.
 """
 
 import dataclasses

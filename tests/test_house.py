@@ -21,7 +21,7 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_900,
+    "common": 1_910,
     "kernels": 5_265,
     "models": 2_195,
     "sampling": 662,
@@ -31,9 +31,9 @@ ROOMS = {
     "generation": 4_819,
     "serving": 3_070,
     "training": 2_380,
-    "evaluation": 9_060,
+    "evaluation": 9_065,
 }
-MAX_LINES = 44_110
+MAX_LINES = 44_130
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -4,14 +4,12 @@ Process 0 coordinates them and speaks. The others print errors alone. Where a pr
 lost, JAX's C++ ends the others with a page of text: here it becomes one line, and status 2.
 """
 
-import concurrent.futures
 import contextlib
 import ctypes
 import importlib.metadata
 import io
 import json
 import os
-import pickle
 import re
 import signal
 import socket
@@ -19,8 +17,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TextIO
 
 import jax
 import numpy as np
@@ -30,8 +28,6 @@ from jspec.common.errors import InputError, check_count, describe_error
 
 PATIENCE = 20  # seconds until processes that do not come are missing
 HEARTBEAT = 20  # seconds without a sign of life after which a process is lost
-_SIGN = 5  # seconds between signs that a call in process 0 goes on
-_BUFFER = 4096  # bytes of a short message
 _MARGIN = 10  # seconds in which JAX tells of a loss
 _OWN = [0]  # the number of this process
 _TITLE = ["this process"]  # what its errors call it
@@ -44,7 +40,6 @@ _REASONS = {
     r"stopped sending heartbeats\):\s+(\d[\d,\s]*)\n": "process {} of the run was lost",
     r"Failed to send RPC to coordination service": "process 0 of the run was lost",
 }
-_T = TypeVar("_T")
 _LOST = re.compile(r"gloo|nccl|peer|coordination", re.IGNORECASE)  # in an error
 
 
@@ -53,66 +48,10 @@ def is_first() -> bool:
     return _OWN[0] == 0
 
 
-def least(number: int) -> int:
-    """Returns the least of the numbers that the processes of a run call it with."""
-    if jax.process_count() == 1:
-        return number
-    return int(multihost_utils.process_allgather(np.array([number])).min())
-
-
-def broadcast(value: Any) -> Any:
-    """Returns in all processes what process 0 calls it with; the others call it with None."""
-    if jax.process_count() == 1:
-        return value
-    data = pickle.dumps(value) if is_first() else b""
-    # A buffer of a fixed size, and another for what is longer: few programs are compiled.
-    head = len(data).to_bytes(8, "little") + data[: _BUFFER - 8]
-    received = _broadcast_bytes(head, _BUFFER)
-    size = int.from_bytes(received[:8], "little")
-    if size > _BUFFER - 8:
-        received += _broadcast_bytes(data[_BUFFER - 8 :], 1 << (size - 1).bit_length())
-    return pickle.loads(received[8 : 8 + size])
-
-
-def of_first(call: Callable[[], _T]) -> _T:
-    """Returns in all processes what a call in process 0 returns, or raises its `InputError`.
-
-    It may take long: a collective that nobody joins fails, so the others are told that it goes on.
-    """
-    if jax.process_count() == 1:
-        return call()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future, outcome = pool.submit(call) if is_first() else None, None
-        while outcome is None:
-            if future is not None and concurrent.futures.wait([future], _SIGN).done:
-                try:
-                    outcome = future.result(), None
-                except InputError as error:
-                    outcome = None, error
-            outcome = broadcast(outcome)
-    found, error = outcome
-    if error is not None:
-        raise error
-    return found
-
-
 def is_loss(error: Exception) -> bool:
     """Returns whether this is what JAX says of a process that is gone."""
     cause = error.__cause__ or error
     return isinstance(cause, RuntimeError) and _LOST.search(str(cause)) is not None
-
-
-def fetch(tree: Any) -> Any:
-    """Returns arrays on the host of every process, which all call it together."""
-    leaves = jax.tree.leaves(tree)
-    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
-
-
-def _broadcast_bytes(data: bytes, size: int) -> bytes:
-    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes()
 
 
 @contextlib.contextmanager

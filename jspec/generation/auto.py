@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jspec.common import processes
+from jspec.common import exchange, processes
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.memory import tree_bytes
@@ -104,12 +104,12 @@ def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[
         return recall(measure)
 
     def with_others() -> _T:
-        processes.broadcast(None)
+        exchange.broadcast(None)
         return measure()
 
     if processes.is_first():
-        return processes.broadcast((recall(with_others),))[0]
-    while (found := processes.broadcast(None)) is None:
+        return exchange.broadcast((recall(with_others),))[0]
+    while (found := exchange.broadcast(None)) is None:
         measure()
     return found[0]
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jspec import kernels
-from jspec.common import processes
+from jspec.common import exchange
 from jspec.common.typing import ApplyFn, Params
 from jspec.generation.capacity import capacity_for
 from jspec.generation.layout import Layout
@@ -197,12 +197,7 @@ class Engine:
         return [one is not other for one, other in zip(program.outvars, before, strict=False)]
 
     def prefill(
-        self,
-        params: ModelParams,
-        row: Row,
-        capacity: int,
-        switches: Switches,
-        num_unread: int = 0,
+        self, params: ModelParams, row: Row, capacity: int, switches: Switches, num_unread: int = 0
     ) -> SpecState:
         """Returns a state of one row that has read the prompt and drawn its first token.
 
@@ -229,7 +224,7 @@ class Engine:
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
         # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
         # Of other processes' rows each must know the tokens: they decide alike what comes next.
-        infos, counts = processes.fetch((infos, counts))
+        infos, counts = exchange.fetch((infos, counts))
         return jax.tree.map(lambda leaf: leaf[: counts.max()], infos)
 
     def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:

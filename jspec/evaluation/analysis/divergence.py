@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common import processes
+from jspec.common import exchange
 from jspec.common.typing import Params
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
@@ -64,7 +64,7 @@ def make_logits_after(model: LoadedModel) -> LogitsFn:
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids
         length = np.array([len(token_ids)], np.int32)
-        return processes.fetch(run(model.params, tokens, length))
+        return exchange.fetch(run(model.params, tokens, length))
 
     return logits_after
 
