@@ -33,7 +33,7 @@ ROOMS = {
     "training": 2_380,
     "evaluation": 9_065,
 }
-MAX_LINES = 44_190
+MAX_LINES = 44_210
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
