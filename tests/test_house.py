@@ -21,8 +21,8 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_910,
-    "kernels": 5_265,
+    "common": 1_908,
+    "kernels": 5_335,
     "models": 2_195,
     "sampling": 662,
     "weights": 3_430,
@@ -30,10 +30,10 @@ ROOMS = {
     "drafters": 7_000,
     "generation": 4_819,
     "serving": 3_070,
-    "training": 2_380,
-    "evaluation": 9_065,
+    "training": 2_377,
+    "evaluation": 9_066,
 }
-MAX_LINES = 44_210
+MAX_LINES = 44_232
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
