@@ -157,11 +157,14 @@ def generate(tiny_pair):
     }
 
     @functools.cache
-    def run(name, rule, temperature):
+    def engine_of(name, rule):
         drafter, params = draft_of[name]
         both = tiny_pair.target, params
-        engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
-        return engine.generate(PROMPTS, temperature=temperature)
+        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+
+    @functools.cache
+    def run(name, rule, temperature):
+        return engine_of(name, rule).generate(PROMPTS, temperature=temperature)
 
     return run
 
