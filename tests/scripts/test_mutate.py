@@ -67,13 +67,13 @@ def test_a_text_occurs_once(project, was):
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes", "expected"),
-    [("return i", "return i + 1", "tests/test_counting.py::test_count[here, there]"),
-     ("i += 1", "i += 0", "time limit"), ("i < n", "i != n", None)],
+    ("was", "becomes", "limit", "expected"),
+    [("return i", "return i + 1", 60, "tests/test_counting.py::test_count[here, there]"),
+     ("i += 1", "i += 0", 3, "time limit"), ("i < n", "i != n", 60, None)],
 )  # fmt: skip
-def test_what_notices_a_mistake_is_named(project, was, becomes, expected):
+def test_what_notices_a_mistake_is_named(project, was, becomes, limit, expected):
     """A wrong result, a loop that never ends, and a mistake that survives; each is undone."""
-    assert mutate.notice(mistake(was, becomes), project, limit=6) == expected
+    assert mutate.notice(mistake(was, becomes), project, limit=limit) == expected
     assert (project / "counting.py").read_text() == RIGHT
 
 

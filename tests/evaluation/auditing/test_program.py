@@ -9,7 +9,7 @@ import json
 import pytest
 
 from jspec.speculation.acceptance import RULES
-from tests.programs import environment, run
+from tests.programs import check_refusal, environment, run, run_many
 from tests.tiny_models import save_folder
 
 _CHECKED = "seeds", "caches", "emitted distribution"  # of a rule for temperatures above 0
@@ -63,21 +63,17 @@ def test_a_lossless_rule_ends_with_status_0(audit, dtype):
     assert "\nlossless: " in output
 
 
-def test_bad_flags_are_one_line(audit):
-    """Status 2, before a model is loaded."""
-    status, output, errors = audit("--num_rows=0")
-    assert (status, output) == (2, "")
-    assert errors == "error: expected num_rows of at least 1, got 0\n"
-    status, _, errors = audit("--temperature=1", "--lenience=0.3")
-    assert status == 2
-    assert errors.startswith(
-        "error: expected lenience with a drafter that drafts and an acceptance"
-    )
-    assert errors.count("\n") == 1
-    status, _, errors = audit("--max_new_tokens=100000")  # which would take hours
-    assert status == 2
-    assert errors.startswith("error: expected max_new_tokens below the context of ")
-    assert errors.endswith(" tokens, got 100000\n")
+def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
+    """Status 2, before a model is loaded, or hours are spent."""
+    cases = {
+        "--num_rows=0": "error: expected num_rows of at least 1, got 0\n",
+        "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
+        "--max_new_tokens=100000": "expected max_new_tokens below the context of 200 tokens, got",
+    }
+    lines = [[f"--target={folder}", *flags.split()] for flags in cases]
+    outcomes = run_many("jspec.audit", lines, env=environment(compile_cache, tmp_path))
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
+        assert message in check_refusal(*outcome)
 
 
 def test_rules_are_listed_with_their_controls(audit):
