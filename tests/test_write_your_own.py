@@ -67,9 +67,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(
-    "program", [slow_unless(one == "jspec.generate", one) for one in COMMANDS]
-)
+@pytest.mark.parametrize("program", [slow_unless(one == "jspec.generate", one) for one in COMMANDS])
 def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
     """By --import, and what they print names them."""
     status, output, errors = run(
