@@ -21,7 +21,7 @@ measurement.has_transformers = lambda: False
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny")
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", num_layers=1)
 
 
 def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):

@@ -36,8 +36,9 @@ _TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny chat model."""
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=_TEMPLATE)
+    """A tiny chat model of one layer, as most tests compile its programs."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return save_folder(path, template=_TEMPLATE, num_layers=1)
 
 
 @pytest.fixture

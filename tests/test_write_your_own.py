@@ -47,7 +47,7 @@ def own(module):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model."""
-    return save_folder(tmp_path_factory.mktemp("model"))
+    return save_folder(tmp_path_factory.mktemp("model"), num_layers=1)
 
 
 COMMANDS = {

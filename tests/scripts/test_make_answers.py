@@ -17,7 +17,7 @@ _TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}
 @pytest.fixture
 def call(compile_cache, tmp_path):
     """Returns a function that runs the script on five prompts: status, output, errors."""
-    folder = save_folder(tmp_path / "target")
+    folder = save_folder(tmp_path / "target", num_layers=1)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
     fixed = [f"--target={folder}", f"--prompts_file={prompts}", "--max_new_tokens=6",
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_makes_the_same_prompts(call_for_prompts, tmp_path):
 
 def test_a_model_without_a_template_is_refused(call_for_prompts, tmp_path):
     """Nothing says where its users begin."""
-    target = save_folder(tmp_path / "target")
+    target = save_folder(tmp_path / "target", num_layers=1)
     message = check_refusal(*call_for_prompts(target, "prompts"))
     assert "expected a model with a chat template" in message
     assert not (tmp_path / "prompts").exists()

@@ -66,8 +66,8 @@ def test_other_programs_still_take_flags_only(env):
 
 def test_a_generation_is_shown_round_by_round(tmp_path, env):
     """The trace is printed, written, and found by the report."""
-    folder = write(tmp_path / "run", cells())
-    flags = (f"--target={save_folder(tmp_path / 'target')}", "--prompt=abcabc", "--dtype=float32",
+    folder, target = write(tmp_path / "run", cells()), save_folder(tmp_path / "t", num_layers=1)
+    flags = (f"--target={target}", "--prompt=abcabc", "--dtype=float32",
              "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={folder}")  # fmt: skip
     cases = (
         ("--name=other", "begins with trace"),

@@ -30,7 +30,7 @@ def load_tiny(**options):
     """Returns the Generator of a tiny chat model in float32, whose drafts are looked up."""
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3} | options
     with tempfile.TemporaryDirectory() as folder:
-        path = save_folder(pathlib.Path(folder, "tiny"), template=TEMPLATE)
+        path = save_folder(pathlib.Path(folder, "tiny"), template=TEMPLATE, num_layers=1)
         return Generator.load(path, dtype="float32", **options)
 
 

@@ -48,7 +48,8 @@ def named(name):
 def served(tmp_path_factory):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
-    path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    save_folder(path, template=template, num_layers=1)
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
     with Served(Generator.load(path, dtype="float32", **options), api_key="k") as server:
         yield server
