@@ -18,8 +18,8 @@ def env(tmp_path, compile_cache):
 def test_a_folder_becomes_a_report(tmp_path, env):
     """The folder is an argument, or a flag."""
     folder = write(tmp_path / "run", cells(), traces=[trace()], tail='{"torn')
-    for argument in (str(folder), f"--workdir={folder}"):
-        status, output, errors = run("jspec.report", argument, env=env)
+    lines = [[str(folder)], [f"--workdir={folder}"]]
+    for status, output, errors in run_many("jspec.report", lines, env=env, max_arguments=1):
         assert (status, errors) == (0, "")
         written = output.splitlines()
         assert written[:2] == [str(folder / "report.md"), str(folder / "report.html")]
