@@ -24,8 +24,8 @@ from tests.training.grammar import grammar_batches, grammar_target, grammar_text
 BATCH = 16
 SMALL = {"num_layers": 1, "embed_dim": 16, "hidden_dim": 32, "num_heads": 2, "num_kv_heads": 1}
 RECIPE = Recipe(
-    num_steps=120, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=60,
-    evaluate_every=60,
+    num_steps=200, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=100,
+    evaluate_every=100,
 )  # fmt: skip
 
 
