@@ -32,8 +32,9 @@ FEWEST = 60
 
 
 @pytest.fixture
-def project(tmp_path):
-    """Returns a folder with one module and its test."""
+def project(tmp_path, monkeypatch):
+    """Returns a folder with one module and its test, which needs none of pytest's plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "counting.py").write_text(RIGHT)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_counting.py").write_text(TESTS)
