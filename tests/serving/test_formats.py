@@ -48,8 +48,7 @@ def named(name):
 def served(tmp_path_factory):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    save_folder(path, template=template, num_layers=1)
+    path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
     with Served(Generator.load(path, dtype="float32", **options), api_key="k") as server:
         yield server
