@@ -5,13 +5,14 @@ import pytest
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from tests.cases import slow_unless
 from tests.generation.test_generator_auto import cascade
 from tests.tiny_models import draft, shared_generator, target
 
 PROMPTS = ["one two one two one", "abcabcabc", "z", "the cat and the dog and the cow"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 0.9])
 def test_rounds_do_not_depend_on_the_batch(temperature):
     """Guards against a model that catches up on what its neighbours were fed.
 
