@@ -126,7 +126,7 @@ def optimised():
     """Compiles with LLVM's optimisations, as users do; what is compiled already is forgotten.
 
     XLA's own way with loops stays the simpler one: it is the process's. Programs wholly as users
-    get them are those that tests/auditing/test_program.py audits.
+    get them are those that test_program.py audits, and one of test_generate_cli.py.
     """
     _forget_programs()
     jax.config.update("jax_disable_most_optimizations", False)

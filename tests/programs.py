@@ -35,6 +35,12 @@ def environment(compile_cache, home):
     return {**os.environ, **own}
 
 
+def as_users(env):
+    """Returns variables without those by which tests/conftest.py spares compiling."""
+    quick = "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"
+    return {name: value for name, value in env.items() if name not in quick}
+
+
 def run(module, *flags, env, stdin=None, timeout=120):
     """Runs a program to its end; returns its status, output and errors."""
     done = subprocess.run(

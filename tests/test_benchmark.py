@@ -21,7 +21,7 @@ measurement.has_transformers = lambda: False
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny")
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", num_layers=1)
 
 
 def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
@@ -201,7 +201,8 @@ def all_records(records, tmp_path_factory, compile_cache):
 def run_modes(modes, work, compile_cache):
     """Returns each mode's record and output."""
     template = "{{ messages[0]['content'] }}"
-    folder = save_folder(work / "tiny", hidden_dim=64, template=template)  # whole groups of 32
+    sizes = {"num_layers": 1, "hidden_dim": 64}  # whole groups of 32
+    folder = save_folder(work / "tiny", template=template, **sizes)
     env = environment(compile_cache, work / "home")
     prompts = work / "p.jsonl"
     prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))

@@ -24,7 +24,8 @@ from tests.tiny_models import save_folder
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=TEMPLATE)
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return save_folder(path, template=TEMPLATE, num_layers=1)
 
 
 @pytest.fixture

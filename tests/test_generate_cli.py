@@ -11,7 +11,7 @@ import pytest
 
 from jspec.common.memory import device_name
 from jspec.evaluation.benchmarking.drafter_table import format_comparison
-from tests.programs import call_generate, command, environment, run
+from tests.programs import as_users, call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
@@ -36,8 +36,9 @@ _TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny chat model."""
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=_TEMPLATE)
+    """A tiny chat model of one layer, as most tests compile its programs."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return save_folder(path, template=_TEMPLATE, num_layers=1)
 
 
 @pytest.fixture
@@ -79,6 +80,7 @@ def read(path):
 def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     """Guards the contract of standard output, standard error and --output_json.
 
+    Its programs are compiled as users get them, and keep every draft of the model for itself.
     Nothing but the text on standard output; on the other one line of the device and its memory at
     first, and two of statistics at last.
     """
@@ -86,7 +88,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     status, output, errors = run(
         "jspec.generate", f"--target={folder}", f"--draft={folder}", "--prompt=hé",
         "--num_draft_tokens=3", f"--output_json={path}", "--max_new_tokens=20", "--seed=7",
-        "--temperature=0.5", "--dtype=float32", "--system=be kind", env=env,
+        "--temperature=0.5", "--dtype=float32", "--system=be kind", env=as_users(env),
     )  # fmt: skip
     assert status == 0, errors
     (record,) = read(path)

@@ -25,7 +25,7 @@ _USUAL = ("--dtype=float32", "--temperature=0", "--max_new_tokens=24", "--nostat
 def folder(tmp_path_factory):
     """Returns a folder of a tiny target."""
     folder = tmp_path_factory.mktemp("model") / "m"
-    return save_folder(folder, num_heads=8, max_seq_len=4096)
+    return save_folder(folder, num_layers=1, num_heads=8, max_seq_len=4096)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ _CONFIG = "--config=configs/train_eagle.py"
 _SMALL = ["--config.num_held_out=4", "--config.seq_len=48", "--config.batch_size=2",
           "--config.vocab_size=60", "--config.feature_layers=(1,2)", "--config.recipe.num_steps=4",
           "--config.recipe.warmup_steps=1", "--config.recipe.evaluate_every=2",
-          "--config.dtype=float32"]  # fmt: skip
+          "--config.chain_steps=2", "--config.dtype=float32"]  # fmt: skip
 
 
 @pytest.fixture

@@ -47,15 +47,18 @@ def generate(tiny_pair, heads):
     """Returns a function of (name, rule, temperature) that runs to the context limit."""
 
     @functools.cache
-    def run(name, rule, temperature):
+    def engine_of(name, rule):
         drafter = params = None
         if name is not None:
             head = next((heads[one] for one in name.split("+") if one in heads), None)
             drafter, params = build(name, tiny_pair, draft_head=head)
         both = tiny_pair.target, params
-        engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
-        prompts = [*PROMPTS, REPEATING[0]]
-        return drafter, engine.generate(prompts, temperature=temperature)
+        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+
+    @functools.cache
+    def run(name, rule, temperature):
+        engine, prompts = engine_of(name, rule), [*PROMPTS, REPEATING[0]]
+        return engine.drafter, engine.generate(prompts, temperature=temperature)
 
     return run
 

@@ -17,6 +17,7 @@ from jspec.evaluation.auditing.rows import build_drafter
 from jspec.models import init_cache, make_apply
 from jspec.weights.quantize import quantize
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.drafters.test_model import observe, run_propose
 from tests.evaluation.auditing.subjects import make_rows, make_subject
 
@@ -104,7 +105,7 @@ def test_the_distribution_is_the_models_own_over_those_tokens(kind, is_tied):
     assert 0.02 < jax.nn.softmax(logits)[jnp.asarray(ids)].sum() < 0.98, "nothing to prove"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
 def test_hierarchical_drafts_are_those_of_the_model(temperature):
     """Its own loop cuts the vocabulary as the other does."""
     found, expected = (

@@ -14,6 +14,7 @@ from jspec.models import init_cache
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine, settings_of
 
 WIDTH = 3
@@ -145,7 +146,7 @@ def make_engine(tiny_pair, head):
     return build
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
 def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
     tiny_pair, head, make_engine, temperature
 ):

@@ -127,7 +127,7 @@ TREE = {"drafter_options": DrafterOptions(tree_depth=3), "num_draft_tokens": 8}
         slow_unless(False, "model", TREE),
         slow_unless(False, "hierarchical", {}),
         slow_unless(False, "ngram", {}),
-        ("recycle", {"num_draft_tokens": 2}),
+        slow_unless(False, "recycle", {"num_draft_tokens": 2}),
     ],
 )
 def test_drafts_change_neither_beams_nor_scores(drafter, options):

@@ -53,6 +53,13 @@ def make_auto(drafter, **options):
 
 
 @functools.cache
+def cascade(batch_size=1):
+    """Returns a Generator of a lookup before a model, the same one at every call."""
+    options = {"drafter": "prompt_lookup+model", "num_draft_tokens": "auto", "costs": both_costs()}
+    return Generator(target(), draft(), batch_size=batch_size, **options)
+
+
+@functools.cache
 def model_engine():
     """Returns the programs of a draft model: its weights and the costs are data."""
     return make_auto("model").engine
@@ -83,9 +90,8 @@ def test_greedy_output_is_plain_decodings(drafter):
     """Invariant 2, in a batch whose rows choose differently."""
     costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
-    if "+" in drafter:
-        own = draft() if "model" in drafter else None
-        generator = Generator(target(), own, drafter=drafter, **options)
+    if drafter == "prompt_lookup+model":
+        generator = cascade(batch_size=4)
     else:
         generator = make_generator(drafter, **options)
     plain = shared_generator("none").generate(requests(max_new_tokens=40))
@@ -125,13 +131,6 @@ def test_drawn_trees_have_a_fixed_number():
         make_auto("model", drafter_options=tree)
 
 
-@functools.cache
-def cascade_engine():
-    """Returns the programs of a lookup before a model: costs are data."""
-    return Generator(target(), draft(), drafter="prompt_lookup+model", num_draft_tokens="auto",
-                     costs=both_costs()).engine  # fmt: skip
-
-
 @pytest.mark.parametrize(("per_draft", "expected"), [(0.02, "model"), (2.0, "prompt_lookup")])
 def test_it_chooses_among_the_drafters_of_a_cascade(per_draft, expected):
     """A model that is always right drafts though the lookup has found something, if it is cheap."""
@@ -143,7 +142,7 @@ def test_it_chooses_among_the_drafters_of_a_cascade(per_draft, expected):
     generator = Generator(
         target(), itself, drafter="prompt_lookup+model", num_draft_tokens="auto", costs=costs
     )
-    generator.engine = cascade_engine()
+    generator.engine = cascade().engine  # costs are data
     for result in generator.generate(requests(max_new_tokens=40)):
         drafters = {a_round.drafter for a_round in result.stats.rounds if a_round.num_proposed}
         assert drafters == {expected}

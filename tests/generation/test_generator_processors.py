@@ -80,7 +80,7 @@ def test_rows_of_a_batch_keep_their_own_processors(drafter):
         Settings(max_new_tokens=20, **(ALL | {"frequency_penalty": 2.0})),
     ]
     requests = [Request(PROMPT[i:], one) for i, one in enumerate(settings)]
-    together = make_generator(drafter, batch_size=4).generate(requests)
+    together = shared_generator(drafter, batch_size=4).generate(requests)
     alone = [shared_generator(drafter).generate(request) for request in requests]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
     assert max(together[2].token_ids) < 60

@@ -6,7 +6,7 @@ from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from tests.cases import slow_unless
-from tests.generation.test_generator_auto import both_costs
+from tests.generation.test_generator_auto import cascade
 from tests.tiny_models import draft, shared_generator, target
 
 PROMPTS = ["one two one two one", "abcabcabc", "z", "the cat and the dog and the cow"]
@@ -23,9 +23,7 @@ def test_rounds_do_not_depend_on_the_batch(temperature):
         Request(prompt, Settings(seed=seed, max_new_tokens=40, temperature=temperature))
         for seed, prompt in enumerate(PROMPTS)
     ]
-    options = {"drafter": "prompt_lookup+model", "num_draft_tokens": "auto", "costs": both_costs()}
-    alone = Generator(target(), draft(), **options).generate(requests)
-    together = Generator(target(), draft(), batch_size=4, **options).generate(requests)
+    alone, together = (cascade(number).generate(requests) for number in (1, 4))
     assert [a.stats.rounds for a in together] == [a.stats.rounds for a in alone]
     proposers = {a_round.drafter for answer in alone for a_round in answer.stats.rounds}
     assert proposers >= {"prompt_lookup", "model"}

@@ -21,7 +21,7 @@ assert not native.is_available()
 sys.exit(status)
 """
 _QUICK = [
-    "generation/test_generator.py::test_greedy_output_is_plain_decodings[model]",
+    "generation/test_generator.py::test_greedy_output_is_plain_decodings[prompt_lookup]",
     "models/test_cache_properties.py::test_prefill_and_decode_equal_one_full_pass",
 ]
 _OTHERS = [

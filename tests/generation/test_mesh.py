@@ -27,19 +27,19 @@ def text_of(drafter, mesh, **options):
     state = engine.empty_state(rows, 64, Switches())
     return engine._run.lower(generator.params, state, np.int32(1)).compile().as_text()
 
-text = text_of("none", "data:2,model:2")
-found["groups"] = sorted(set(re.findall(r"replica_groups=(\\S+?), ", text)))
-found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", text))
+of_both = text_of("none", "data:2,model:2")
+found["groups"] = sorted(set(re.findall(r"replica_groups=(\\S+?), ", of_both)))
+found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", of_both))
 
 def gathered(text):
     lines = re.findall(r" = (.*?) all-gather(?:-start)?\\(", text)
     return max(max(array_sizes(shape)) for shape in lines)
 
-found["of parts"] = [gathered(text), gathered(text_of("prompt_lookup", "data:2,model:2"))]
+found["of parts"] = [gathered(of_both), gathered(text_of("prompt_lookup", "data:2,model:2"))]
 found["of all"] = gathered(text_of("prompt_lookup", "data:2,model:2", acceptance="rejection"))
 text = text_of("model", "data:4")
 found["of rows"] = [op for op in COLLECTIVES if f" {op}" in text]
-found["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in text_of("none", "data:2,model:2")]
+found["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in of_both]
 report(found)
 """
 

@@ -19,7 +19,7 @@ import jspec
 from jspec.drafters.memory import Stateless
 from jspec.speculation.acceptance.rejection import RULE
 from jspec.speculation.types import Kind
-from tests.tiny_models import target
+from tests.evaluation.auditing.subjects import models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Own(Stateless):
 
 def told(drafter, rule="rejection"):
     try:
-        generator = jspec.Generator(target(), drafter=drafter, num_draft_tokens=3, acceptance=rule)
+        options = {"drafter": drafter, "num_draft_tokens": 3, "acceptance": rule}
+        generator = jspec.Generator(models()[0], **options)
         generator.generate("abc", jspec.Settings(max_new_tokens=4))
     except jspec.InputError as error:
         return str(error)
@@ -99,7 +100,7 @@ found |= {
 from jspec.evaluation.auditing.rows import build_drafter
 from jspec.evaluation.auditing.subject import Subject
 try:
-    build_drafter(Subject(target(), None, "own", 2, "rejection", jspec.Settings()))
+    build_drafter(Subject(models()[0], None, "own", 2, "rejection", jspec.Settings()))
 except jspec.InputError as error:
     found["audit"] = str(error)
 print(json.dumps(found))

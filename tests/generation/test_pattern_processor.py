@@ -112,7 +112,7 @@ def test_a_mix_of_rows_is_as_each_alone():
     """One row with a pattern beside one without, and two with different ones."""
     settings = [_NUMBER, Settings(max_new_tokens=20), Settings(max_new_tokens=20, pattern="(xy)*z")]
     requests = [Request("abc", one) for one in settings]
-    together = make_generator("prompt_lookup", batch_size=4).generate(requests)
+    together = shared_generator("prompt_lookup", batch_size=4).generate(requests)
     alone = [shared_generator("none").generate([one])[0] for one in requests]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
 

@@ -19,7 +19,7 @@ from jspec.kernels.gpu import DECODED
 from jspec.kernels.packed_formats import FORMATS
 from jspec.models import PRESETS
 from jspec.models.families.hf_config import to_hf_config
-from tests.programs import check_refusal
+from tests.programs import check_refusal, environment, run_many
 
 pytestmark = pytest.mark.usefixtures("lines_of_code")
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -59,16 +59,12 @@ def figures(call, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device=h300"], "device"),
-        (["--batch_size=0"], "batch_size"),
-        (["--num_lines=-1"], "num_lines"),
-    ],
-)
-def test_bad_input_is_refused(call, arguments, message):
-    assert message in check_refusal(*call(*arguments))
+def test_bad_input_is_refused(compile_cache, tmp_path):
+    names = "device", "batch_size", "num_lines"
+    lines = ["--device=h300"], ["--batch_size=0"], ["--num_lines=-1"]
+    env = environment(compile_cache, tmp_path)
+    for outcome, name in zip(run_many("scripts.compile_for", lines, env=env), names, strict=True):
+        assert name in check_refusal(*outcome)
 
 
 def test_a_missing_compiler_names_what_installs_it(call, tmp_path):

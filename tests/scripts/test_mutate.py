@@ -32,8 +32,9 @@ FEWEST = 60
 
 
 @pytest.fixture
-def project(tmp_path):
-    """Returns a folder with one module and its test."""
+def project(tmp_path, monkeypatch):
+    """Returns a folder with one module and its test, which needs none of pytest's plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "counting.py").write_text(RIGHT)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_counting.py").write_text(TESTS)
@@ -67,13 +68,13 @@ def test_a_text_occurs_once(project, was):
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes", "expected"),
-    [("return i", "return i + 1", "tests/test_counting.py::test_count[here, there]"),
-     ("i += 1", "i += 0", "time limit"), ("i < n", "i != n", None)],
+    ("was", "becomes", "limit", "expected"),
+    [("return i", "return i + 1", 60, "tests/test_counting.py::test_count[here, there]"),
+     ("i += 1", "i += 0", 3, "time limit"), ("i < n", "i != n", 60, None)],
 )  # fmt: skip
-def test_what_notices_a_mistake_is_named(project, was, becomes, expected):
+def test_what_notices_a_mistake_is_named(project, was, becomes, limit, expected):
     """A wrong result, a loop that never ends, and a mistake that survives; each is undone."""
-    assert mutate.notice(mistake(was, becomes), project, limit=6) == expected
+    assert mutate.notice(mistake(was, becomes), project, limit=limit) == expected
     assert (project / "counting.py").read_text() == RIGHT
 
 

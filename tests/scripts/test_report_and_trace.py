@@ -18,8 +18,8 @@ def env(tmp_path, compile_cache):
 def test_a_folder_becomes_a_report(tmp_path, env):
     """The folder is an argument, or a flag."""
     folder = write(tmp_path / "run", cells(), traces=[trace()], tail='{"torn')
-    for argument in (str(folder), f"--workdir={folder}"):
-        status, output, errors = run("jspec.report", argument, env=env)
+    lines = [[str(folder)], [f"--workdir={folder}"]]
+    for status, output, errors in run_many("jspec.report", lines, env=env, max_arguments=1):
         assert (status, errors) == (0, "")
         written = output.splitlines()
         assert written[:2] == [str(folder / "report.md"), str(folder / "report.html")]
@@ -66,8 +66,8 @@ def test_other_programs_still_take_flags_only(env):
 
 def test_a_generation_is_shown_round_by_round(tmp_path, env):
     """The trace is printed, written, and found by the report."""
-    folder = write(tmp_path / "run", cells())
-    flags = (f"--target={save_folder(tmp_path / 'target')}", "--prompt=abcabc", "--dtype=float32",
+    folder, target = write(tmp_path / "run", cells()), save_folder(tmp_path / "t", num_layers=1)
+    flags = (f"--target={target}", "--prompt=abcabc", "--dtype=float32",
              "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={folder}")  # fmt: skip
     cases = (
         ("--name=other", "begins with trace"),

@@ -1,8 +1,11 @@
 """A real server of a tiny chat model on a free port, in this process."""
 
+import functools
 import http.client
 import json
+import pathlib
 import socket
+import tempfile
 import threading
 import time
 
@@ -22,11 +25,13 @@ TEMPLATE = (
 )
 
 
-def load_tiny(folder, **options):
-    """Returns a Generator of a tiny chat model in float32, whose drafts are looked up."""
-    path = save_folder(folder / "tiny", template=TEMPLATE)
+@functools.cache
+def load_tiny(**options):
+    """Returns the Generator of a tiny chat model in float32, whose drafts are looked up."""
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3} | options
-    return Generator.load(path, dtype="float32", **options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_folder(pathlib.Path(folder, "tiny"), template=TEMPLATE, num_layers=1)
+        return Generator.load(path, dtype="float32", **options)
 
 
 class Served:

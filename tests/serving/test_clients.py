@@ -38,8 +38,8 @@ console.log(JSON.stringify({whole: whole.choices[0].message.content, streamed, r
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with Served(load_tiny(tmp_path_factory.mktemp("model")), max_queue=64) as server:
+def served():
+    with Served(load_tiny(), max_queue=64) as server:
         yield server
 
 
@@ -109,8 +109,8 @@ def test_lm_evaluation_harness_scores_as_on_transformers(tmp_path):
         task = _TASK.format(name=name, kind=kind, rest=rest, data=data)
         (tmp_path / f"{name}.yaml").write_text(task)
     found = {}
-    with Served(load_tiny(tmp_path), max_queue=64) as server:
-        folder = tmp_path / "tiny"
+    folder = save_folder(tmp_path / "tiny", template=TEMPLATE)
+    with Served(load_tiny(), max_queue=64) as server:
         models = {
             "hf": f"pretrained={folder},dtype=float32",
             "local-completions": f"model=tiny,base_url=http://127.0.0.1:{server.port}/v1/completions,"

@@ -16,8 +16,8 @@ SETTINGS = Settings(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with Served(load_tiny(tmp_path_factory.mktemp("model"))) as server:
+def served():
+    with Served(load_tiny()) as server:
         yield server
 
 

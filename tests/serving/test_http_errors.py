@@ -22,8 +22,8 @@ def read(connection):
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory):
-    return load_tiny(tmp_path_factory.mktemp("model"))
+def generator():
+    return load_tiny()
 
 
 @pytest.fixture(scope="module")

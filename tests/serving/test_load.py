@@ -41,13 +41,11 @@ def texts(served, num_at_once, rng):
     return [one for job in sorted(found) for one in found[job]]
 
 
-def check_loads(tmp_path, loads, drafters, batch_size):
+def check_loads(loads, drafters, batch_size):
     """Checks that texts are the same at all loads with all drafters; another seed is another."""
     expected = None
     for name, options in drafters.items():
-        generator = load_tiny(
-            tmp_path / name, acceptance="coupled", batch_size=batch_size, **options
-        )
+        generator = load_tiny(acceptance="coupled", batch_size=batch_size, **options)
         with Served(generator, max_queue=64) as served:
             for load in loads:
                 found = texts(served, load, random.Random(load))
@@ -57,12 +55,12 @@ def check_loads(tmp_path, loads, drafters, batch_size):
             assert other["choices"][0]["text"] != expected[0]
 
 
-def test_an_answer_is_the_same_alone_and_in_company(tmp_path):
-    check_loads(tmp_path, [1, 6], {"lookup": {}}, 3)
+def test_an_answer_is_the_same_alone_and_in_company():
+    check_loads([1, 6], {"lookup": {}}, 3)
 
 
 @pytest.mark.slow
-def test_an_answer_is_the_same_at_any_load_with_any_drafter(tmp_path):
+def test_an_answer_is_the_same_at_any_load_with_any_drafter():
     """In float32 with the rule `coupled`, as the audit checks it without a server."""
     drafters = {
         "none": {"drafter": "none", "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS},
@@ -70,4 +68,4 @@ def test_an_answer_is_the_same_at_any_load_with_any_drafter(tmp_path):
         "auto": {"num_draft_tokens": "auto"},
         "layers": {"drafter": "layer_skip", "draft_layers": 1},
     }
-    check_loads(tmp_path, [1, 4, 16], drafters, 5)
+    check_loads([1, 4, 16], drafters, 5)

@@ -16,11 +16,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served():
     numbers = (0, 1, 3, 7)
     seconds = tuple(1 + number / 100 for number in numbers)
     costs = RoundCosts((64,), numbers, ("prompt_lookup",), ((seconds,),), ((0.0,),))
-    own = load_tiny(tmp_path_factory.mktemp("model"), num_draft_tokens="auto", costs=costs)
+    own = load_tiny(num_draft_tokens="auto", costs=costs)
     with Served(own) as server:
         yield server
 

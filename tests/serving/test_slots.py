@@ -23,9 +23,10 @@ CACHED = [0, 128, 128, 64, 64, 0, 0]
 SETTINGS = [Settings(max_new_tokens=20, temperature=0.9, seed=seed) for seed in range(7)]
 
 
-def make(drafter="model", prefix_cache_bytes=10**8, **options):
+def make(generator=None, prefix_cache_bytes=10**8, **options):
+    """Returns a Generator, by default the one that these tests share, and a scheduler."""
     options = {"max_queue": 20, "rounds_per_visit": 2} | options
-    generator = make_generator(drafter, batch_size=3)
+    generator = generator or shared_generator("model", batch_size=3)
     scheduler = make_scheduler(generator, prefix_cache_bytes=prefix_cache_bytes, **options)
     return generator, scheduler
 
@@ -75,9 +76,13 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
 
 
 def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
-    """All at once, in chunks of another number between the rounds: the tokens stay the same."""
+    """All at once, in chunks of another number between the rounds: the tokens stay the same.
+
+    By programs of its own: those that the other tests share may be compiled by any of them.
+    """
+    own = make_generator("model", batch_size=3)
     for budget in (1, 100):
-        own, scheduler = make(prefill_budget=budget)
+        _, scheduler = make(own, prefill_budget=budget)
         begin = compile_clock().num_programs
         jobs = [submit(own, scheduler, *pair) for pair in zip(PROMPTS, SETTINGS, strict=True)]
         run(scheduler)
@@ -123,9 +128,9 @@ def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read():
 
 def test_one_slot_reuses_prompts_too():
     """Its batch has one row, which holds no cache while a prompt is read."""
-    generator = make_generator("prompt_lookup", batch_size=1)
+    generator = shared_generator("prompt_lookup")
     scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefix_cache_bytes=10**8)
-    expected = shared_generator("prompt_lookup").generate(Request(PROMPTS[0], SETTINGS[0]))
+    expected = generator.generate(Request(PROMPTS[0], SETTINGS[0]))
     for num_cached in (0, 128):
         found, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
         assert (found, result.token_ids) == (num_cached, expected.token_ids)

@@ -78,13 +78,11 @@ def test_tokens_do_not_depend_on_company(scheduler):
 
 
 def test_a_request_may_ask_for_fewer_drafts_where_their_number_varies():
-    numbers, drafters = (0, 1, 3, 4), ("model",)
-    costs = RoundCosts((64,), numbers, drafters, (((1.0, 1.1, 1.2, 1.3),),), ((0.0,),))
-    own = make_generator("model", batch_size=2, num_draft_tokens="auto", costs=None)
-    numbers = own.engine.numbers
+    drafter, options = "prompt_lookup", {"batch_size": 2, "num_draft_tokens": "auto"}
+    numbers = make_generator(drafter, costs=None, **options).engine.numbers
     seconds = tuple(1 + 0.1 * number for number in numbers)
-    costs = RoundCosts((64,), numbers, drafters, ((seconds,),), ((0.0,),))
-    own = make_generator("model", batch_size=2, num_draft_tokens="auto", costs=costs)
+    costs = RoundCosts((64,), numbers, (drafter,), ((seconds,),), ((0.0,),))
+    own = make_generator(drafter, costs=costs, **options)
     scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
     free, plain, one = (answers(own, scheduler, [3], most)[0] for most in (None, 0, 1))
     assert free.token_ids == plain.token_ids == one.token_ids  # it is greedy

@@ -37,7 +37,7 @@ def make_engine(tiny_pair, model_drafter):
     """Returns a cached function: (drafter's name, drafts a round) -> Engine."""
 
     @functools.cache
-    def build(name, width=0):
+    def build(name, width):
         if name == "self":
             return build("model", width).with_params(tiny_pair.target, tiny_pair.target)
         if name in MODULES:
@@ -58,4 +58,4 @@ def make_engine(tiny_pair, model_drafter):
         params = tiny_pair.target, draft
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 
-    return build
+    return lambda name, width=0: build(name, width)  # one entry, with a width or without

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from jspec.speculation.prefill import insert
+from tests.cases import slow_unless
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", "suffix", "recycle", *head_cases()]
+ENGINES = ["plain", "model", "prompt_lookup", slow_unless(False, "suffix"),
+           slow_unless(False, "recycle"), *head_cases()]  # fmt: skip
 insert_row = jax.jit(insert)
 
 

@@ -84,8 +84,7 @@ class Case(NamedTuple):
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
 METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
-QUICK = ("pattern", "eagle")
-QUICK_GREEDY = ("medusa",)
+QUICK = ("eagle",)
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),
@@ -288,7 +287,7 @@ def test_samples_follow_the_targets_distribution(name, rule, method):
     check_samples(name, rule, method, NUM_ROWS)
 
 
-@pytest.mark.parametrize("name", [slow_unless(one != "blockwise", one) for one in QUICK])
+@pytest.mark.parametrize("name", [slow_unless(one in QUICK, one) for one in CASES])
 def test_a_few_samples_follow_the_targets_distribution(name):
     """The same of a quarter of the rows."""
     check_samples(name, RULES[name], "penalties", ROWS_A_RUN)
@@ -349,7 +348,8 @@ def plain_answers():
     return greedy_answers("plain")[0]
 
 
-@pytest.mark.parametrize("name", [slow_unless(one in QUICK_GREEDY, one) for one in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_greedy_output_is_plain_decodings(name):
     """Invariant 2, with the programs that sample above: 5,000 prompts of 1 to 12 tokens, penalties
     on.

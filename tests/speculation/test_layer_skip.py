@@ -108,7 +108,7 @@ def check_caches(state, texts, layers=FIRST):
     return own
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [slow_unless(one in QUICK, one) for one in ENGINES])
 def test_caches_are_right_whatever_is_wanted(prompts, name):
     """Each round another number of each row, 0 among them; some rounds none of any row."""
     layers = SUBSET if name == "subset" else FIRST

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.cases import slow_unless
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", "suffix", "recycle", "hierarchical",
-           *head_cases("eagle")]  # fmt: skip
+ENGINES = ["plain", "model", "prompt_lookup", slow_unless(False, "suffix"),
+           slow_unless(False, "recycle"), "hierarchical", *head_cases("eagle")]  # fmt: skip
 SEEDS = np.array([11, 22, 33, 44])
 MAX_LENGTH = 40
 

@@ -261,13 +261,15 @@ class DroppingDrafter(ModelDrafter):
 @pytest.mark.parametrize(
     ("drafter", "settings"),
     [
-        (controls.misreporting(MODEL, drawn=controls.hotter), "temperature"),
+        slow_unless(False, controls.misreporting(MODEL, drawn=controls.hotter), "temperature"),
         (controls.misreporting(MODEL, drawn=controls.greedily), "temperature"),
         (controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"),
-        (controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
+        slow_unless(False, controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
         (DroppingDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache), "temperature"),
         (controls.misreporting(NGRAM, drawn=controls.greedily), "temperature"),
-        (controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"),
+        slow_unless(
+            False, controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"
+        ),
     ],
     ids=[
         "hotter",

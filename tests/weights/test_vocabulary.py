@@ -28,7 +28,7 @@ def pad(params, num_rows):
 
 def padded_model(num_rows, disturbance=0.0, is_random=False):
     """Returns a model of 100 real ids and twice so many rows of padding."""
-    real = dataclasses.replace(CONFIG, vocab_size=_REAL)
+    real = dataclasses.replace(CONFIG, vocab_size=_REAL, num_layers=1)
     params = tiny_models.peaked_params(real, disturbance=disturbance)
     config = dataclasses.replace(real, vocab_size=_REAL + 2 * num_rows)
     tokenizer = ByteTokenizer(_REAL, eos_ids=CONFIG.eos_ids)

@@ -1,7 +1,7 @@
 """The program jspec.audit, from its flags to its exit status.
 
-In a process of its own: its flags have the names of jspec.generate's. What it audits is compiled as
-users get it, which most other tests' programs are not.
+In a process of its own: its flags have the names of jspec.generate's. What the slow tests audit is
+compiled as users get it, which most other tests' programs are not.
 """
 
 import json
@@ -9,7 +9,7 @@ import json
 import pytest
 
 from jspec.speculation.acceptance import RULES
-from tests.programs import environment, run
+from tests.programs import as_users, check_refusal, environment, run, run_many
 from tests.tiny_models import save_folder
 
 _CHECKED = "seeds", "caches", "emitted distribution"  # of a rule for temperatures above 0
@@ -24,11 +24,14 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def audit(folder, compile_cache, tmp_path):
     """Returns a function from flags to the program's status, output and errors."""
-    quick = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # of tests/conftest.py
-    inherited = environment(compile_cache, tmp_path).items()
-    env = {name: value for name, value in inherited if name not in quick}
+    env = environment(compile_cache, tmp_path)
     flags = [f"--target={folder}", "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"]
-    return lambda *more: run("jspec.audit", *flags, *more, env=env, timeout=300)
+
+    def run_it(*more, is_quick=True):
+        own = env if is_quick else as_users(env)
+        return run("jspec.audit", *flags, *more, env=own, timeout=300)
+
+    return run_it
 
 
 def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
@@ -54,7 +57,7 @@ def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
 def test_a_lossless_rule_ends_with_status_0(audit, dtype):
     """Every line passes; greedy parity is among them, in both dtypes."""
     status, output, errors = audit(
-        "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}"
+        "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}", is_quick=False
     )
     assert status == 0, output + errors
     assert f", {dtype}, drafter" in output
@@ -63,21 +66,17 @@ def test_a_lossless_rule_ends_with_status_0(audit, dtype):
     assert "\nlossless: " in output
 
 
-def test_bad_flags_are_one_line(audit):
-    """Status 2, before a model is loaded."""
-    status, output, errors = audit("--num_rows=0")
-    assert (status, output) == (2, "")
-    assert errors == "error: expected num_rows of at least 1, got 0\n"
-    status, _, errors = audit("--temperature=1", "--lenience=0.3")
-    assert status == 2
-    assert errors.startswith(
-        "error: expected lenience with a drafter that drafts and an acceptance"
-    )
-    assert errors.count("\n") == 1
-    status, _, errors = audit("--max_new_tokens=100000")  # which would take hours
-    assert status == 2
-    assert errors.startswith("error: expected max_new_tokens below the context of ")
-    assert errors.endswith(" tokens, got 100000\n")
+def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
+    """Status 2, before a model is loaded, or hours are spent."""
+    cases = {
+        "--num_rows=0": "error: expected num_rows of at least 1, got 0\n",
+        "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
+        "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
+    }
+    lines = [[f"--target={folder}", *flags.split()] for flags in cases]
+    outcomes = run_many("jspec.audit", lines, env=environment(compile_cache, tmp_path))
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
+        assert message in check_refusal(*outcome)
 
 
 def test_rules_are_listed_with_their_controls(audit):

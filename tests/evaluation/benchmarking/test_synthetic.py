@@ -15,13 +15,13 @@ from jspec.evaluation.benchmarking.synthetic import parse_rates
 from jspec.generation.prompts import Prompt
 from jspec.generation.request import MAX_SEED
 from jspec.speculation.acceptance.synthetic import rate_of, seed_of
-from tests.tiny_models import draft, target
+from tests.evaluation.auditing.subjects import models as models_of_one_layer
 
 
 @pytest.fixture
 def measure(monkeypatch):
     """Returns a function that measures the tiny models: all outcomes."""
-    models = {"target": target(), "draft": draft()}
+    models = dict(zip(("target", "draft"), models_of_one_layer(), strict=True))
     monkeypatch.setattr(Measurement, "load", lambda _, role: models[role])
     monkeypatch.setattr(synthetic, "choose_prompts", lambda asked: (asked.prompts, None))
 

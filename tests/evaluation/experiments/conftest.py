@@ -8,8 +8,9 @@ from tests.tiny_models import save_folder
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A tiny chat model."""
-    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=TEMPLATE)
+    """A tiny chat model of one layer, as each run compiles its own programs."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return save_folder(path, template=TEMPLATE, num_layers=1)
 
 
 @pytest.fixture

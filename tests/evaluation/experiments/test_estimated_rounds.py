@@ -10,10 +10,17 @@ from jspec.evaluation.analysis.ratios import mean_and_interval
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, draft, make_generator, target
 
 
-@pytest.mark.parametrize("name", ["model", "layer_skip", "prompt_lookup", "ngram", "ngram+model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        slow_unless(name in ("prompt_lookup", "ngram+model"), name)
+        for name in ("model", "layer_skip", "prompt_lookup", "ngram", "ngram+model")
+    ],
+)
 def test_a_walk_over_the_positions_gives_the_real_rounds(name):
     """At temperature 0, round for round, with one draft a round.
 
