@@ -21,7 +21,7 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_908,
+    "common": 1_913,
     "kernels": 5_335,
     "models": 2_195,
     "sampling": 662,

@@ -17,16 +17,21 @@ _BUFFER = 4096  # bytes of a short message
 _T = TypeVar("_T")
 
 
+def _is_alone() -> bool:
+    """Whether there is one process. Where none has joined another, no device need be there."""
+    return not jax.distributed.is_initialized() or jax.process_count() == 1
+
+
 def least(number: int) -> int:
     """Returns the least of the numbers that the processes of a run call it with."""
-    if jax.process_count() == 1:
+    if _is_alone():
         return number
     return int(multihost_utils.process_allgather(np.array([number])).min())
 
 
 def broadcast(value: Any) -> Any:
     """Returns in all processes what process 0 calls it with; the others call it with None."""
-    if jax.process_count() == 1:
+    if _is_alone():
         return value
     data = pickle.dumps(value) if is_first() else b""
     # A buffer of a fixed size, and another for what is longer: few programs are compiled.
@@ -43,7 +48,7 @@ def of_first(call: Callable[[], _T]) -> _T:
 
     It may take long: a collective that nobody joins fails, so the others are told that it goes on.
     """
-    if jax.process_count() == 1:
+    if _is_alone():
         return call()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future, outcome = pool.submit(call) if is_first() else None, None

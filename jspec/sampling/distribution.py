@@ -64,8 +64,7 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     switches = settings.switches
     if switches.top_k or switches.top_p:
         # Stored, not computed anew for the mask, with a multiplication of the processors fused into
-        # a subtraction: the last token kept must equal the threshold. Where it is the only one,
-        # none would be left (seen on an H100).
+        # a subtraction: the last token kept must equal the threshold.
         part = jax.lax.optimization_barrier(part)
     if switches.top_k:
         is_kept = top_k_mask(with_own_part(logits, part), rows.top_k)

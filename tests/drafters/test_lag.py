@@ -53,6 +53,15 @@ def test_a_drafter_lags_until_it_drafts(tmp_path, name, layers, expected):
     assert lags(drafter, state) == [0, 0]
 
 
+def test_a_row_has_fed_no_more_than_its_own_drafts(tmp_path):
+    """What a neighbour wanted beyond them does not count, nor what a silent row was fed."""
+    drafter, _, state = start("model", tmp_path)
+    fed, num_tokens = jnp.array([[5, 6, 7], [5, 6, 7]], jnp.int32), jnp.array([1, 3], jnp.int32)
+    wanted = jnp.array([True, False])
+    after = drafter.remember(state.draft, state.draft.cache, fed, num_tokens, wanted)
+    assert after.fed.tolist() == [[5, -1, -1], [-1, -1, -1]]
+
+
 def test_members_of_a_cascade_lag_each_for_itself(tmp_path):
     """A lookup has nothing to read; the model behind it has the prompt, until its turn comes."""
     drafter, _, state = start("prompt_lookup+model", tmp_path)

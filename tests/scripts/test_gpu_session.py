@@ -164,10 +164,17 @@ def test_products_are_measured_on_a_gpu_alone(tmp_path):
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
-def test_a_program_without_its_gpu_says_so_in_a_line():
+@pytest.mark.parametrize(
+    "words",
+    [("benchmark", "--measure=quantization"), ("experiment", "--config=configs/smoke.py")],
+    ids=" ".join,
+)
+def test_a_program_without_its_gpu_says_so_in_a_line(words, tmp_path):
     """Guards against a page of JAX's own."""
+    program, *others = words
+    workdir = [f"--workdir={tmp_path}"] * (program == "experiment")
     done = subprocess.run(
-        [sys.executable, "-m", "jspec.benchmark", "--measure=quantization"], cwd=ROOT,
+        [sys.executable, "-m", f"jspec.{program}", *others, *workdir], cwd=ROOT,
         env=os.environ | {"JAX_PLATFORMS": "cuda"}, capture_output=True, check=False,
     )  # fmt: skip
     message = check_refusal(done.returncode, done.stdout.decode(), done.stderr.decode())
