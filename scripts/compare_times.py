@@ -19,7 +19,7 @@ from jspec.generation.provenance import Recorder
 _COLUMNS = "", "device", "estimated µs", "measured µs", "measured / estimated"
 
 
-def main(folder: str) -> None:
+def main(folder: str = ".") -> None:
     """Prints the table, and writes it into the folder."""
     path = pathlib.Path(folder)
     estimates, measured = (_read(path, kind) for kind in ("estimate", "rounds"))

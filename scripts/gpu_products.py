@@ -35,8 +35,8 @@ _EPSILON = 1e-5
 _FARTHEST = 0.02  # a result from XLA's, as a share of the largest
 
 
-def main(path: str) -> None:
-    """Measures, prints a table and writes the record."""
+def main(path: str | None = None) -> None:
+    """Measures, prints a table and writes the record, if there is a path."""
     if jax.default_backend() != "gpu":
         raise InputError(f"expected a GPU that JAX can use; its backend is {jax.default_backend()}")
     lines = [line for name in _SHAPES for rows in _ROWS for line in _measure(name, rows)]

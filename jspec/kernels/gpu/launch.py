@@ -38,7 +38,7 @@ def launch(
       warps: of 32 threads each.
       **constants: what the kernel is compiled for.
     """
-    # Measured: two warps for products with bfloat16 (docs/accelerators.md). The other numbers of
+    # Measured: two warps for products with bfloat16 (docs/measurements.md). The other numbers of
     # warps and stages are guesses.
     call = pl.pallas_call(
         functools.partial(kernel, **constants),

@@ -10,6 +10,7 @@ import pytest
 
 from jspec.kernels import fused_block
 from jspec.kernels import fused_choice as choice
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import decoder, init_cache, make_apply
 from tests.kernels.gpu.test_block import make_model
 
@@ -129,6 +130,19 @@ def test_its_derivatives_are_those_of_xlas_block(trials, monkeypatch):
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
+def test_the_integers_of_a_trial_are_those_of_a_kernel():
+    """Guards against a product that no int8 holds, which XLA and the kernel compute differently."""
+    shape = (64, 512)
+    kernel = QuantizedKernel(
+        jax.ShapeDtypeStruct((64, 256), jnp.uint8), jax.ShapeDtypeStruct((64,), jnp.float32),
+        jax.ShapeDtypeStruct((64, 16), jnp.int8), shape, jnp.dtype(jnp.bfloat16),
+    )  # fmt: skip
+    rows = jax.ShapeDtypeStruct((1, 512), jnp.float32)
+    _, drawn = choice.random_product((rows, kernel))
+    assert -8 * int(drawn.multipliers.max()) >= -128
+    assert int(drawn.multipliers.min()) >= 1
+
+
 def test_without_a_gpu_nothing_is_tried(monkeypatch):
     """Nor where it is switched off."""
 
