@@ -18,6 +18,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
+from jspec.kernels import zeros_if
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -48,7 +49,7 @@ class _Chain(struct.PyTreeNode):
             count=jnp.int32(0),
             tokens=jnp.zeros(shape, jnp.int32),
             # Zeros stand for drafts that are not put forward; verification ignores their slots.
-            probs=jnp.zeros([*shape, size], jnp.float32),
+            probs=zeros_if(inputs.reads_probs, *shape, size),
             num_tokens=jnp.zeros_like(wanted),
             # With no row going, no loop makes a trip and no model is called.
             is_going=wanted > 0,

@@ -47,6 +47,7 @@ from jspec.kernels.split import (
     with_own_part,
 )
 from jspec.kernels.threshold import smallest_rank
+from jspec.kernels.unwritten import zeros_if
 
 __all__ = [
     "MODEL_AXIS",
@@ -93,4 +94,5 @@ __all__ = [
     "with_own_part",
     "write_pages",
     "write_rows",
+    "zeros_if",
 ]

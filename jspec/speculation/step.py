@@ -32,6 +32,7 @@ from jaxtyping import Array, Bool, Key
 from jspec.common.typing import ApplyFn, RowCounts, RowFlags
 from jspec.sampling.noise import KEY_TYPE, SHARED
 from jspec.sampling.settings import COLDEST, process_drafts
+from jspec.speculation.acceptance import is_match_at_zero
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.best_nodes import prune
@@ -90,6 +91,7 @@ def propose(
         settings=settings,
         view=TargetView(params.target, with_whole_logits(target), state.target_cache),
         has_shared_noise=rule.noise is SHARED,
+        reads_probs=state.settings.is_random | (not is_match_at_zero(rule)),
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     if state.control is not None and proposal.scores is not None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32, Int32, Key
+from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.typing import (
     ApplyFn,
@@ -50,6 +50,7 @@ class RoundInputs(NamedTuple):
       view: the target, to read.
       has_shared_noise: whether the keys are those of absolute positions, with which the target
         draws, too. In a tree, drafts of one depth then draw with the key of that depth.
+      reads_probs: whether the rule will read the drafts' distributions in this round.
     """
 
     last_token: RowTokens
@@ -58,6 +59,7 @@ class RoundInputs(NamedTuple):
     settings: SamplingSettings
     view: TargetView
     has_shared_noise: bool = False
+    reads_probs: Bool[Array, ""] | bool = True
 
     def wanted(self) -> RowCounts:
         """Returns the most drafts that each row wants of a drafter with one kind, [b]."""
