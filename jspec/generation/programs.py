@@ -14,17 +14,16 @@ from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterEntry,
     DrafterOptions,
-    DrafterSpec,
     choose_drafter,
     entries_of,
     make_drafter,
     name_of,
-    with_shipped_head,
 )
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.calibration import measure_costs
 from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
+from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
 from jspec.generation.own_code import check_own_code, digest_of_own_code
 from jspec.generation.pattern_processor import make_pattern_processor
@@ -44,7 +43,6 @@ from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import shared_vocab_size
 
 RULE_DEFAULTS = RuleOptions()
 DRAFTER_DEFAULTS = DrafterOptions()
@@ -59,6 +57,7 @@ class Programs:
       engine: the compiled programs.
       params: parameters of target and drafter.
       compile_notice: says when programs are compiled.
+      alone_costs: costs of rounds of one row, where rounds of a batch may have fewer rows than it.
     """
 
     def __init__(
@@ -120,6 +119,7 @@ class Programs:
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
         placed, self._costs = self.engine.layout.place(built.params), costs
+        self.alone_costs: RoundCosts | None = None
         self.params = ModelParams(target.params, placed)
         if costs is not None:
             check_costs(costs, self.engine)
@@ -155,22 +155,30 @@ class Programs:
         if (costs := self.costs) is None:
             return row
         context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
-        return row._replace(costs=(costs.at(context), costs.reading_at(context)))
+        alone = (self.alone_costs or costs).at(context)
+        return row._replace(costs=(costs.at(context), alone, costs.reading_at(context)))
 
     @property
     def costs(self) -> RoundCosts | None:
         """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
         if self._costs is None and self.engine.numbers:
-            key = {
-                "models": [_describe(self.target), self._draft and _describe(self._draft)],
-                "drafter": self.drafter,
-                "drafter_options": dataclasses.asdict(self._drafter_options),
-                "rule": self._acceptance,
-                "own_code": digest_of_own_code(self.engine.drafter),
-            }
-            sizes = self.batch_size, self.max_seq_len
-            self._costs = recall_costs(self.engine, self.params, *sizes, key)
+            self._costs = self._recall_costs(self.batch_size)
         return self._costs
+
+    def recall_costs_alone(self) -> None:
+        """Has the costs of rounds of one row known, too, unless costs were given."""
+        if self._costs is None and self.engine.numbers:
+            self.alone_costs = self._recall_costs(1)
+
+    def _recall_costs(self, batch_size: int) -> RoundCosts:
+        key = {
+            "models": [_describe(self.target), self._draft and _describe(self._draft)],
+            "drafter": self.drafter,
+            "drafter_options": dataclasses.asdict(self._drafter_options),
+            "rule": self._acceptance,
+            "own_code": digest_of_own_code(self.engine.drafter),
+        }
+        return recall_costs(self.engine, self.params, batch_size, self.max_seq_len, key)
 
     def measure_costs(self) -> RoundCosts | None:
         """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
@@ -228,23 +236,3 @@ class Programs:
 def _describe(model: LoadedModel) -> list[str | None]:
     dtype = model.params["embedding"].dtype.name
     return [model.name, repr(model.config), dtype, model.quantization]
-
-
-def make_spec(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    drafter: str | DrafterEntry,
-    options: DrafterOptions,
-    num_draft_tokens: int,
-) -> DrafterSpec:
-    """Returns what a drafter is built from; a head that jspec ships need not be in the options."""
-    return DrafterSpec(
-        num_draft_tokens=num_draft_tokens,
-        target_config=target.own_config,
-        vocab_size=shared_vocab_size(target, draft),
-        draft_config=None if draft is None else draft.own_config,
-        dtype=target.params["embedding"].dtype,
-        draft_params=None if draft is None else draft.params,
-        options=with_shipped_head(drafter, options, target.name),
-        tokenizer=target.tokenizer,
-    )

@@ -30,15 +30,16 @@ class Row(NamedTuple):
       prompt: token ids of the prompt.
       stop_ids: every token that ends the answer, at most `MAX_STOP_IDS`.
       max_length: maximum number of tokens, prompt included.
-      costs: seconds of this row's rounds, [m c], and per token that a drafter has not read yet,
-        [m], as `Control` has them; None where the number of drafts is fixed.
+      costs: seconds of this row's rounds among all, [m c], and alone, [m c], and per token that a
+        drafter has not read yet, [m], as `Control` has them; None where the number of drafts is
+        fixed.
     """
 
     settings: Settings
     prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
-    costs: tuple[np.ndarray, np.ndarray] | None = None
+    costs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 _NO_REQUEST = Row(Settings(), prompt=(), stop_ids=(), max_length=0)
@@ -153,8 +154,8 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
     states = _processor_states(row, switches, vocab_size)
     control = state.control
     if control is not None and row.costs is not None:
-        rounds, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
-        control = control.replace(costs=rounds, reading=reading)
+        costs, alone, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
+        control = control.replace(costs=costs, alone=alone, reading=reading)
     return state.replace(
         seed=np.array([settings.seed], np.uint32),
         settings=SamplingSettings(

@@ -11,6 +11,7 @@ from jspec.common.errors import InputError, describe_error
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
+from jspec.generation.row_count import row_counts
 from jspec.generation.rows import Row
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import Switches
@@ -43,6 +44,8 @@ def make_slots(
     Raises:
       InputError: if there is not enough memory for the slots.
     """
+    if programs.engine.layout.mesh is None and len(row_counts(programs.batch_size)) > 1:
+        programs.recall_costs_alone()
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
     batch = PagedBatch(programs, programs.batch_size, programs.max_seq_len, switches, cache_bytes)
     if prefix_cache_bytes is None:
@@ -123,8 +126,9 @@ def make_row(programs: Programs, request: Request, most_drafts: int | None = Non
             "expected speculation.num_draft_tokens only where the server runs with "
             f"--num_draft_tokens=auto, got {most_drafts}"
         )
-    rounds, reading = row.costs
-    return row._replace(costs=(np.where(np.array(numbers) > most_drafts, _NEVER, rounds), reading))
+    *rounds, reading = row.costs
+    together, alone = (np.where(np.array(numbers) > most_drafts, _NEVER, one) for one in rounds)
+    return row._replace(costs=(together, alone, reading))
 
 
 class Worker:

@@ -50,6 +50,7 @@ class Control(struct.PyTreeNode):
 
     Attributes:
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
+      alone: seconds of the same rounds where the row is the only one, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
       num_emitted: tokens of the answer so far, [b].
       owed: seconds of the rounds so far beyond plain decoding's, less first readings, [b].
@@ -62,6 +63,7 @@ class Control(struct.PyTreeNode):
     """
 
     costs: Float32[Array, "b m c"]
+    alone: Float32[Array, "b m c"]
     reading: Float32[Array, "b m"]
     num_emitted: RowCounts
     owed: Float32[Array, "b"]
@@ -77,8 +79,10 @@ class Control(struct.PyTreeNode):
         """Returns rows without a history, all of whose rounds cost the same."""
         drafters = drafters_of(kinds)
         counts = jnp.zeros([batch_size, len(kinds), 2], jnp.float32)
+        seconds = jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32)
         return cls(
-            costs=jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32),
+            costs=seconds,
+            alone=seconds,
             reading=jnp.zeros([batch_size, len(drafters)], jnp.float32),
             num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
             owed=jnp.zeros([batch_size], jnp.float32),

@@ -16,15 +16,13 @@ _MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates la
 def with_own_costs(control: Control, is_free: RowFlags) -> Control:
     """Returns the control with what rounds of as many rows as there are cost.
 
-    They are shorter than those that were measured. Only the rows that are free count that: the
+    They lie between those of one row and those of all. Only the rows that are free count that: the
     others' drafts, and so their tokens, must not depend on their company.
     """
-    if len(is_free) >= control.num_rows or len(control.numbers) == 1:
+    if len(is_free) >= control.num_rows:
         return control
-    plain, one = control.costs[..., :1], control.costs[..., 1:2]
-    # A draft for each row takes what as many more rows would; the rest comes with any round.
-    fixed = jnp.clip(plain - (one - plain) / control.numbers[1], 0.0, plain)
-    fewer = fixed + (control.costs - fixed) * (len(is_free) / control.num_rows)
+    share = (len(is_free) - 1) / (control.num_rows - 1)
+    fewer = control.alone + (control.costs - control.alone) * share
     return control.replace(costs=jnp.where(is_free[:, None, None], fewer, control.costs))
 
 

@@ -8,12 +8,14 @@ from jspec.speculation.shared_round import agree, with_own_costs
 from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
 
 ALL = jnp.ones([4], bool)
-# One draft for each of four rows takes half as long again, as four more rows would.
+# A draft for each of many rows takes half as long again; of one row it costs next to nothing.
 STEEP = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
+ALONE = np.array([[0.3, 0.31, 0.33, 0.37]] * 2, np.float32)
 
 
-def shared(costs, num_rows=4):
-    return make_control(4, costs).replace(num_rows=num_rows)
+def shared(costs, num_rows=4, count=4):
+    control, alone = make_control(count, costs), jnp.broadcast_to(ALONE, [count, *ALONE.shape])
+    return control.replace(num_rows=num_rows, alone=alone)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +76,10 @@ def test_where_nothing_is_shared_all_is_as_it_was():
     assert with_own_costs(shared(COSTS), ALL).costs.tolist() == control.costs.tolist()
 
 
-def test_rounds_of_fewer_rows_are_shorter():
-    """By hand: half of a plain round of 8 rows comes with any round, half with its rows."""
-    control = with_own_costs(shared(STEEP, num_rows=8), ALL)
-    assert control.costs[0, 0].tolist() == [0.75, 1.0, 1.5, 2.5]
-    one = make_control(1, STEEP).replace(num_rows=8)
-    assert with_own_costs(one, ALL[:1]).costs[0, 0].tolist() == pytest.approx(
-        [0.5625, 0.625, 0.75, 1.0]
-    )
+def test_rounds_of_fewer_rows_cost_what_lies_between_one_row_and_all():
+    some = with_own_costs(shared(STEEP, num_rows=8), ALL).costs[0]
+    np.testing.assert_allclose(some, ALONE + (STEEP - ALONE) * 3 / 7, rtol=1e-6)
+    one = shared(STEEP, num_rows=8, count=1)
+    np.testing.assert_allclose(with_own_costs(one, ALL[:1]).costs[0], ALONE)
     few, many = (choose(each, as_rows(1)) for each in (with_own_costs(one, ALL[:1]), one))
     assert few.tolist() > many.tolist(), "where rows are few a draft costs next to nothing"

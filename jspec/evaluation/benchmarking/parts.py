@@ -18,8 +18,8 @@ from jspec.drafters import DrafterOptions
 from jspec.drafters.draft_vocabulary import with_draft_vocabulary
 from jspec.generation.calibration import PROMPT_TOKENS
 from jspec.generation.capacity import capacity_for
+from jspec.generation.drafter_spec import make_spec
 from jspec.generation.generator import Generator
-from jspec.generation.programs import make_spec
 from jspec.generation.request import Request, Settings
 from jspec.kernels import first_argmax
 from jspec.models import init_cache, make_apply
