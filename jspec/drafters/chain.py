@@ -18,7 +18,6 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
-from jspec.kernels import zeros_if
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -49,7 +48,7 @@ class _Chain(struct.PyTreeNode):
             count=jnp.int32(0),
             tokens=jnp.zeros(shape, jnp.int32),
             # Zeros stand for drafts that are not put forward; verification ignores their slots.
-            probs=zeros_if(inputs.reads_probs, *shape, size),
+            probs=inputs.empty_probs(size),
             num_tokens=jnp.zeros_like(wanted),
             # With no row going, no loop makes a trip and no model is called.
             is_going=wanted > 0,

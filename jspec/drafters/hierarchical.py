@@ -29,7 +29,6 @@ from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Roun
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
 from jspec.drafters.tree_options import TreeOptions, for_chains
-from jspec.kernels import zeros_if
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, RoundInputs
@@ -121,7 +120,7 @@ class HierarchicalDrafter:
             newest=jnp.stack([state.model.history.newest(), inputs.last_token], axis=1),
             tokens=jnp.zeros(shape, jnp.int32),
             # As wide as the target's distributions, which may have more ids than the draft model.
-            probs=zeros_if(inputs.reads_probs, *shape, vocab_size),
+            probs=inputs.empty_probs(vocab_size),
             num_tokens=jnp.zeros_like(wanted),
             # No token is -1: a slot never fed can not pass for a committed one.
             fed=jnp.full(shape, -1, jnp.int32),

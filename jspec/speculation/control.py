@@ -6,9 +6,9 @@ numbers of drafts for which a verify call is compiled, each row takes the one th
 tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
 instead of the ratio c. A round of 0 drafts is a plain step.
 
-A drafter with a cache of its own must first read the tokens that it has missed, in the beginning
-the whole prompt. This cost comes once, and is spread over the tokens still to come: 16 and as many
-as the answer has so far, or the room that is left. So long prompts are read for long answers only.
+A drafter with a cache of its own must first read what it has missed, in the beginning the whole
+prompt. This cost is spread over the tokens still to come: 16 and as many as the answer has so far,
+or the room that is left. So long prompts are read for long answers only.
 
 Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
 tried, l follows a. With every round the past fades towards what was assumed at first, so a drafter
@@ -19,9 +19,7 @@ decoding would have, by the recorded costs. A round that could bring that above 
 1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
 where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
 
-A tree is drafted whole or not at all. Then the drafter's own estimates say how many of its best
-nodes are worth a wider verify call: again those that give the most tokens per second.
-
+A tree is drafted whole or not at all. The drafter's own estimates say how many nodes to verify.
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
 later one that always has one, where that promises more tokens per second.
 """
@@ -77,13 +75,12 @@ class Control(struct.PyTreeNode):
     @classmethod
     def init(cls, batch_size: int, *, kinds: Sequence[Kind], numbers: Sequence[int]) -> Self:
         """Returns rows without a history, all of whose rounds cost the same."""
-        drafters = drafters_of(kinds)
         counts = jnp.zeros([batch_size, len(kinds), 2], jnp.float32)
-        seconds = jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32)
+        seconds = jnp.ones([batch_size, len(drafters_of(kinds)), len(numbers)], jnp.float32)
         return cls(
             costs=seconds,
             alone=seconds,
-            reading=jnp.zeros([batch_size, len(drafters)], jnp.float32),
+            reading=jnp.zeros_like(seconds[..., 0]),
             num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
             owed=jnp.zeros([batch_size], jnp.float32),
             kept=counts,
@@ -108,9 +105,8 @@ class Control(struct.PyTreeNode):
             if other.is_certain and other.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
                 promised = self._seconds_per_token(rival, lag(rival), room).min(axis=-1)
-                is_other = self.drafter_of(kind) != self.drafter_of(rival)
-                is_better = promised < per_token.min(axis=-1)
-                best = jnp.where((kind < index) & is_other & is_better, 0, best)
+                gives_way = (kind < index) & (self.drafter_of(kind) != self.drafter_of(rival))
+                best = jnp.where(gives_way & (promised < per_token.min(axis=-1)), 0, best)
         best = jnp.where(self._is_tree(kind) & (best > 0), self.numbers[-1], best)
         forced = self.forced[jnp.arange(kind.shape[0]), kind]
         return jnp.where(forced >= 0, forced, best)
@@ -237,7 +233,7 @@ class Control(struct.PyTreeNode):
 
     def expected_tokens(self, kind: RowCounts, is_proven: bool) -> Float32[Array, "b c"]:
         """Returns the expected tokens of a round; with `is_proven` nothing is assumed of drafts."""
-        kept, tried = (leaf[jnp.arange(kind.shape[0]), kind] for leaf in (self.kept, self.tried))
+        kept, tried = (leaf[jnp.arange(len(kind)), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)
         if not is_proven:
             prior = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)[kind]

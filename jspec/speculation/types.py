@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 from jspec.common.typing import (
     ApplyFn,
     BlockFlags,
+    DraftProbs,
     Params,
     RowCounts,
     RowFlags,
@@ -17,6 +18,7 @@ from jspec.common.typing import (
     RowTokens,
     Tokens,
 )
+from jspec.kernels import zeros_if
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control
@@ -64,6 +66,10 @@ class RoundInputs(NamedTuple):
     def wanted(self) -> RowCounts:
         """Returns the most drafts that each row wants of a drafter with one kind, [b]."""
         return self.limit(jnp.zeros_like(self.last_token))
+
+    def empty_probs(self, size: int) -> DraftProbs:
+        """Returns distributions over `size` tokens for no drafts, [b w size]: zeros, if read."""
+        return zeros_if(self.reads_probs, *self.rng_keys.shape, size)
 
 
 @runtime_checkable
