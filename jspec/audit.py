@@ -13,13 +13,14 @@ import sys
 import time
 
 from absl import flags
+from jax.sharding import Mesh
 
 from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.auditing.subject import Check, Subject
-from jspec.generation import answer_flags, drafter_flags, provenance
+from jspec.generation import answer_flags, drafter_flags, mesh_flags, provenance
 from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_temperature
@@ -29,6 +30,7 @@ from jspec.weights.resolver import LoadedModel
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(mesh_flags)
 flags.FLAGS.set_default("dtype", "float32")
 flags.FLAGS.set_default("max_new_tokens", 32)
 for _name, _help in {
@@ -63,10 +65,18 @@ def main() -> None:
 
         print(list_rules())
         return
+    if given := mesh_flags.given_of_processes():
+        raise InputError(f"expected an audit in one process, got --{', --'.join(given)}")
+    with mesh_flags.flagged_mesh() as mesh:
+        audit(mesh)
+
+
+def audit(mesh: Mesh | None) -> None:
+    """Does so on the devices of a mesh, or on the default device."""
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     if _NUM_ROWS.value < 1:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")
-    subject = make_subject()
+    subject = make_subject(mesh)
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
     from jspec.evaluation.auditing.checks import run_checks
@@ -102,7 +112,7 @@ def _kind(check: Check) -> str:
     return check.name.partition(",")[0]
 
 
-def make_subject() -> Subject:
+def make_subject(mesh: Mesh | None) -> Subject:
     """Returns what the flags ask to audit."""
     settings = read_settings()
     if settings.num_beams > 1:
@@ -117,7 +127,7 @@ def make_subject() -> Subject:
     elif rule.temperatures is not Temperatures.ZERO:
         print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
-    target, draft = load_models()
+    target, draft = load_models(mesh)
     context = target.config.max_seq_len
     if settings.max_new_tokens >= context:  # answers would be cut, hours later
         raise InputError(
@@ -134,6 +144,8 @@ def describe(subject: Subject) -> str:
     if subject.draft is not None:
         drafter += f" with {_title(subject.draft)}"
     models = _title(subject.target), subject.dtype, drafter
+    if subject.target.mesh is not None:
+        models += (f"mesh {dict(subject.target.mesh.shape)}",)
     return ", ".join([*models, f"rule {subject.acceptance}", settings or "default settings"])
 
 

@@ -89,6 +89,7 @@ def main() -> None:
         raise InputError(f"expected --mesh with --hosts, got --hosts={_HOSTS.value} alone")
     mesh = None if _MESH.value is None else mesh_of(accelerator, _MESH.value, _HOSTS.value)
     accelerator.devices()  # is there a compiler?
+    accelerator = accelerator.across(_HOSTS.value)
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     rows, kernels_of, names = [], {}, _PROGRAMS.value
     if not names:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.meshes import run_on_devices
 from tests.programs import environment, run
 from tests.serving.served import TEMPLATE
 from tests.tiny_models import save_folder
@@ -16,7 +17,8 @@ MESHES = [(), ("data:2,model:4",)]
 def folder(tmp_path_factory):
     """Returns a folder of a tiny target."""
     path = tmp_path_factory.mktemp("model") / "m"
-    return save_folder(path, template=TEMPLATE, num_heads=8)
+    # Each of four devices has whole groups of 32 inputs.
+    return save_folder(path, template=TEMPLATE, num_heads=8, head_dim=16, hidden_dim=128)
 
 
 @pytest.fixture
@@ -89,3 +91,42 @@ def test_parity_on_a_mesh(on_devices, folder):
         f"--output_json={path}",
     )  # fmt: skip
     assert json.loads(text)["num_unexcused"] == 0
+
+
+@pytest.mark.slow
+def test_logits_that_excuse_an_answer_on_a_mesh(tmp_path):
+    """Guards against integers read in the order of one device: on a mesh shard follows shard."""
+    path = save_folder(tmp_path / "m", num_layers=1, num_heads=8, head_dim=16, hidden_dim=128)
+    found = run_on_devices(f"""
+from jspec.evaluation.analysis.divergence import make_logits_after
+from jspec.models.sharding import make_mesh
+from jspec.weights import load_model
+found = []
+for kind in "none", "int8", "int4":
+    models = [load_model({str(path)!r}, dtype="float32", quantization=kind, mesh=mesh)
+              for mesh in (None, make_mesh("data:2,model:4"))]
+    one, other = (make_logits_after(model)([5, 6, 7]) for model in models)
+    found.append([float(abs(one - other).max()), float(abs(one).max())])
+report(found)
+""")
+    for difference, largest in found:
+        assert difference < 1e-5 * largest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_an_audit_on_a_mesh(on_devices, folder, quantization):
+    """Every check passes there, with a draft model that is split, too, and with rounded weights."""
+    run_it, _, home = on_devices
+    path = home / "audit.json"
+    draft = "--drafter=model", f"--draft={folder}"
+    if quantization is not None:
+        draft = "--drafter=prompt_lookup", f"--target_quantization={quantization}"
+    text = run_it(
+        "jspec.audit", path, f"--target={folder}", *draft, "--mesh=data:2,model:4",
+        "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2", "--temperature=1.2",
+        f"--output_json={path}",
+    )  # fmt: skip
+    record = json.loads(text)
+    assert record["is_lossless"]
+    assert "'model': 4" in record["subject"]

@@ -13,7 +13,7 @@ import pytest
 from jspec.common import processes
 from jspec.common.errors import InputError
 from tests.evaluation.experiments.tiny import TEMPLATE
-from tests.programs import call_generate, check_refusal, command, environment
+from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 from tests.training.on_meshes import begin, check_alike, kinds, losses, prepare
 
@@ -154,6 +154,42 @@ def test_a_lost_process_ends_the_run(start, folder, lost):
     assert time.monotonic() - begin < processes.HEARTBEAT + 10
     said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
     assert errors.splitlines()[-1] == said  # the first process has told more before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
+    """With the same line; what both have written is whole, and one process goes on from it."""
+    prepare(tmp_path)
+    work = tmp_path / "work"
+    fields = {
+        "target": tmp_path / "m", "texts": (str(tmp_path / "texts.jsonl"),), "num_held_out": 16,
+        "seq_len": 48, "batch_size": 8, "vocab_size": 60, "feature_layers": (1, 2),
+        "dtype": "float32", "recipe.num_steps": 300, "recipe.evaluate_every": 8,
+        "recipe.log_every": 1,
+    }  # fmt: skip
+    flags = "--config=configs/train_eagle.py", f"--workdir={work}"
+    flags += tuple(f"--config.{name}={value}" for name, value in fields.items())
+    begun = start(2, *flags, "--mesh=data:2", program="jspec.train")
+    metrics, end = work / "metrics.jsonl", time.monotonic() + 100
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 30):
+        assert time.monotonic() < end
+        assert begun[0].poll() is None, begun[0].communicate()[1].decode()
+        time.sleep(0.1)
+    begun[lost].send_signal(signal.SIGKILL)
+    status, _, errors = ends([begun[1 - lost]], timeout=60)[0]
+    said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
+    assert (status, errors.splitlines()[-1]) == (2, said)
+    assert not (work / "head").exists()
+    # A run that began anew would write this line again.
+    line, *others = metrics.read_text().splitlines(keepends=True)
+    marked = json.dumps(json.loads(line) | {"mark": 1}) + "\n"
+    metrics.write_text(marked + "".join(others))
+    env = environment(compile_cache, tmp_path / "home")
+    status, _, errors = run("jspec.train", *flags, env=env, timeout=300)
+    assert status == 0, errors
+    assert metrics.read_text().startswith(marked)
+    assert (work / "head").exists()
 
 
 @pytest.mark.slow

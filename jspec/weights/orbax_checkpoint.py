@@ -29,6 +29,8 @@ from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 PARAMS = "params"  # the subfolder that no other checkpoint has
+# Orbax cuts the largest dimension first: hidden units and tokens, which meshes divide as well.
+_CHUNK_BYTES = 1 << 20
 
 
 def save_orbax(
@@ -41,7 +43,13 @@ def save_orbax(
     """Writes an Orbax folder of floats; see `new_model_folder`."""
     from orbax.checkpoint import v1 as ocp
 
-    with new_model_folder(folder, config, params, tokenizer) as partial:
+    context = ocp.Context()
+    saving = context.array.saving
+    saving.scoped_storage_options_creator = lambda path, _: saving.StorageOptions(
+        # Of queries, keys and values each chunk is of one head, not of some inputs of all.
+        chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if path[-1].key == "qkv" else None
+    )  # fmt: skip
+    with new_model_folder(folder, config, params, tokenizer) as partial, context:
         ocp.save(str(partial / PARAMS), params)
 
 

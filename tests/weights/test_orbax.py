@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from jspec.common.errors import InputError
 from jspec.models.families.hf_config import to_hf_config
+from jspec.weights import orbax_checkpoint
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.random_weights import random_params
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
@@ -71,6 +73,22 @@ def test_damage_is_refused(saved, tmp_path):
         load_orbax(tmp_path / "m", "float32")
     with pytest.raises(InputError, match="no such folder"):
         load_orbax(tmp_path / "absent", "float32")
+
+
+def test_chunks_are_smaller_than_parameters(tmp_path, monkeypatch):
+    """Guards against processes that each read all of a parameter for their part of it."""
+    monkeypatch.setattr(orbax_checkpoint, "_CHUNK_BYTES", 2048)
+    save_orbax(tmp_path / "m", _CONFIG, random_params(_CONFIG, 3, "float32"))
+    stored = ocp.metadata(tmp_path / "m" / "params").metadata
+    layer = stored["layers_0"]
+    for own, axis in (
+        (layer["attention"]["qkv"], 0),
+        (layer["mlp"]["gate_up"], 1),
+        (layer["mlp"]["down"], 1),
+        (stored["embedding"], 0),
+    ):
+        assert own.storage_metadata.chunk_shape[axis] <= own.shape[axis] // 2
+    load_orbax(tmp_path / "m", "float32")
 
 
 def test_failed_save_leaves_nothing(tmp_path):

@@ -18,7 +18,6 @@ from jspec.evaluation.accelerators.hlo import Module
 from jspec.evaluation.accelerators.rounds import Assumptions, count_round
 
 _LAUNCH_US = {"gpu": 1.5, "tpu": 0.0}  # of a launch in a graph; of a TPU's nothing is known
-_COLLECTIVE_US = 8.0  # of a small one between the devices of a host; a guess
 _WAIT_US = 15.0  # of the host's look at a condition
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
@@ -69,7 +68,7 @@ def compile_for(
     waits = found.waits if is_one_graph is False else 0.0
     launched = found.figures["launches_per_round"] * _LAUNCH_US[accelerator.backend]
     reading = found.figures["bytes_moved"] / accelerator.bandwidth * 1e6
-    joining = found.figures["collectives"] * _COLLECTIVE_US
+    joining = found.figures["collectives"] * accelerator.collective_us
     joining += 2 * found.figures["collective_bytes"] / accelerator.link * 1e6
     return found.figures | {
         "host_waits": waits,

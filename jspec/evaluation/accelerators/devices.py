@@ -33,7 +33,9 @@ class Accelerator(NamedTuple):
       bandwidth: of its memory, in bytes a second, as published.
       memory: its bytes that a program may use.
       description: of a GPU, for XLA; of a TPU, what libtpu calls chips of it, but for their number.
-      link: of its connections to the others of its host, in bytes a second in each direction.
+      link: of its connections to the others of its mesh, in bytes a second in each direction.
+      network: of all that join its host to others, or 0: a TPU's links join hosts as well.
+      collective_us: of a small collective; a guess.
     """
 
     name: str
@@ -42,6 +44,18 @@ class Accelerator(NamedTuple):
     memory: int
     description: str
     link: float
+    network: float = 0.0
+    collective_us: float = 8.0
+
+    def across(self, hosts: int) -> "Accelerator":
+        """Returns it as one of a mesh over that many hosts, which wait for the network.
+
+        Between two hosts of eight GPUs NCCL's own model of a small sum (src/graph/tuning.cc) has
+        27 microseconds, and within one 10.
+        """
+        if hosts == 1 or not self.network:
+            return self
+        return self._replace(link=min(self.link, self.network), collective_us=25.0)
 
     def size_of(self, tree: Any) -> int:
         """Returns the memory of arrays; a TPU pads two dimensions of each to whole tiles."""
@@ -95,8 +109,9 @@ def find_accelerator(name: str) -> Accelerator:
     text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
     # They stand there in this order.
     bandwidth, memory = re.findall(r"(?:memory_bandwidth|device_memory_size): (\d+)", text)
-    link = 300e9 if name == "a100" else 450e9  # NVLink 3 and 4
-    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text, link)
+    # NVLink 3 and 4; eight times 200 and 400 Gb/s, of a DGX
+    link, network = (300e9, 200e9) if name == "a100" else (450e9, 400e9)
+    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text, link, network)
 
 
 _SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`

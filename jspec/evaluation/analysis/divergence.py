@@ -14,7 +14,9 @@ import numpy as np
 
 from jspec.common import exchange
 from jspec.common.typing import Params
+from jspec.generation.layout import Layout
 from jspec.models import KVCache, init_cache, make_apply
+from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
@@ -50,13 +52,14 @@ def parting_gaps(
 
 def make_logits_after(model: LoadedModel) -> LogitsFn:
     """Returns the function from ids to the logits [v] after them: one pass over all of them."""
-    apply = mask_padding(make_apply(model.config), model)
-    dtype = model.params["embedding"].dtype
+    config, dtype = model.own_config, model.params["embedding"].dtype
+    apply = mask_padding(make_apply(config), model)
 
-    @jax.jit
-    def run(params: Params, tokens: jax.Array, num_tokens: jax.Array) -> jax.Array:
-        cache = init_cache(model.config, batch_size=1, capacity=tokens.shape[1], dtype=dtype)
-        return apply(params, tokens, cache, logits_at=num_tokens - 1)[0][0, 0]
+    def run(params: ModelParams, tokens: jax.Array, num_tokens: jax.Array) -> jax.Array:
+        cache = init_cache(config, batch_size=1, capacity=tokens.shape[1], dtype=dtype)
+        return apply(params.target, tokens, cache, logits_at=num_tokens - 1)[0][0, 0]
+
+    program, params = jax.jit(Layout.of(model).spread(run)), ModelParams(model.params, None)
 
     def logits_after(token_ids: Sequence[int]) -> np.ndarray:
         # Padded to powers of two: few widths are compiled.
@@ -64,7 +67,7 @@ def make_logits_after(model: LoadedModel) -> LogitsFn:
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids
         length = np.array([len(token_ids)], np.int32)
-        return exchange.fetch(run(model.params, tokens, length))
+        return exchange.fetch(program(params, tokens, length))
 
     return logits_after
 

@@ -12,8 +12,10 @@ from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
 from jspec.evaluation.auditing.rows import Rows, first_tokens
 from jspec.evaluation.auditing.subject import Check
+from jspec.generation.layout import Layout
+from jspec.generation.state_specs import state_specs
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.speculation.types import StepInfo
+from jspec.speculation.types import ModelParams, StepInfo
 from jspec.weights.resolver import LoadedModel
 
 # Of the largest key or value: a wrong slot is off by about 1.
@@ -76,11 +78,16 @@ def _largest_error(
     """
     batch_size, width = texts.shape
     dtype = model.params["embedding"].dtype
-    config = dataclasses.replace(model.config, num_layers=len(cache.keys))
-    empty = init_cache(config, batch_size=batch_size, capacity=width, dtype=dtype)
+    config, layout = model.own_config, Layout.of(model)
+    kept = dataclasses.replace(config, num_layers=len(cache.keys))
+    make = functools.partial(init_cache, kept, batch_size=batch_size, capacity=width, dtype=dtype)
     first = jnp.zeros(batch_size, jnp.int32)  # logits of all tokens would be large, and unread
-    apply = functools.partial(make_apply(model.config, layers), logits_at=first)
-    fresh = jax.jit(apply)(model.params, texts, empty)[2]
+    apply = functools.partial(make_apply(config, layers), logits_at=first)
+    read = layout.spread(
+        lambda params, texts: apply(params.target, texts, make())[2],
+        lambda *_: state_specs(jax.eval_shape(make), ()),
+    )
+    fresh = jax.jit(read)(ModelParams(model.params, None), texts)
     length = np.asarray(cache.length)[:batch_size]
     is_committed = (np.arange(width) < length[:, None])[:, None, :, None]
     worst = 0.0

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
 from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
+from jspec.generation.layout import Layout
 from jspec.generation.own_code import check_own_code
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
@@ -73,16 +74,16 @@ def choose_context(target: LoadedModel, settings: Settings) -> Context:
 
 def jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]:
     """Returns a function from parameters and texts [b t] to logits: one pass, an empty cache."""
-    apply = mask_padding(make_apply(target.config), target)
-    dtype = target.params["embedding"].dtype
+    config, dtype = target.own_config, target.params["embedding"].dtype
+    apply = mask_padding(make_apply(config), target)
 
-    @jax.jit
-    def run(params: Params, tokens: jax.Array) -> jax.Array:
+    def run(params: ModelParams, tokens: jax.Array) -> jax.Array:
         batch_size, capacity = tokens.shape
-        cache = init_cache(target.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
-        return apply(params, tokens, cache)[0]
+        cache = init_cache(config, batch_size=batch_size, capacity=capacity, dtype=dtype)
+        return apply(params.target, tokens, cache)[0]
 
-    return run
+    program = jax.jit(Layout.of(target).spread(run))
+    return lambda params, tokens: program(ModelParams(params, None), tokens)
 
 
 class Rows:
@@ -119,7 +120,7 @@ class Rows:
         self._rows_per_run = rows_per_run
         self.settings = self._with_alphabet(subject.settings)
         built = build_drafter(subject)
-        self.drafter, self._draft_params = drafter or built.drafter, built.params
+        self.drafter = drafter or built.drafter
         self._rule = rule or subject.rule
         self.num_draft_tokens, self._numbers = 0, ()
         if self.drafter is not None:
@@ -127,8 +128,9 @@ class Rows:
             if subject.num_draft_tokens == AUTO:
                 self._numbers = numbers_of(self.drafter)
         self._engine = Engine(
-            subject.target, self.drafter, self._rule, self._numbers, around=around
+            subject.target, self.drafter, self._rule, self._numbers, built.params, around
         )
+        self._draft_params = self._engine.layout.place(built.params)
         self.num_proposed = self.num_accepted = 0
 
     def run(
@@ -173,7 +175,7 @@ class Rows:
         if self.drafter is None:
             return state
         # Once for all rows: a draft model that has lagged since the prompt catches up.
-        return state.replace(draft=jax.jit(self._catch_up)(params, state))
+        return jax.jit(self._engine.layout.spread(self._catch_up))(params, state)
 
     def _costs(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns costs of rounds under which rows with other acceptance choose differently."""
@@ -186,9 +188,9 @@ class Rows:
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))
         return calls, np.full([num_drafters], _COST_OF_READING)
 
-    def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
+    def _catch_up(self, params: ModelParams, state: SpecState) -> SpecState:
         assert self.drafter is not None
-        width, apply = self.drafter.num_draft_tokens, make_apply(self.subject.target.config)
+        width, apply = self.drafter.num_draft_tokens, make_apply(self.subject.target.own_config)
         inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.full_like(kind, width),
@@ -196,7 +198,7 @@ class Rows:
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, apply, state.target_cache),
         )
-        return self.drafter.propose(params.draft, state.draft, inputs)[1]
+        return state.replace(draft=self.drafter.propose(params.draft, state.draft, inputs)[1])
 
 
 def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
