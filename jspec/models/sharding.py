@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import MODEL_AXIS, QuantizedKernel, SplitKernel
+from jspec.kernels import MODEL_AXIS, CompactKernel, JoinedKernel, PackedKernel, SplitKernel
 from jspec.models.config import DecoderConfig
 
 DATA_AXIS = "data"
@@ -114,15 +114,15 @@ def parameter_specs(params: Params, count: int) -> Params:
 
     def spec(path: tuple[Any, ...], leaf: Any) -> Any:
         name = path[-1].key
-        if not isinstance(leaf, QuantizedKernel):
+        if not isinstance(leaf, CompactKernel):
             return split_spec(name, leaf.shape, count)
         axis = split_axis(name, leaf.shape, count)
         rows = PartitionSpec(*(MODEL_AXIS,) * (axis is not None and name in _OUTPUTS))
         matrix = PartitionSpec(None, MODEL_AXIS) if axis is not None and name in _INPUTS else rows
-        multipliers = None if leaf.multipliers is None else matrix
-        return leaf.replace(values=matrix, scales=rows, multipliers=multipliers)
+        # Rows and strips of rows are the first axis of every array, inputs the second.
+        return jax.tree.map(lambda array: rows if array.ndim == 1 else matrix, leaf)
 
-    return jax.tree_util.tree_map_with_path(spec, params, is_leaf=_is_quantized)
+    return jax.tree_util.tree_map_with_path(spec, params, is_leaf=_is_compact)
 
 
 def join_products(params: Params, specs: Params, count: int) -> Params:
@@ -132,16 +132,26 @@ def join_products(params: Params, specs: Params, count: int) -> Params:
         name = getattr(path[-1], "key", "")
         parts = jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, PartitionSpec))
         is_split = any(MODEL_AXIS in part for part in parts)
-        if is_split and isinstance(own, QuantizedKernel):
-            axis = split_axis(name, own.shape, count)  # of the whole: it is no array's
-            sizes = [size // (count if i == axis else 1) for i, size in enumerate(own.shape)]
-            own = own.replace(shape=tuple(sizes))
+        if is_split and isinstance(own, CompactKernel):
+            own = _own_part(own, split_axis(name, own.shape, count), count)
         if name not in _JOINED or not is_split or count == 1:
             return own
         return SplitKernel(own, count, is_by_inputs(name))
 
-    return jax.tree_util.tree_map_with_path(join, params, specs, is_leaf=_is_quantized)
+    return jax.tree_util.tree_map_with_path(join, params, specs, is_leaf=_is_compact)
 
 
-def _is_quantized(leaf: Any) -> bool:
-    return isinstance(leaf, QuantizedKernel)
+def _own_part(kernel: Any, axis: int | None, count: int) -> Any:
+    """Returns a compact kernel with the shape of a device's part, which no array of it has."""
+    shape = tuple(size // (count if i == axis else 1) for i, size in enumerate(kernel.shape))
+    if isinstance(kernel, JoinedKernel):  # whose parts are matrices, split by outputs
+        parts = (
+            _own_part(part, 0, count) if isinstance(part, PackedKernel) else part
+            for part in kernel.parts
+        )
+        kernel = kernel.replace(parts=tuple(parts))
+    return kernel.replace(shape=shape)
+
+
+def _is_compact(leaf: Any) -> bool:
+    return isinstance(leaf, CompactKernel)

@@ -22,7 +22,7 @@ from jspec.weights.gguf_tokenizer import build_tokenizer
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
 from jspec.weights.random_weights import random_params
-from jspec.weights.shards import spread_params
+from jspec.weights.spread import spread_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
@@ -148,9 +148,9 @@ def load_model(
         GGUF file's weights as they are; "packed_a8" does, and rounds the inputs of each product to
         8 bits; "none" makes them floats. None or "auto" is "packed" for a
         .gguf file where that is fast, else "none". A model with experts is always floats.
-      mesh: devices to split the layers over (`models.sharding`), of floats, int8 or int4. Of floats
-        in safetensors each process reads its own slices, of an Orbax folder the chunks that these
-        are in; all else it reads whole.
+      mesh: devices to split the layers over (`models.sharding`); a .gguf file's weights become
+        floats there where nobody says "packed". Of floats in safetensors each process reads its own
+        slices, of an Orbax folder the chunks that these are in; all else it reads whole.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.

@@ -13,28 +13,19 @@ Where there are fewer key/value heads than devices, several shards have the same
 
 import concurrent.futures
 import functools
-import math
 import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import MODEL_AXIS, QuantizedKernel, devices_per_memory
-from jspec.kernels.quantized import GROUP
+from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.config import DecoderConfig
-from jspec.models.sharding import (
-    is_by_inputs,
-    parameter_specs,
-    split_axis,
-    split_spec,
-    spread_config,
-)
+from jspec.models.sharding import is_by_inputs, split_axis, split_spec, spread_config
 from jspec.weights.tensor_names import Parameter, parameter_table
 
 Box = tuple[slice, ...]  # of a tensor
@@ -63,7 +54,7 @@ def make_shards(
 
     def make(pair: tuple[Parameter, Parameter]) -> jax.Array:
         stored, parameter = pair
-        return _make(parameter, stored, mesh, parameter.dtype_in(dtype), reader_of(stored))
+        return make_parameter(parameter, stored, mesh, parameter.dtype_in(dtype), reader_of(stored))
 
     tables = parameter_table(config), parameter_table(spread)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -73,7 +64,7 @@ def make_shards(
         )
 
 
-def _make(
+def make_parameter(
     parameter: Parameter, stored: Parameter, mesh: Mesh, dtype: np.dtype, read: ReadSlice
 ) -> jax.Array:
     """Returns one parameter on the mesh; `stored` is the checkpoint's, of other heads perhaps."""
@@ -81,7 +72,7 @@ def _make(
     axis = split_axis(parameter.path[-1], shape, count)
     # Of the rows of a mesh each has all shards: a shard is read once for all of them.
     read_shard = functools.cache(
-        lambda number: _read_shard(parameter, stored, axis, number, count, dtype, read)
+        lambda number: read_shard(parameter, stored, axis, number, count, dtype, read)
     )
 
     def shard(index: Any) -> np.ndarray:
@@ -102,7 +93,7 @@ def share_of(mesh: Mesh) -> float:
     return min(devices_per_memory() / mesh.shape[MODEL_AXIS], 1.0)
 
 
-def _read_shard(
+def read_shard(
     parameter: Parameter,
     stored: Parameter,
     axis: int | None,
@@ -131,75 +122,6 @@ def _read_shard(
             box = (slice(begin, begin + size),)
         own[...] = read(part.name, dtype, box).reshape(own.shape)
     return shard
-
-
-def spread_params(
-    config: DecoderConfig, params: Params, mesh: Mesh
-) -> tuple[DecoderConfig, Params]:
-    """Returns parameters of one device spread over a mesh; each passes the host. See `make_shards`.
-
-    Those that lie there already, as they should, stay as they are.
-
-    Raises:
-      InputError: packed weights, or the devices cannot share the model's layers.
-    """
-    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
-    count, dtype = mesh.shape[MODEL_AXIS], np.dtype(params["embedding"].dtype)
-    if not all(isinstance(leaf, jax.Array | QuantizedKernel) for leaf in leaves.values()):
-        expected = "a target on a mesh of floats, int8 or int4 (--target_quantization)"
-        raise InputError(f"expected {expected}, got packed weights")
-    spread, placed = spread_config(config, count), {}
-    tables = parameter_table(config), parameter_table(spread)
-    for stored, parameter in zip(*tables, strict=True):
-        leaf = leaves[parameter.path]
-        if isinstance(leaf, QuantizedKernel):
-            placed[parameter.path] = _spread_integers(leaf, parameter, stored, mesh)
-            continue
-        if is_placed(leaf, mesh) and leaf.shape == parameter.shape:
-            placed[parameter.path] = leaf
-            continue
-        tensors = stored.unpack(np.asarray(leaf))
-        read: ReadSlice = lambda name, _, box, tensors=tensors: tensors[name][box or ...]  # noqa: E731
-        placed[parameter.path] = _make(parameter, stored, mesh, parameter.dtype_in(dtype), read)
-    return spread, unflatten_dict(placed)
-
-
-def _spread_integers(
-    kernel: QuantizedKernel, parameter: Parameter, stored: Parameter, mesh: Mesh
-) -> QuantizedKernel:
-    """Returns a kernel of integers whose rows lie shard after shard."""
-    name, count = parameter.path[-1], mesh.shape[MODEL_AXIS]
-    axis, order = split_axis(name, parameter.shape, count), slice(None)
-    if is_by_inputs(name) and parameter.shape[-1] // count % GROUP:
-        expected = f"a mesh whose model:N leaves groups of {GROUP} inputs of {name} whole"
-        raise InputError(f"expected {expected}, got model:{count}")
-    if axis is not None and not is_by_inputs(name):
-        # The numbers of outputs are split as a kernel of one input would be.
-        outputs = np.arange(math.prod(stored.shape[:-1])).reshape(*stored.shape[:-1], 1)
-        numbers, pair = _narrow(stored).unpack(outputs), (_narrow(parameter), _narrow(stored))
-        shards = [
-            _read_shard(
-                *pair, axis, shard, count, outputs.dtype, lambda name, _, box: numbers[name][box]
-            )
-            for shard in range(count)
-        ]
-        order = np.concatenate([shard.ravel() for shard in shards])
-    specs = parameter_specs({name: kernel.replace(shape=parameter.shape)}, count)[name]
-
-    def place(spec: PartitionSpec, array: jax.Array) -> jax.Array:
-        values, sharding = np.asarray(array)[order], NamedSharding(mesh, spec)
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-    return jax.tree.map(
-        place, specs, kernel.replace(shape=parameter.shape),
-        is_leaf=lambda one: isinstance(one, PartitionSpec),
-    )  # fmt: skip
-
-
-def _narrow(parameter: Parameter) -> Parameter:
-    """Returns the same arrangement of tensors of one column."""
-    parts = tuple(part._replace(shape=(part.shape[0], 1)) for part in parameter.parts)
-    return parameter._replace(shape=(*parameter.shape[:-1], 1), parts=parts)
 
 
 def is_placed(leaf: Any, mesh: Mesh) -> bool:

@@ -177,7 +177,7 @@ folder = tiny_models.save_folder(
     pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8, head_dim=16, hidden_dim=128
 )
 found = []
-for kind in ("none", "int8", "int4"):
+for kind in ("none", "int8", "int4", "q4_0"):
     pair = []
     for text in (None, "model:4"):
         mesh = None if text is None else make_mesh(text)
@@ -185,6 +185,33 @@ for kind in ("none", "int8", "int4"):
         generator = Generator(model, drafter="prompt_lookup", acceptance="greedy")
         pair.append(generator.generate(PROMPTS, Settings(max_new_tokens=24))[0].token_ids)
     found.append(pair)
+report(found)
+"""
+
+
+_PACKED = """
+import gguf, pathlib, tempfile
+from jspec.weights.gguf_model import load_gguf
+from jspec.common.errors import InputError
+from tests.weights.toys import write_gguf, unpack
+
+kinds, folder, found = gguf.GGMLQuantizationType, pathlib.Path(tempfile.mkdtemp()), []
+config = dataclasses.replace(CONFIG, head_dim=16, embed_dim=64, hidden_dim=128, eos_ids=(2, 3))
+tensors = unpack(config, tiny_models.peaked_params(config))
+for index, mixed in enumerate(({"": kinds.Q4_1}, {
+    "attn_v": kinds.Q8_0, "attn_output": kinds.Q5_0, "ffn_up": kinds.Q5_1, "ffn_gate": kinds.F16,
+    "token_embd": kinds.Q8_0, "": kinds.Q4_1,
+})):
+    path = folder / f"{index}.gguf"
+    write_gguf(path, config, tensors, kinds=mixed)
+    read, params, _ = load_gguf(path, "float32", "packed")
+    model = tiny_models.make_model(read, params=params)
+    meshes = None, "model:2", "data:2,model:4"
+    found.append([answers("prompt_lookup", mesh, model=model) for mesh in meshes])
+try:
+    spread(model, "model:8")
+except InputError as error:
+    found.append(str(error))
 report(found)
 """
 
@@ -226,3 +253,13 @@ def test_rounded_weights_on_a_mesh():
     found = run_on_devices(_ROUNDED)
     assert all(alone == spread for alone, spread in found)
     assert len({tuple(alone) for alone, _ in found}) > 1, "rounded models say something else"
+
+
+@pytest.mark.slow
+def test_packed_weights_on_a_mesh():
+    """Strips lie shard after shard, of several formats as well; a block is never cut."""
+    *found, said = run_on_devices(_PACKED)
+    for alone, *spread in found:
+        assert spread == [alone, alone]
+        assert alone[0][1] > 0, "drafts are accepted"
+    assert "leaves groups of 32 inputs of out whole, got model:8" in said

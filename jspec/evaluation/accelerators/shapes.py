@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec import kernels
-from jspec.common.errors import InputError, check_among
+from jspec.common.errors import check_among
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
 from jspec.drafters.heads.eagle_module import (
@@ -52,8 +52,6 @@ def shape_model(name: str, dtype: str, quantization: str, mesh: Mesh | None = No
     kind = quantization if quantization in KINDS else None
     check_kind(config, kind)
     if mesh is not None:
-        if kind == Q4_0:
-            raise InputError(f"expected models on a mesh of floats, int8 or int4, got {kind}")
         config = spread_config(config, mesh.shape[kernels.MODEL_AXIS])
     params = {}
     for entry in parameter_table(config):
