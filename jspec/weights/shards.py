@@ -71,13 +71,13 @@ def make_parameter(
     count, shape = mesh.shape[MODEL_AXIS], parameter.shape
     axis = split_axis(parameter.path[-1], shape, count)
     # Of the rows of a mesh each has all shards: a shard is read once for all of them.
-    read_shard = functools.cache(
+    of_number = functools.cache(
         lambda number: read_shard(parameter, stored, axis, number, count, dtype, read)
     )
 
     def shard(index: Any) -> np.ndarray:
         number = 0 if axis is None else (index[axis].start or 0) * count // shape[axis]
-        return read_shard(number)
+        return of_number(number)
 
     return jax.make_array_from_callback(shape, shard_sharding(parameter, mesh), shard)
 
