@@ -180,7 +180,7 @@ def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
     begun[lost].send_signal(signal.SIGKILL)
     status, _, errors = ends([begun[1 - lost]], timeout=60)[0]
     said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
-    assert (status, errors.splitlines()[-1]) == (2, said)
+    assert (status, errors.splitlines()[-1]) == (2, said), errors
     assert not (work / "head").exists()
     env = environment(compile_cache, tmp_path / "home")
     status, _, errors = run("jspec.train", *flags, env=env, timeout=300)

@@ -51,7 +51,9 @@ def is_first() -> bool:
 def is_loss(error: Exception) -> bool:
     """Returns whether this is what JAX says of a process that is gone."""
     cause = error.__cause__ or error
-    return isinstance(cause, RuntimeError) and _LOST.search(str(cause)) is not None
+    # Of a collective it raises either, at once.
+    is_of_jax = isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, InputError)
+    return is_of_jax and _LOST.search(str(cause)) is not None
 
 
 @contextlib.contextmanager
@@ -93,18 +95,20 @@ def joined(
         yield
         jax.distributed.shutdown()
         return
-    except (InputError, RuntimeError) as error:
-        # Of JAX, perhaps; that of a collective whose peer is gone comes at once.
-        said = str(error) if isinstance(error, InputError) else describe_error(error)
+    except Exception as error:
         if is_loss(error):
             time.sleep(HEARTBEAT + _MARGIN)  # JAX will end the process, and name what was lost
-            said = f"a process of the run was lost: {said}"
-    except Exception:
-        if own == 0:
+            said = f"a process of the run was lost: {describe_error(error)}"
+        elif isinstance(error, InputError):
+            said = str(error)
+        elif isinstance(error, RuntimeError):  # of JAX, perhaps
+            said = describe_error(error)
+        elif own == 0:
             raise
-        traceback.print_exc(file=errors)  # a process that is not the first has no other voice
-        errors.flush()
-        os._exit(1)  # at once: what JAX does at the end of a program would wait for the others
+        else:
+            traceback.print_exc(file=errors)  # a process that is not the first has no other voice
+            errors.flush()
+            os._exit(1)  # at once: what JAX does at the end of a program would wait for the others
     _end(said, errors)
 
 

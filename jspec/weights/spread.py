@@ -71,12 +71,7 @@ def _spread_compact(
             expected = f"a mesh whose model:N leaves groups of {size} inputs of {name} whole"
             raise InputError(f"expected {expected}, got model:{count}")
     elif axis is not None:
-        shards = _outputs_of_shards(parameter, stored, axis, count)
-        try:
-            kernel = _take(kernel, shards)
-        except ValueError:
-            expected = f"a mesh whose model:N leaves strips of {STRIP} outputs of {name} whole"
-            raise InputError(f"expected {expected}, got model:{count}") from None
+        kernel = _take(kernel, _outputs_of_shards(parameter, stored, axis, count), name)
     kernel = kernel.replace(shape=parameter.shape)
 
     def place(spec: PartitionSpec, array: Any) -> jax.Array:
@@ -110,19 +105,15 @@ def _narrow(parameter: Parameter) -> Parameter:
     return parameter._replace(shape=(*parameter.shape[:-1], 1), parts=parts)
 
 
-def _take(kernel: Any, shards: list[np.ndarray]) -> Any:
-    """Returns a kernel of the outputs of all shards, one after the other.
-
-    Raises:
-      ValueError: a strip of packed outputs would have to be cut.
-    """
+def _take(kernel: Any, shards: list[np.ndarray], name: str) -> Any:
+    """Returns a kernel of the outputs of all shards, one after the other."""
     if isinstance(kernel, JoinedKernel):
         begins = np.cumsum([0, *(part.shape[0] for part in kernel.parts)])
         places = [np.asarray(kernel.order)[outputs] for outputs in shards]
         parts, own = [], [np.digitize(place, begins) - 1 for place in places]
         for index, part in enumerate(kernel.parts):
             rows = [p[o == index] - begins[index] for p, o in zip(places, own, strict=True)]
-            taken = _take(part, rows)
+            taken = _take(part, rows, name)
             parts.append(taken if isinstance(taken, np.ndarray) else
                          taken.replace(shape=(sum(map(len, rows)), part.shape[1])))  # fmt: skip
         # A shard's outputs are among its own parts, each in the shard's order.
@@ -133,11 +124,10 @@ def _take(kernel: Any, shards: list[np.ndarray]) -> Any:
         return jax.tree.map(lambda array: np.asarray(array)[outputs], kernel)
     if not isinstance(kernel, PackedKernel):
         return np.asarray(kernel)[outputs]
-    if any(len(shard) % STRIP for shard in shards):
-        raise ValueError
-    first = outputs[::STRIP]
-    if (first % STRIP).any() or (
-        outputs.reshape(-1, STRIP) != first[:, None] + np.arange(STRIP)
-    ).any():
-        raise ValueError
+    first = outputs[::STRIP]  # of each strip
+    strips = (first[:, None] + np.arange(STRIP)).ravel()
+    is_cut = any(len(shard) % STRIP for shard in shards) or (first % STRIP).any()
+    if is_cut or (strips != outputs).any():
+        expected = f"a mesh whose model:N leaves strips of {STRIP} outputs of {name} whole"
+        raise InputError(f"expected {expected}, got model:{len(shards)}")
     return kernel.replace(strips=np.asarray(kernel.strips)[first // STRIP])
