@@ -84,12 +84,11 @@ def main() -> None:
     """Compiles each program for each size, prints a table, writes JSON."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # only the device could load an entry
-    accelerator = find_accelerator(_DEVICE.value)
+    accelerator = find_accelerator(_DEVICE.value).across(_HOSTS.value)
     if _MESH.value is None and _HOSTS.value > 1:
         raise InputError(f"expected --mesh with --hosts, got --hosts={_HOSTS.value} alone")
     mesh = None if _MESH.value is None else mesh_of(accelerator, _MESH.value, _HOSTS.value)
     accelerator.devices()  # is there a compiler?
-    accelerator = accelerator.across(_HOSTS.value)
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     rows, kernels_of, names = [], {}, _PROGRAMS.value
     if not names:

@@ -21,19 +21,19 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_913,
+    "common": 1_917,
     "kernels": 5_374,
-    "models": 2_195,
+    "models": 2_205,
     "sampling": 662,
-    "weights": 3_430,
+    "weights": 3_490,
     "speculation": 3_373,
     "drafters": 7_000,
-    "generation": 4_819,
+    "generation": 4_841,
     "serving": 3_070,
     "training": 2_377,
     "evaluation": 9_066,
 }
-MAX_LINES = 44_300
+MAX_LINES = 44_422
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -98,7 +98,7 @@ def test_logits_that_excuse_an_answer_on_a_mesh(tmp_path):
     """Guards against integers read in the order of one device: on a mesh shard follows shard."""
     path = save_folder(tmp_path / "m", num_layers=1, num_heads=8, head_dim=16, hidden_dim=128)
     found = run_on_devices(f"""
-from jspec.evaluation.analysis.divergence import make_logits_after
+from jspec.generation.logits_after import make_logits_after
 from jspec.models.sharding import make_mesh
 from jspec.weights import load_model
 found = []

@@ -12,19 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common import exchange
 from jspec.common.typing import Params
-from jspec.generation.layout import Layout
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import mask_padding
 
 # Gaps in logits below which a divergence is rounding, by the dtype of the weights. Bfloat16:
 # twice the largest change that `largest_gap_change` finds on SmolLM2-135M-Instruct, 1 against 6
 # tokens a pass, 0.144 over 1026 places of nine texts.
 EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
-_SMALLEST_WIDTH = 128
 
 Answers = Sequence[Sequence[int]]
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
@@ -33,7 +28,7 @@ LogitsFn = Callable[[Sequence[int]], np.ndarray]
 def parting_gaps(
     prompts: Answers, answers: Answers, others: Answers, logits_after: LogitsFn
 ) -> list[float]:
-    """Returns a gap for each prompt whose two answers differ; see `make_logits_after`.
+    """Returns a gap for each prompt whose two answers differ; see `generation.logits_after`.
 
     The gap is between the target's best logit where they part and that of the less likely of the
     two tokens: at least the gap between its two best ones. It is infinite where one answer is the
@@ -48,28 +43,6 @@ def parting_gaps(
         elif len(one) != len(other):
             gaps.append(math.inf)
     return gaps
-
-
-def make_logits_after(model: LoadedModel) -> LogitsFn:
-    """Returns the function from ids to the logits [v] after them: one pass over all of them."""
-    config, dtype = model.own_config, model.params["embedding"].dtype
-    apply = mask_padding(make_apply(config), model)
-
-    def run(params: ModelParams, tokens: jax.Array, num_tokens: jax.Array) -> jax.Array:
-        cache = init_cache(config, batch_size=1, capacity=tokens.shape[1], dtype=dtype)
-        return apply(params.target, tokens, cache, logits_at=num_tokens - 1)[0][0, 0]
-
-    program, params = jax.jit(Layout.of(model).spread(run)), ModelParams(model.params, None)
-
-    def logits_after(token_ids: Sequence[int]) -> np.ndarray:
-        # Padded to powers of two: few widths are compiled.
-        width = max(_SMALLEST_WIDTH, 1 << (len(token_ids) - 1).bit_length())
-        tokens = np.zeros([1, width], np.int32)
-        tokens[0, : len(token_ids)] = token_ids
-        length = np.array([len(token_ids)], np.int32)
-        return exchange.fetch(program(params, tokens, length))
-
-    return logits_after
 
 
 def largest_gap_change(

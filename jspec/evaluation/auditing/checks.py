@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.drafters.tree_options import TreeOptions
-from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
+from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, parting_gaps
 from jspec.evaluation.auditing.caches import check_cache_control, check_caches
 from jspec.evaluation.auditing.controls import CALL_CONTROLS, tree_controls
 from jspec.evaluation.auditing.distribution import (
@@ -22,6 +22,7 @@ from jspec.evaluation.auditing.distribution import (
 from jspec.evaluation.auditing.rows import Rows, choose_context
 from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.generator import Generator
+from jspec.generation.logits_after import make_logits_after
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import check_answered

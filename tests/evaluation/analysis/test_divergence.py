@@ -9,9 +9,9 @@ import pytest
 
 from jspec.evaluation.analysis.divergence import (
     largest_gap_change,
-    make_logits_after,
     parting_gaps,
 )
+from jspec.generation.logits_after import make_logits_after
 from jspec.models import init_cache, make_apply
 from tests.tiny_models import CONFIG, target
 
