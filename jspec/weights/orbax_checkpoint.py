@@ -45,9 +45,9 @@ def save_orbax(
 
     context = ocp.Context()
     saving = context.array.saving
-    saving.scoped_storage_options_creator = lambda path, _: saving.StorageOptions(
+    saving.scoped_storage_options_creator = lambda key, value: saving.StorageOptions(
         # Of queries, keys and values each chunk is of one head, not of some inputs of all.
-        chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if path[-1].key == "qkv" else None
+        chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if key[-1].key == "qkv" else None
     )  # fmt: skip
     with new_model_folder(folder, config, params, tokenizer) as partial, context:
         ocp.save(str(partial / PARAMS), params)
