@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.common.errors import InputError
+from jspec.common.memory import give_back_freed
 from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS
 from jspec.models.config import DecoderConfig
@@ -87,6 +88,7 @@ def load_orbax(
     except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
     else:
+        give_back_freed()  # by threads that have read chunks
         if mesh is not None:
             return config, unflatten_dict(leaves)
         return config, make_params(
