@@ -8,6 +8,9 @@ text's tokens, with the head's own outputs as features. For each draft it prints
 whose token the head can propose at all, and is among its best 1, 2, 4 and 8. The last line has the
 tokens of a target call that follow: for the best 1 those of a chain, for more those of a tree with
 as many branches at every draft, which no head can surpass that ranks tokens like this one.
+
+These are means over all places. Rounds of greedy decoding begin only where the round before has
+ended, which is more often where drafts are wrong: a line below the table has their tokens a call.
 """
 
 import jax
@@ -58,10 +61,19 @@ def main() -> None:
     count = jax.jit(
         lambda own, theirs, rows: _count(head._replace(params=own), target, theirs, rows)
     )
-    total = np.zeros([_NUM_DRAFT_TOKENS.value, 2 * len(_BEST) + 3])
+    total, decoded = np.zeros([_NUM_DRAFT_TOKENS.value, 2 * len(_BEST) + 3]), 0
     for rows in iterate_rows(pack(texts, _SEQ_LEN.value), 1):
-        total += np.asarray(count(head.params, target.params, rows))
+        counts, kept = map(np.asarray, count(head.params, target.params, rows))
+        total += counts
+        begun = np.where(np.asarray(rows.is_scored(2)), rows.text, 0)
+        decoded += sum(_decode(kept[begun == number]) for number in np.unique(begun[begun > 0]))
     print(_table(total))
+    most = range(1, _NUM_DRAFT_TOKENS.value + 1)
+    shown = [
+        f"{tokens / max(calls, 1):.2f} with {number}"
+        for number, (tokens, calls) in zip(most, decoded, strict=True)
+    ]
+    print(f"tokens a call of greedy decoding: {', '.join(shown)} drafts")
 
 
 def _in_floats(head: LoadedHead) -> LoadedHead:
@@ -73,8 +85,28 @@ def _in_floats(head: LoadedHead) -> LoadedHead:
     return head._replace(params=params)
 
 
-def _count(head: LoadedHead, target: LoadedModel, theirs: Params, rows: Rows) -> Array:
-    """Returns, of each draft, the places, those reachable, those among the best, and chains."""
+def _decode(kept: np.ndarray) -> np.ndarray:
+    """Returns tokens and calls of an answer's rounds with 1 draft, with 2 and so on, [w 2].
+
+    `kept` are the drafts that are right in a row at each place, [n]. The prefill gives the answer's
+    first token, so that the first round begins at place 1.
+    """
+    found = []
+    for most in range(1, _NUM_DRAFT_TOKENS.value + 1):
+        place, calls = 1, 0
+        while place < len(kept):
+            place, calls = place + min(int(kept[place]), most) + 1, calls + 1
+        found.append((max(len(kept) - 1, 0), calls))
+    return np.array(found)
+
+
+def _count(
+    head: LoadedHead, target: LoadedModel, theirs: Params, rows: Rows
+) -> tuple[Array, Array]:
+    """Returns, of each draft, the places, those reachable, those among the best, and chains.
+
+    And how many first choices in a row are right at each place, [r t].
+    """
     ids = head.params["ids"]
     layers = (*head.config.feature_layers, target.config.num_layers)
     states = target_states(target.config, theirs, rows, ids, layers)
@@ -83,6 +115,7 @@ def _count(head: LoadedHead, target: LoadedModel, theirs: Params, rows: Rows) ->
     tokens = jnp.asarray(rows.tokens)
     begun, lines = rows.is_scored(2), []
     is_alive = jnp.broadcast_to(begun, (len(_BEST), *begun.shape))
+    kept = jnp.zeros(begun.shape, jnp.int32)
     for step in range(number):
         token, is_scored = shift_left(tokens, 2 + step), rows.is_scored(2 + step)
         place = jnp.searchsorted(ids, token)
@@ -90,9 +123,10 @@ def _count(head: LoadedHead, target: LoadedModel, theirs: Params, rows: Rows) ->
         rank = _rank(linear(outputs[step], head.params["head"]["head"]), place)
         hits = jnp.stack([is_known & (rank < best) for best in _BEST])
         is_alive &= hits
+        kept += is_alive[0]
         flags_ = [is_scored, is_known, *hits, begun, *is_alive]
         lines.append(jnp.stack([jnp.sum(flag, dtype=jnp.int32) for flag in flags_]))
-    return jnp.stack(lines)
+    return jnp.stack(lines), kept
 
 
 def _rank(logits: Float32[Array, "r t u"], place: Array) -> Array:

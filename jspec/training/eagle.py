@@ -39,6 +39,7 @@ class EagleTraining(TrainingConfig):
       chain_decay: weight of each call relative to the one before.
       freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
         rare tokens need not be learned from few examples.
+      hidden_dim: inner width of its feed-forward; 0 takes that of the earlier head or the target.
       init_head: folder with a head to go on from, which may propose other tokens; empty begins with
         a layer of the target.
     """
@@ -49,6 +50,7 @@ class EagleTraining(TrainingConfig):
     chain_steps: int = 4
     chain_decay: float = 0.8
     freeze_head: bool = False
+    hidden_dim: int = 0
     init_head: str = ""
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
@@ -56,6 +58,7 @@ class EagleTraining(TrainingConfig):
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("vocab_size", self.vocab_size, 1, 10**9)
         check_range("chain_decay", self.chain_decay, 0, 10)
+        check_range("hidden_dim", self.hidden_dim, 0, 10**6)
         shape = target.config
         size, depth = shape.vocab_size, shape.num_layers
         answers = np.concatenate([np.array(text.answer, int) for text in texts])
@@ -64,14 +67,16 @@ class EagleTraining(TrainingConfig):
         ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
         earlier = self._load_earlier(shape)
         usual = earlier.config.feature_layers if earlier else default_feature_layers(depth)
+        width = (earlier.config.layer if earlier else shape).hidden_dim
         layers = self.feature_layers or usual
         for layer in layers:
             check_range("feature_layers", layer, 0, depth)
         print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
               "texts", file=sys.stderr, flush=True)  # fmt: skip
         layer = dataclasses.replace(
-            shape.as_llama(), num_layers=1, vocab_size=len(ids), tie_embeddings=False
-        )
+            shape.as_llama(), num_layers=1, vocab_size=len(ids), tie_embeddings=False,
+            hidden_dim=self.hidden_dim or width,
+        )  # fmt: skip
         config = EagleConfig(layer, size, layers, depth)
         first = _first_params(target, config, ids, self.recipe.seed)
         if earlier is not None:
@@ -131,7 +136,7 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
         "feature_norm": layer["attention_norm"],
         "final_norm": theirs["final_norm"],
         "head": look_up(head_kernel(target.config, theirs), jnp.asarray(ids)[None])[0],
-        "mlp": layer["mlp"],
+        "mlp": _in_width(params["head"]["mlp"], layer["mlp"]),
         "mlp_norm": layer["mlp_norm"],
     }
     # The head has no scale of its own.
@@ -139,6 +144,17 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     # Biases and norms that a head does not have are left out.
     return {"fc": fc, "head": cast(_like(params["head"], head), jnp.float32)}
+
+
+def _in_width(own: Params, theirs: Params) -> Params:
+    """Returns the first units of a feed-forward, and, if there are too few, our noise as others."""
+
+    def fit(noise: jax.Array, leaf: jax.Array) -> jax.Array:
+        if leaf.ndim == 1:  # the bias of `down`: all others have the units on axis 1
+            return leaf
+        return jnp.concatenate([leaf, noise[:, leaf.shape[1] :]], axis=1)[:, : noise.shape[1]]
+
+    return jax.tree.map(fit, own, _like(own, cast(theirs, jnp.float32)))
 
 
 def _like(wanted: Params, params: Params) -> Params:
@@ -162,5 +178,8 @@ def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
     head = jnp.where(own[:, None] < 0, first["head"]["head"], rows[own])
     params = {"fc": floats["fc"], "head": floats["head"] | {"head": head}}
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, first):
-        raise InputError(f"{earlier.name}: expected a layer like the target's, found another shape")
+        raise InputError(
+            f"{earlier.name}: expected a layer like the target's, of hidden_dim if that is given, "
+            "found another shape"
+        )
     return params

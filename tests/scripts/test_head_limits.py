@@ -55,14 +55,14 @@ def test_first_drafts_are_ranked_as_the_head_ranks_them(compile_cache, tmp_path)
     folder = save_folder(tmp_path / "target")
     config = load_model(folder).config
     head = tiny_eagle.save_head(tmp_path / "head", config)
-    text = np.random.default_rng(0).integers(2, 258, _PROMPT + _ANSWER).tolist()
+    text = np.random.default_rng(3).integers(2, 258, _PROMPT + _ANSWER).tolist()
     line = {"prompt_token_ids": text[:_PROMPT], "token_ids": text[_PROMPT:]}
     answers = tmp_path / "answers.jsonl"
     answers.write_text(json.dumps(line) + "\n")
     flags = [f"--target={folder}", f"--draft_head={head}", f"--answers={answers}", "--seq_len=32"]
     status, output, errors = run(compile_cache, tmp_path, *flags, "--num_draft_tokens=2")
     assert status == 0, errors
-    _, first, second, chains = (row.split() for row in output.splitlines())
+    _, first, second, chains, decoding = (row.split() for row in output.splitlines())
     ranks = ranks_of_first_drafts(folder, pathlib.Path(head), text)
     expected = [
         sum(rank >= 0 for rank in ranks),
@@ -72,6 +72,11 @@ def test_first_drafts_are_ranked_as_the_head_ranks_them(compile_cache, tmp_path)
     assert 0 < expected[0] < _ANSWER  # some tokens are none of the head's
     assert int(second[2]) == _ANSWER
     assert 1 <= float(chains[-4]) <= float(chains[-1]) <= 3
+    place, calls = 1, 0  # the prefill gives the first token
+    while place < _ANSWER:
+        place, calls = place + 1 + (ranks[place] == 0), calls + 1
+    assert decoding[decoding.index("with") - 1] == f"{(_ANSWER - 1) / calls:.2f}"
+    assert calls < _ANSWER - 1  # some drafts are right
 
 
 def test_a_target_without_a_head_is_told(compile_cache, tmp_path):

@@ -131,6 +131,22 @@ def test_a_config_takes_the_earlier_heads_layers(folder):
         trainee_of(OWN, init_head=str(folder), feature_layers=(1, 2))
 
 
+@pytest.mark.parametrize("width", [CONFIG.hidden_dim // 2, CONFIG.hidden_dim * 2])
+def test_a_head_of_another_width(width, tmp_path):
+    """It begins with the target's first units, is saved as it is, and its width is kept later."""
+    trainee = trainee_of(OWN, hidden_dim=width)
+    found, theirs = (one["mlp"] for one in (trainee.params["head"], frozen()["layers_0"]))
+    kept = min(width, CONFIG.hidden_dim)
+    np.testing.assert_array_equal(found["down"][:, :kept], theirs["down"][:, :kept])
+    np.testing.assert_array_equal(found["gate_up"][:, :kept], theirs["gate_up"][:, :kept])
+    trainee.save(trainee.params, tmp_path / "head")
+    later = trainee_of(OWN, init_head=str(tmp_path / "head"))
+    assert later.params["head"]["mlp"]["down"].shape == (CONFIG.embed_dim, width)
+    np.testing.assert_allclose(later.params["head"]["mlp"]["down"], found["down"], atol=0.01)
+    with pytest.raises(InputError, match="of hidden_dim if that is given"):
+        trainee_of(OWN, hidden_dim=width + 8, init_head=str(tmp_path / "head"))
+
+
 def test_another_layer_is_refused(folder, monkeypatch):
     """One of another shape, where the shapes of what is computed from it would not fit."""
     earlier = load_eagle(folder, CONFIG, jnp.float32)
