@@ -61,7 +61,7 @@ def main() -> None:
     count = jax.jit(
         lambda own, theirs, rows: _count(head._replace(params=own), target, theirs, rows)
     )
-    total, decoded = np.zeros([_NUM_DRAFT_TOKENS.value, 2 * len(_BEST) + 3]), 0
+    total, decoded = np.zeros([_NUM_DRAFT_TOKENS.value, 2 * len(_BEST) + 3]), np.zeros([1, 2], int)
     for rows in iterate_rows(pack(texts, _SEQ_LEN.value), 1):
         counts, kept = map(np.asarray, count(head.params, target.params, rows))
         total += counts

@@ -177,7 +177,7 @@ class Rows:
         # Once for all rows: a draft model that has lagged since the prompt catches up.
         return jax.jit(self._engine.layout.spread(self._catch_up))(params, state)
 
-    def _costs(self) -> tuple[np.ndarray, np.ndarray] | None:
+    def _costs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Returns costs of rounds under which rows with other acceptance choose differently."""
         if not self._numbers or self.drafter is None:
             return None
@@ -186,7 +186,7 @@ class Rows:
         cost = _COST_OF_A_CHEAP_DRAFT if is_cheap else _COST_OF_A_DRAFT
         num_drafters = len(drafters_of(self.drafter.kinds))
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))
-        return calls, np.full([num_drafters], _COST_OF_READING)
+        return calls, calls, np.full([num_drafters], _COST_OF_READING)
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> SpecState:
         assert self.drafter is not None
