@@ -21,9 +21,9 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_917,
+    "common": 1_932,
     "kernels": 5_374,
-    "models": 2_205,
+    "models": 2_206,
     "sampling": 662,
     "weights": 3_490,
     "speculation": 3_373,
@@ -33,7 +33,7 @@ ROOMS = {
     "training": 2_396,
     "evaluation": 9_066,
 }
-MAX_LINES = 44_446
+MAX_LINES = 44_465
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

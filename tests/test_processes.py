@@ -126,7 +126,8 @@ def test_processes_of_different_flags(start, folder):
             ["--coordinator=localhost", "--num_processes=2", "--process_id=1", "--mesh=model:2"],
             "expected coordinator as HOST:PORT, got 'localhost'",
         ),
-        (["--mesh=model:3"], "divides the 1 devices, got model:3"),
+        (["--mesh=model:2", "--process_id=0"], "--coordinator=auto; got --mesh, --process_id"),
+        (["--mesh=model:3"], "divides the 1 devices that are there, got model:3, of 3"),
     ],
 )
 def test_bad_flags(flags, said, monkeypatch, capsys):
@@ -139,6 +140,19 @@ def test_a_coordinator_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 0.3)
     with pytest.raises(InputError, match=r"process 0, to answer at localhost:1 within 0\.3 s"):
         processes._await("localhost", 1)
+
+
+def test_a_coordinators_port_that_is_in_use(compile_cache, tmp_path, folder):
+    with socket.create_server(("", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        flags = "--num_processes=1", "--process_id=0", "--mesh=model:1", f"--coordinator={address}"
+        done = subprocess.run(
+            command("jspec.generate", f"--target={folder}", *_USUAL, *flags),
+            env=environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    expected = f"a port that is free on this machine in --coordinator={address}"
+    assert expected in check_refusal(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.slow

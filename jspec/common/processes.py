@@ -35,7 +35,8 @@ _HANDLERS: list[object] = []  # of C++'s aborts, which must live as long as the 
 _LIBRARIES = "jspec", "jax", "jaxlib"
 # What JAX says before it ends a process, and what that means.
 _REASONS = {
-    r"CoordinationService/RegisterTask": f"not all processes have come within {PATIENCE} s",
+    r"CoordinationService/RegisterTask": f"not all processes have come within {PATIENCE} s, or two "
+    "have the same --process_id",
     r"(\d+) unexpectedly tried to connect": "a second process came as process {}",
     r"stopped sending heartbeats\):\s+(\d[\d,\s]*)\n": "process {} of the run was lost",
     r"Failed to send RPC to coordination service": "process 0 of the run was lost",
@@ -80,6 +81,8 @@ def joined(
     try:
         if own:
             _await(host, port)
+        elif port:
+            _check_free(host, port)
         # Programs that run at once may wait for each other's sums: on CPUs one ends before another.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
@@ -163,6 +166,17 @@ def _end(said: str, errors: TextIO) -> None:
     errors.write(f"error: {_TITLE[0]}: {said}\n")
     errors.flush()
     os._exit(2)  # an orderly end would wait for the others
+
+
+def _check_free(host: str, port: int) -> None:
+    """Checks that process 0 can listen; JAX itself ends with a page of text or without any."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError as error:
+            expected = f"a port that is free on this machine in --coordinator={host}:{port}"
+            raise InputError(f"expected {expected}: {error.strerror}") from None
 
 
 def _await(host: str, port: int) -> None:

@@ -53,9 +53,8 @@ def flagged_mesh(text: str | None = None, name: str = "--mesh") -> Iterator[Mesh
         coordinator = None
     elif text is None or coordinator in (None, _AUTO) or number is None or own is None:
         expected = f"{name}, --coordinator, --num_processes and --process_id together"
-        raise InputError(
-            f"expected {expected}, or {name} and --coordinator={_AUTO}; got --{', --'.join(given)}"
-        )
+        got = ", ".join([name] * (text is not None) + [f"--{one}" for one in given])
+        raise InputError(f"expected {expected}, or {name} and --coordinator={_AUTO}; got {got}")
     values = {
         name: str(flags.FLAGS[name].value) for name in flags.FLAGS if flags.FLAGS[name].present
     }

@@ -54,7 +54,8 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     if len(devices) % number or (jax.process_count() > 1 and number != len(devices)):
         several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
         whole = "that has all" if several else "whose number of devices divides"
-        raise InputError(f"expected a mesh {whole} the {len(devices)} devices{several}, got {text}")
+        count = f"{len(devices)} devices that are there{several}"
+        raise InputError(f"expected a mesh {whole} the {count}, got {text}, of {number}")
     return Mesh(np.array(devices[:number]).reshape(shape), (DATA_AXIS, MODEL_AXIS))
 
 

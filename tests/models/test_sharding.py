@@ -68,8 +68,8 @@ def test_devices_that_cannot_share_evenly(changes, count, said):
         ("model:0", "a mesh such as"),
         ("pipe:2", "a mesh such as"),
         ("", "a mesh such as"),
-        ("data:2,model:3", "divides the 8 devices, got data:2,model:3"),
-        ("model:16", "divides the 8 devices, got model:16"),
+        ("data:2,model:3", "divides the 8 devices that are there, got data:2,model:3"),
+        ("model:16", "divides the 8 devices that are there, got model:16"),
     ],
 )
 def test_a_mesh_that_does_not_fit(text, said):

@@ -15,6 +15,7 @@ from jspec.evaluation.analysis.byte_model import load_config
 from jspec.evaluation.experiments.spec import THEORY_TABLES, Experiment
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
+from jspec.models.sharding import make_mesh
 from jspec.weights.resolver import find_model
 
 _SEEDS_APART = 1000
@@ -147,6 +148,8 @@ def check_files(experiment: Experiment) -> None:
         _check(f"predict.{label}.draft", load_config, pair.draft)
     if not experiment.needs_prompts:
         return
+    if experiment.mesh:
+        _check("mesh", make_mesh, experiment.mesh)
     _check("target", find_model, experiment.target)
     for label, method in experiment.methods.items():
         _check(f"methods.{label}.draft", find_model, method.draft)

@@ -249,6 +249,7 @@ MISSPELLED = {
         {"methods": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
         r"cannot read table\.prompts_file nowhere: No such file",
     ),
+    "mesh": ({"mesh": "modle:2"}, "mesh: expected a mesh such as data:2,model:4, got 'modle:2'"),
     "pair": (
         {"kind": "predict", "predict": {"a": {"draft": "nowhere"}}},
         r"predict\.a\.draft: expected a preset among .* or a folder, got 'nowhere'",
