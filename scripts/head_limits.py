@@ -61,17 +61,17 @@ def main() -> None:
     count = jax.jit(
         lambda own, theirs, rows: _count(head._replace(params=own), target, theirs, rows)
     )
-    total, decoded = np.zeros([_NUM_DRAFT_TOKENS.value, 2 * len(_BEST) + 3]), np.zeros([1, 2], int)
+    number = _NUM_DRAFT_TOKENS.value
+    total, decoded = np.zeros([number, 2 * len(_BEST) + 3]), np.zeros([number, 2], int)
     for rows in iterate_rows(pack(texts, _SEQ_LEN.value), 1):
         counts, kept = map(np.asarray, count(head.params, target.params, rows))
         total += counts
         begun = np.where(np.asarray(rows.is_scored(2)), rows.text, 0)
-        decoded += sum(_decode(kept[begun == number]) for number in np.unique(begun[begun > 0]))
+        decoded += sum(_decode(kept[begun == text]) for text in np.unique(begun[begun > 0]))
     print(_table(total))
-    most = range(1, _NUM_DRAFT_TOKENS.value + 1)
     shown = [
-        f"{tokens / max(calls, 1):.2f} with {number}"
-        for number, (tokens, calls) in zip(most, decoded, strict=True)
+        f"{tokens / max(calls, 1):.2f} with {most}"
+        for most, (tokens, calls) in enumerate(decoded, 1)
     ]
     print(f"tokens a call of greedy decoding: {', '.join(shown)} drafts")
 

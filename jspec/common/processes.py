@@ -41,7 +41,7 @@ _REASONS = {
     r"stopped sending heartbeats\):\s+(\d[\d,\s]*)\n": "process {} of the run was lost",
     r"Failed to send RPC to coordination service": "process 0 of the run was lost",
 }
-_LOST = re.compile(r"gloo|nccl|peer|coordination", re.IGNORECASE)  # in an error
+_LOST = re.compile(r"\b(gloo|nccl|peer|coordination)\b", re.IGNORECASE)  # in an error
 
 
 def is_first() -> bool:

@@ -47,7 +47,7 @@ class _Chain(struct.PyTreeNode):
             inputs.settings,
             count=jnp.int32(0),
             tokens=jnp.zeros(shape, jnp.int32),
-            # Zeros stand for drafts that are not put forward; verification ignores their slots.
+            # Zeros, if they are read, stand for drafts that are not put forward.
             probs=inputs.empty_probs(size),
             num_tokens=jnp.zeros_like(wanted),
             # With no row going, no loop makes a trip and no model is called.

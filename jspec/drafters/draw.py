@@ -2,7 +2,7 @@
 
 A batch of temperature 0 only draws the most likely tokens; of a distribution that is certain one
 number is written. A draft's distribution is on record only where the draft is put forward: the rest
-is zeros.
+stays as it was, zeros if they are read (`RoundInputs.empty_probs`).
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def draw_one(
     is_going: RowFlags,
     probs: DraftProbs,
 ) -> Drawn:
-    """Draws draft `index` of the rows that are going; `probs` is zero there and elsewhere kept."""
+    """Draws draft `index` of the rows that are going; `probs` elsewhere is kept."""
     # Of as many numbers in either way: a row's choice does not depend on its neighbours.
     likely = likeliest(logits[:, None]) if drawing.min_confidence > 0 else None
 

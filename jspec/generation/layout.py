@@ -234,10 +234,10 @@ class Layout:
 
 def place_model(model: LoadedModel, mesh: Mesh | None) -> LoadedModel:
     """Returns a draft model split as a target is, or on every device where it cannot be."""
-    if mesh is None:
+    if mesh is None or model.mesh == mesh:
         return model
     try:
         config, params = spread_params(model.config, model.params, mesh)
-    except InputError:  # heads that the devices do not divide, or packed weights
+    except InputError:  # heads or blocks that the devices do not divide
         return dataclasses.replace(model, params=place_everywhere(model.params, mesh))
     return dataclasses.replace(model, config=config, params=params, mesh=mesh)

@@ -119,7 +119,7 @@ class Programs:
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
         placed, self._costs = self.engine.layout.place(built.params), costs
-        self.alone_costs: RoundCosts | None = None
+        self.alone_costs, self._are_costs_given = costs, costs is not None
         self.params = ModelParams(target.params, placed)
         if costs is not None:
             check_costs(costs, self.engine)
@@ -167,7 +167,7 @@ class Programs:
 
     def recall_costs_alone(self) -> None:
         """Has the costs of rounds of one row known, too, unless costs were given."""
-        if self._costs is None and self.engine.numbers:
+        if not self._are_costs_given and self.engine.numbers:
             self.alone_costs = self._recall_costs(1)
 
     def _recall_costs(self, batch_size: int) -> RoundCosts:

@@ -95,7 +95,8 @@ def propose(
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     if state.control is not None and proposal.scores is not None:
-        proposal = prune(proposal, state.control.choose_nodes(_kinds(proposal), proposal.scores))
+        control = _control(state, rule)
+        proposal = prune(proposal, control.choose_nodes(_kinds(proposal), proposal.scores))
     if state.control is not None:
         kind = _kinds(proposal)
         read = lag_of(drafter, state.draft, kind)

@@ -56,7 +56,7 @@ def is_collective(own: Instruction) -> bool:
 
 def joined_bytes(own: Instruction) -> float:
     """Returns the bytes of what a collective gives each device."""
-    sizes = array_sizes(own.shape)
+    sizes = array_sizes(own.shape, on_chip=1.0)  # which other chips do not share
     # The shape of a gather that only starts names its operand, too.
     return max(sizes) if own.op == "all-gather-start" else sum(sizes)
 

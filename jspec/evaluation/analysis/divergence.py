@@ -8,13 +8,7 @@ then in either pass, and in a third one, the two are at most E apart: that is lo
 import math
 from collections.abc import Callable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-
-from jspec.common.typing import Params
-from jspec.models import KVCache, init_cache, make_apply
-from jspec.weights.resolver import LoadedModel
 
 # Gaps in logits below which a divergence is rounding, by the dtype of the weights. Bfloat16:
 # twice the largest change that `largest_gap_change` finds on SmolLM2-135M-Instruct, 1 against 6
@@ -43,34 +37,3 @@ def parting_gaps(
         elif len(one) != len(other):
             gaps.append(math.inf)
     return gaps
-
-
-def largest_gap_change(
-    model: LoadedModel, texts: Sequence[Sequence[int]], widths: tuple[int, int]
-) -> float:
-    """Returns how far the gap between the two best logits changes with the tokens of a pass.
-
-    Each text is split into passes of the one and of the other width, each split on a cache of its
-    own making; ids that do not fill both are left out.
-    """
-    apply = make_apply(model.config)
-    dtype = model.params["embedding"].dtype
-
-    def run(params: Params, blocks: jax.Array) -> jax.Array:
-        def body(cache: KVCache, block: jax.Array) -> tuple[KVCache, jax.Array]:
-            logits, _, cache = apply(params, block[None], cache)
-            return cache.commit(jnp.array([block.shape[0]], jnp.int32)), logits[0]
-
-        cache = init_cache(model.config, batch_size=1, capacity=blocks.size, dtype=dtype)
-        return jax.lax.scan(body, cache, blocks)[1].reshape(blocks.size, -1)
-
-    @jax.jit
-    def change(params: Params, tokens: jax.Array) -> jax.Array:
-        one, other = (run(params, tokens.reshape(-1, width)) for width in widths)
-        values, best = jax.lax.top_k(one, 2)
-        changes = values - jnp.take_along_axis(other, best, axis=1)
-        return jnp.max(jnp.abs(changes[:, 0] - changes[:, 1]))
-
-    unit = math.lcm(*widths)
-    whole = [np.array(text[: len(text) // unit * unit], np.int32) for text in texts]
-    return max(float(change(model.params, tokens)) for tokens in whole if tokens.size)

@@ -18,13 +18,12 @@ from jspec.common.text_table import format_table
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
-    largest_gap_change,
     parting_gaps,
 )
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
 from jspec.generation.generator import Generator
-from jspec.generation.logits_after import make_logits_after
+from jspec.generation.logits_after import largest_gap_change, make_logits_after
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel
 

@@ -22,9 +22,9 @@ class Proposal(struct.PyTreeNode):
       num_tokens: how many drafts each row has, 0 to w, [b]; the rest is padding, which counts
         neither as proposed nor as rejected.
       probs: the distribution from which each draft was really drawn, after temperature and filters,
-        [b w v], and zeros for padding. None for drafts that follow from the context alone: their
-        distributions have all probability on the draft. In a tree a distribution is that given the
-        earlier siblings: without replacement, they are taken out of it.
+        [b w v], and zeros for padding; anything where no rule reads it. None for drafts that follow
+        from the context alone: theirs have all probability on the draft. In a tree a distribution
+        is that given the earlier siblings: without replacement, they are taken out of it.
       kind: which of the drafter's kinds of proposal each row has, [b]; None for the first kind.
       prefix: the target's call on [last token, drafts], if the drafter has begun it.
       parents: of the drafts in a tree, [b w], each before its children; -1 is the last committed

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.analysis.divergence import (
-    largest_gap_change,
     parting_gaps,
 )
-from jspec.generation.logits_after import make_logits_after
+from jspec.generation.logits_after import largest_gap_change, make_logits_after
 from jspec.models import init_cache, make_apply
 from tests.tiny_models import CONFIG, target
 
@@ -70,5 +69,5 @@ def test_gap_changes_are_those_of_the_passes_widths(monkeypatch):
 
         return biased
 
-    monkeypatch.setattr("jspec.evaluation.analysis.divergence.make_apply", make_biased_apply)
+    monkeypatch.setattr("jspec.generation.logits_after.make_apply", make_biased_apply)
     assert largest_gap_change(target(), texts, (1, 6)) == pytest.approx(0.25, abs=1e-3)
