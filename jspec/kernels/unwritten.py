@@ -10,8 +10,7 @@ from jspec.kernels.library import call, floats, is_available
 def zeros_if(is_read: Bool[Array, ""] | bool, *shape: int) -> Float32[Array, "..."]:
     """Returns zeros; where nobody is to read them, C++ leaves that memory as it finds it.
 
-    The drafts of 32 rows have 44 MB of distributions, which are of no use at temperature 0: to
-    write as many zeros takes as long as several layers of a small model.
+    The drafts of 32 rows have 44 MB of distributions, which are of no use at temperature 0.
     """
 
     def zeros() -> Float32[Array, "..."]:

@@ -33,7 +33,7 @@ def spread_params(
 ) -> tuple[DecoderConfig, Params]:
     """Returns the config and parameters of the spread model; see `shards.make_shards`.
 
-    Those that lie there already, as they should, stay as they are.
+    Arrays that lie there already, as they should, stay as they are; compact kernels must not.
 
     Raises:
       InputError: the devices cannot share the model's layers, or would cut a group of integers or a
