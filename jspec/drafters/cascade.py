@@ -17,8 +17,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
@@ -35,6 +36,7 @@ from jspec.speculation.types import (
 )
 
 _States = tuple[Any, ...]
+_Flag = Bool[Array, ""] | bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +148,7 @@ class CascadeDrafter:
                 view = view._replace(cache=proposal.prefix.cache)
             is_open &= self.leaves_open(proposal, is_turn)
             first_kind += len(member.kinds)
-        merged = self.merge(proposals, turns)
+        merged = self.merge(proposals, turns, inputs.reads_probs)
         # By identity: a member that wrote to the cache has left another view.
         if view is not inputs.view:
             merged = merged.replace(prefix=hand_on(view, last_token, merged.tokens))
@@ -156,7 +158,9 @@ class CascadeDrafter:
         """Returns the rows in which the next members are asked after this proposal, [b]."""
         return ~is_turn
 
-    def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
+    def merge(
+        self, proposals: Sequence[Proposal], turns: Sequence[RowFlags], reads_probs: _Flag
+    ) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
         first = proposals[0]
         tokens, num_tokens, kind = self._widen(first.tokens), first.num_tokens, first.kind
@@ -164,7 +168,7 @@ class CascadeDrafter:
             tokens = jnp.where(is_turn[:, None], self._widen(proposal.tokens), tokens)
             num_tokens = jnp.where(is_turn, proposal.num_tokens, num_tokens)
             kind = jnp.where(is_turn, proposal.kind, kind)  # type: ignore[arg-type]
-        probs = self._merge_distributions(proposals, tokens)
+        probs = self._merge_distributions(proposals, tokens, reads_probs)
         merged = Proposal(tokens, num_tokens, probs, kind)
         if all(proposal.parents is None for proposal in proposals):
             return merged
@@ -180,7 +184,9 @@ class CascadeDrafter:
             parents = jnp.where(is_turn[:, None], own, parents)
         return merged.replace(parents=parents, max_depth=max(tree.max_depth for tree in trees))
 
-    def _merge_distributions(self, proposals: Sequence[Proposal], tokens: Tokens) -> Array | None:
+    def _merge_distributions(
+        self, proposals: Sequence[Proposal], tokens: Tokens, is_read: _Flag
+    ) -> Array | None:
         # Only one member proposes for a row, and the others' rows are zeros: a sum merges them.
         distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not distributions:
@@ -195,7 +201,11 @@ class CascadeDrafter:
         # Drafts without a distribution are certain: probability 1 on the token itself.
         is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
         rows, slots = jnp.indices(tokens.shape)
-        return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))
+
+        def with_certain() -> Array:
+            return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))
+
+        return jax.lax.cond(is_read, with_certain, lambda: merged)
 
     def _widen(self, leaf: Array) -> Array:
         # All proposals get the widest member's width: shapes must agree to be merged.

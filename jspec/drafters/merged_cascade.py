@@ -58,8 +58,11 @@ class MergedCascadeDrafter(CascadeDrafter):
         limit = functools.reduce(jnp.maximum, limits)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
 
-    def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
-        """Returns the best drafts of all members."""
+    def merge(
+        self, proposals: Sequence[Proposal], turns: Sequence[RowFlags], reads_probs: Any
+    ) -> Proposal:
+        """Returns the best drafts of all members, which have no distributions."""
+        del reads_probs
         rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
         # Those that propose whenever they are asked are models and heads: the round costs as they
         # do, and what is kept decides whether they are asked again.

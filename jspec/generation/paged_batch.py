@@ -231,8 +231,13 @@ class PagedBatch(Batch):
         """Marks a row as done: it emits nothing until it is filled again, and has no pages."""
         if len(self.rows) == 1:
             super().finish(row)
-        else:  # what an ended answer asked for would go on to cost the others
-            self._state = self._engine.insert(self._state, row, self._nothing)
+        else:
+            # What an ended answer asked for would go on to cost the others. The drafter's state
+            # stays: it is the largest part, and nobody asks for the row's drafts.
+            assert self._state is not None
+            state, draft = self._state.replace(draft=None), self._state.draft
+            state = self._engine.insert(state, row, self._nothing.replace(draft=None))
+            self._state = state.replace(draft=draft)
         self.set_pages(row, [[]] * len(_PARTS))
 
     def _join(self, state: SpecState, tables: Sequence[Int32[np.ndarray, "b m"]]) -> SpecState:

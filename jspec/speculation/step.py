@@ -81,9 +81,10 @@ def propose(
     rule: AcceptanceRule,
 ) -> tuple[Proposal, SpecState]:
     """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
+    state = state.replace(settings=state.settings.after(state.last_token))
     # The drafter samples as the target does, with the same processors and filters, but at its own
     # temperature. The proposal then says from which distributions the drafts were really drawn.
-    settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
+    settings = state.settings.replace(temperature=state.draft_temperature)
     inputs = RoundInputs(
         state.last_token,
         limit=functools.partial(_wanted, state, drafter, rule),
@@ -99,12 +100,11 @@ def propose(
         proposal = prune(proposal, control.choose_nodes(_kinds(proposal), proposal.scores))
     if state.control is not None:
         kind = _kinds(proposal)
-        read = lag_of(drafter, state.draft, kind)
-        read = jnp.where(proposal.num_tokens > 0, read, 0)
-        wanted = functools.partial(_wanted, state, drafter, rule)
         lag = functools.partial(lag_of, drafter, state.draft)
+        read = jnp.where(proposal.num_tokens > 0, lag(kind), 0)
         control = _control(state, rule).charge(kind, read)
-        control = control.after_silence(kind, proposal.num_tokens, wanted, lag, proposal.silent)
+        asked = inputs.limit, lag, proposal.silent
+        control = control.after_silence(kind, proposal.num_tokens, *asked)
         if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
             is_free = _is_free(state, rule)
             agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
@@ -153,7 +153,7 @@ def _verify_and_commit(
         target, params.target, block, cache, proposal, tree, drafter
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
-    settings = state.settings.after(state.last_token)
+    settings = state.settings  # they have seen the last token: see `propose`
     logits = as_read(logits, settings, drafter)
     parents = None if tree is None else tree.parents
     processed = process_drafts(logits, settings, proposal.tokens, parents)
@@ -177,7 +177,7 @@ def _verify_and_commit(
         target_cache=cache.commit(num_tokens, verdict.path),
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
         last_token=jnp.where(state.is_done, state.last_token, last),
-        settings=state.settings.after_all(block, valid),
+        settings=settings.after_all(block[:, 1:], valid[:, 1:]),
     )
     counts = proposal.num_tokens, verdict.num_accepted
     kind = _kinds(proposal)
