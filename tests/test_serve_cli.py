@@ -82,12 +82,12 @@ def test_a_second_signal_ends_answers_at_once(process):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
     assert process.wait(timeout=30) == 0
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
     with pytest.raises((OSError, http.client.HTTPException)):
         connections[-1].getresponse()
-    assert not any("Traceback" in line for line in lines)
     for one in connections:
         one.close()
+    assert not any("Traceback" in line for line in lines)
 
 
 @pytest.mark.slow
