@@ -1,9 +1,11 @@
 """python -m jspec.serve as a process: it starts, answers, and stops as it is told."""
 
+import http.client
 import json
 import signal
 import subprocess
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -62,6 +64,29 @@ def test_a_server_lets_the_answers_in_progress_end(process, env):
         chunks = events(begin + one.read())
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert process.wait(timeout=30) == 0
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_answers_at_once(process):
+    """Forty answers would take many seconds more, and had 20 to end."""
+    process, port, lines = process
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+    body = json.dumps({"prompt": "abc", "max_tokens": 190, "min_tokens": 190})
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(40)]
+    for one in connections:
+        one.request("POST", "/v1/completions", body, headers)
+    assert connections[0].getresponse().status == 200
+    begin = time.monotonic()
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert process.wait(timeout=30) == 0
+    assert time.monotonic() - begin < 10
+    with pytest.raises((OSError, http.client.HTTPException)):
+        connections[-1].getresponse()
+    for one in connections:
+        one.close()
     assert not any("Traceback" in line for line in lines)
 
 

@@ -1,6 +1,6 @@
 """The HTTP interface: what is found where.
 
-This file and its two neighbours of that name are the only ones that know what HTTP is.
+This file and its three neighbours of that name are the only ones that know what HTTP is.
 """
 
 import asyncio
@@ -21,6 +21,14 @@ from jspec.serving.http_errors import (
     add_errors,
     naming,
 )
+from jspec.serving.http_schema import (
+    ChatCompletion,
+    Health,
+    ModelList,
+    TextCompletion,
+    Tokens,
+    Trace,
+)
 from jspec.serving.replies import ChatReply, TextReply
 from jspec.serving.schema import ChatRequest, CompletionRequest, TokenizeRequest
 
@@ -29,7 +37,7 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _TOLD = (
     "drafter", "num_draft_tokens", "acceptance", "is_lossless", "dtype", "target_quantization",
 )  # fmt: skip
-_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_STREAM = {"content": {"text/event-stream": {}}}
 
 
 def make_app(server: Server) -> FastAPI:
@@ -44,7 +52,7 @@ def make_app(server: Server) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions", responses=_STREAMED)
+    @app.post("/v1/completions", responses={200: {"model": TextCompletion} | _STREAM})
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
         encode = server.programs.target.tokenizer.encode
@@ -61,7 +69,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
 
-    @app.post("/v1/chat/completions", responses=_STREAMED)
+    @app.post("/v1/chat/completions", responses={200: {"model": ChatCompletion} | _STREAM})
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answers the last message of a conversation."""
         prompt = await asyncio.to_thread(_encode_messages, server, body)
@@ -69,7 +77,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
 
 
 def _add_information(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=ModelList)
     async def models() -> dict[str, Any]:
         """Lists the one model."""
         known = server.programs.describe()
@@ -81,7 +89,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
         model = {"id": server.model, "object": "model", "created": 0, "owned_by": "jspec"}
         return {"object": "list", "data": [model | about]}
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Returns the token ids of a text or a conversation."""
         if (body.prompt is None) == (body.messages is None):
@@ -94,14 +102,14 @@ def _add_information(app: FastAPI, server: Server) -> None:
                 ids = await asyncio.to_thread(encode, body.prompt)
         return {"count": len(ids), "max_model_len": server.programs.max_seq_len, "tokens": ids}
 
-    @app.get("/health")
+    @app.get("/health", response_model=Health)
     async def health() -> dict[str, str]:
         """Says whether requests are answered."""
         if server.worker.error is not None:
             raise RefusalError(UNAVAILABLE, server.worker.error, kind="server_error")
         return {"status": "ok"}
 
-    @app.get("/v1/jspec/trace/{reply_id}")
+    @app.get("/v1/jspec/trace/{reply_id}", response_model=Trace)
     async def trace(reply_id: str) -> dict[str, Any]:
         """Returns what the rounds of a reply's answers did, if it is one of the newest."""
         found = server.traces.find(reply_id)
@@ -110,7 +118,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
             raise RefusalError(404, message, param="reply_id")
         return found
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Returns counts and times for Prometheus."""
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -19,7 +19,7 @@ from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
 from jspec.serving.job import Job, Update
 from jspec.serving.metrics import Metrics
 from jspec.serving.replies import ChatReply, Reply, error_of
-from jspec.serving.schema import AnswerRequest
+from jspec.serving.schema import AnswerRequest, Speculation
 from jspec.serving.traces import Traces
 from jspec.serving.worker import Worker, check_pattern, make_row
 
@@ -114,7 +114,8 @@ def _make_jobs(
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help
         raise InputError(f"expected prompts times n up to {most_at_once}, got {num_answers}")
-    most = None if body.speculation is None else body.speculation.num_draft_tokens
+    asked = body.speculation or Speculation()
+    drafting = asked.num_draft_tokens, asked.drafter
     first = settings.seed
     if body.seed is None and not server.has_seed:
         first = secrets.randbelow(MAX_SEED - body.n)
@@ -130,7 +131,7 @@ def _make_jobs(
         for number in range(body.n):
             own = dataclasses.replace(settings, seed=first + number)
             request = generation.Request(prompt, own)
-            row = make_row(server.programs, request, most)
+            row = make_row(server.programs, request, *drafting)
             tell, about = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **about))
     return jobs

@@ -12,6 +12,7 @@ from jspec.generation.stats import Stats
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
 from jspec.serving.tools import CallReader
+from jspec.serving.traces import rounds_of
 from jspec.weights import TokenizerLike
 
 # An answer that its deadline has cut is one that is not complete, as "length" says.
@@ -69,8 +70,9 @@ class Reply:
         found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
         self._num_new += len(piece.token_ids)
         options = self._asked.stream_options
-        if options is not None and options.continuous_usage_stats:
-            found["usage"] = _counts(self._prompts, self._num_new)
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            counts = _counts(self._prompts, self._num_new)
+            found["usage"] = counts if options.continuous_usage_stats else None
         return found | {"jspec": self._trace(index, update)} if has_trace else found
 
     def last_chunk(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
@@ -79,10 +81,13 @@ class Reply:
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
-        """Returns each token's text and whether it was drafted, and what the rounds did."""
+        """Returns each token's text and where it came from, and what the rounds did."""
         stream = self._streams.setdefault(index, self._tokenizer.stream())
+        own = iter(one["next"] if one["draft_ids"] else "plain" for one in rounds_of(update))
+        # The token that the prefill drew is of no round.
         pairs = zip(update.piece.token_ids, update.is_drafted, strict=True)
-        tokens = [[stream.push(token_id), is_drafted] for token_id, is_drafted in pairs]
+        tokens = [[stream.push(token_id), "drafted" if is_drafted else next(own, "plain")]
+                  for token_id, is_drafted in pairs]  # fmt: skip
         if update.piece.result is not None and tokens:
             tokens[-1][0] += stream.flush()  # half a character
         return {

@@ -37,9 +37,10 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """Most drafts a round for this request; 0 decodes plainly."""
+    """Most drafts a round for this request, and who makes them; 0 and "none" decode plainly."""
 
-    num_draft_tokens: Annotated[int, Field(ge=0, le=4096)]
+    num_draft_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
+    drafter: str | None = None
 
 
 class AnswerRequest(Body):
@@ -115,12 +116,11 @@ class AnswerRequest(Body):
         """
         given: dict[str, Any] = {
             "logprobs": self.wants_logprobs, "top_logprobs": self.num_top_logprobs,
-            "prompt_logprobs": self.has_scores,
+            "prompt_logprobs": self.has_scores, "max_new_tokens": self.most_new_tokens,
         }  # fmt: skip
         for pair in _SAME:
             own, _, name = pair.partition(":")
             given[name or own] = getattr(self, own)
-        given["max_new_tokens"] = self.most_new_tokens
         if self.ignore_eos:  # neither do tokens that would end the answer
             given["min_new_tokens"] = self.most_new_tokens or defaults.max_new_tokens
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)

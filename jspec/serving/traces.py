@@ -8,6 +8,25 @@ from jspec.serving.job import Update
 MAX_ROUNDS = 20_000  # of all answers together, which take about 15 MB
 
 
+def rounds_of(update: Update) -> list[dict[str, Any]]:
+    """Returns what the rounds of an update did; see docs/serve.md."""
+    ids, found = list(update.piece.token_ids), list[dict[str, Any]]()
+    for counts, drafts in zip(update.rounds, update.drafts, strict=True):
+        num_accepted, parents = counts.num_accepted, drafts.chain_or_parents
+        # An answer may end with an accepted draft.
+        next_id = ids[num_accepted] if num_accepted < len(ids) else None
+        kept = drafts.kept(ids[:num_accepted])
+        kind = "residual" if (kept or [-1])[-1] in parents else "bonus"
+        found.append({
+            "drafter": counts.drafter, "draft_ids": list(drafts.ids),
+            "parents": list(drafts.parents), "kept": kept,
+            "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
+            "next_id": next_id, "next": kind if next_id is not None else None,
+        })  # fmt: skip
+        ids = ids[num_accepted + 1 :]
+    return found
+
+
 class Traces:
     """Rounds by reply and answer; where they become too many, the oldest reply is forgotten."""
 
@@ -19,7 +38,7 @@ class Traces:
 
     def observe(self, update: Update) -> None:
         """Notes what an update brings."""
-        job, ids, rounds = update.job, list(update.piece.token_ids), list[dict[str, Any]]()
+        job, ids, rounds = update.job, update.piece.token_ids, rounds_of(update)
         with self._lock:
             answers = self._replies.setdefault(job.reply_id, {})
             if job.index not in answers:
@@ -32,20 +51,7 @@ class Traces:
             if answer["first_token_id"] is None:
                 if not ids or update.rounds:  # forgotten while it ran
                     return
-                answer["first_token_id"] = ids.pop(0)
-            for counts, drafts in zip(update.rounds, update.drafts, strict=True):
-                num_accepted, parents = counts.num_accepted, drafts.chain_or_parents
-                # An answer may end with an accepted draft.
-                next_id = ids[num_accepted] if num_accepted < len(ids) else None
-                kept = drafts.kept(ids[:num_accepted])
-                kind = "residual" if (kept or [-1])[-1] in parents else "bonus"
-                rounds.append({
-                    "drafter": counts.drafter, "draft_ids": list(drafts.ids),
-                    "parents": list(drafts.parents), "kept": kept,
-                    "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
-                    "next_id": next_id, "next": kind if next_id is not None else None,
-                })  # fmt: skip
-                ids = ids[num_accepted + 1 :]
+                answer["first_token_id"] = ids[0]
             answer["rounds"] += rounds
             self._size += len(rounds)
             while self._size > self._max_rounds and len(self._replies) > 1:

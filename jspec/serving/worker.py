@@ -105,7 +105,12 @@ def check_pattern(programs: Programs, pattern: str | None) -> None:
         programs.processors[-1].init(settings, prompt=[], stop_ids=[], vocab_size=0)
 
 
-def make_row(programs: Programs, request: Request, most_drafts: int | None = None) -> Row:
+def make_row(
+    programs: Programs,
+    request: Request,
+    most_drafts: int | None = None,
+    drafter: str | None = None,
+) -> Row:
     """Returns a request in the form that the engine takes.
 
     Args:
@@ -113,21 +118,33 @@ def make_row(programs: Programs, request: Request, most_drafts: int | None = Non
       request: a prompt of token ids, and settings.
       most_drafts: maximum number of drafts in each of its rounds; 0 decodes plainly. None leaves
         the number to the programs.
+      drafter: the one of the programs' drafters that may propose; "none" decodes plainly, and None
+        leaves the choice to the programs.
 
     Raises:
-      InputError: the models cannot answer it, or a number where the programs' own is fixed.
+      InputError: the models cannot answer it, another drafter, or a number or a drafter where the
+        programs' own are fixed.
     """
     row = programs.with_costs(programs.make_row(request))
-    numbers = programs.engine.numbers
-    if most_drafts is None or most_drafts >= programs.num_draft_tokens:
+    most = programs.num_draft_tokens if most_drafts is None else most_drafts
+    if drafter is None and most >= programs.num_draft_tokens:
         return row
     if row.costs is None:
         raise InputError(
-            "expected speculation.num_draft_tokens only where the server runs with "
-            f"--num_draft_tokens=auto, got {most_drafts}"
+            "expected speculation.num_draft_tokens or drafter only where the server runs with "
+            f"--num_draft_tokens=auto, got {most_drafts if drafter is None else drafter!r}"
         )
+    assert programs.costs is not None
+    names = programs.costs.drafters
+    if drafter not in (None, "none", *names):
+        known = ", ".join(("none", *names))
+        raise InputError(f"expected a speculation.drafter among {known}, got {drafter[:60]!r}")
+    # By drafter and number; no drafts are always allowed.
+    numbers = np.array(programs.engine.numbers)
+    is_own = np.array([drafter in (None, name) for name in names])[:, None]
+    is_allowed = (numbers == 0) | (is_own & (numbers <= most))
     *rounds, reading = row.costs
-    together, alone = (np.where(np.array(numbers) > most_drafts, _NEVER, one) for one in rounds)
+    together, alone = (np.where(is_allowed, one, _NEVER) for one in rounds)
     return row._replace(costs=(together, alone, reading))
 
 

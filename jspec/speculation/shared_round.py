@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jspec.common.typing import RowCounts, RowFlags
 from jspec.speculation.control import Control
 
+_FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
 _MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
 
 
@@ -47,6 +48,8 @@ def agree(
     expected = control.expected_tokens(kind, is_proven=False)
     tokens = jnp.take_along_axis(expected, places, axis=1)
     seconds = control.costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
+    # A row that may not draft is no reason for the others not to.
+    seconds = jnp.where((seconds < _FORBIDDEN).all(axis=1, keepdims=True), seconds, 0.0)
     seconds = seconds * jnp.where(numbers > 0, _MARGIN, 1.0)
 
     def total(of_rows: jnp.ndarray) -> jnp.ndarray:

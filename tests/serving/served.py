@@ -73,7 +73,7 @@ class Served:
 
     def request(self, method, path, body=None, **headers):
         """Sends JSON or bytes; returns the reply as status, headers and bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         if body is not None:
             headers = {"Content-Type": "application/json"} | headers
             body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -90,7 +90,7 @@ class Served:
 
     def open(self, path, body):
         """Sends a request and returns its connection, to be read or closed by the caller."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         data = json.dumps(body).encode()
         connection.request("POST", path, data, {"Content-Type": "application/json"})
         return connection

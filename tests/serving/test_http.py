@@ -1,6 +1,7 @@
 """Answers over HTTP: the same as without it, streamed or not, to the client of OpenAI."""
 
 import json
+import re
 
 import openai
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from tests.serving.served import Served, events, load_tiny
+from tests.test_house import ROOT
 from tests.tiny_models import save_folder
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -52,6 +54,8 @@ def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
     assert "".join(texts) == expected.text
     assert len(texts) > 3, "a stream comes in pieces"
     assert chunks[-1].usage.completion_tokens == len(expected.token_ids)
+    # As OpenAI has it: a field of every chunk, null in all but the last.
+    assert all("usage" in one.model_fields_set and one.usage is None for one in chunks[:-1])
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
 
@@ -65,6 +69,35 @@ def test_a_completion_is_what_the_generator_says_streamed_or_not(served, client)
     ids = served.generator.encode_prompt("Once upon", chat=False)
     echoed = client.completions.create(**(asked | {"prompt": ids}), echo=True)
     assert echoed.choices[0].text == "Once upon" + expected.text
+
+
+def test_the_guides_example_runs_as_it_stands(served, monkeypatch, capsys):
+    """But for the port and the name of the model; OpenAI's own sets them by its environment."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/serve.md").read_text(), re.DOTALL)
+    code = code.replace(":8000", f":{served.port}").replace("smollm2-135m-instruct", served.model)
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{served.port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    talk = [
+        {"role": "developer", "content": "Talk like a pirate."},
+        *say("Are semicolons optional?"),
+    ]
+    with openai.OpenAI() as own:
+        reply = own.chat.completions.create(model=served.model, messages=talk)
+    assert reply.choices[0].message.content
+
+
+def test_refusals_are_the_clients_own_exceptions(served, client):
+    asked = {"model": served.model, "messages": say("Hello?")}
+    with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+        client.chat.completions.create(**asked, temperature=3)
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(**(asked | {"model": "gpt-5"}))
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="fields that this server knows"):
+        client.chat.completions.create(**asked, stream=True, extra_body={"nothing": 1})
 
 
 def test_several_prompts_and_answers_come_in_order(served, client):
@@ -158,8 +191,8 @@ def test_without_a_seed_answers_differ_and_their_seed_repeats_them(served):
     assert again["choices"] == replies[0]["choices"]
 
 
-def test_a_trace_says_which_tokens_were_drafted(served):
-    """What the page colours: the texts add up, and the drafted ones are those accepted."""
+def test_a_trace_says_where_each_token_came_from(served):
+    """What the page colours: the texts add up, and origins are those of the reply's rounds."""
     asked = {"prompt": "abcabcabc", "max_tokens": 40, "temperature": 0, "stream": True,
              "trace": True, "stream_options": {"include_usage": True}}  # fmt: skip
     status, headers, data = served.request("POST", TEXT, asked)
@@ -170,7 +203,13 @@ def test_a_trace_says_which_tokens_were_drafted(served):
     stats = last["usage"]["jspec"]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     assert "".join(text for text, _ in tokens) == text
-    assert sum(is_drafted for _, is_drafted in tokens) == stats["num_accepted"] > 0
+    expected = ["plain"]  # the token that the prefill drew
+    for one in served.traces.find(last["id"])["answers"][0]["rounds"]:
+        own = one["next"] if one["draft_ids"] else "plain"
+        expected += ["drafted"] * one["num_accepted"] + [own] * (one["next"] is not None)
+    assert [origin for _, origin in tokens] == expected
+    assert expected.count("drafted") == stats["num_accepted"] > 0
+    assert {"plain", "residual", "bonus"} < set(expected)
     assert [accepted for _, accepted in rounds] == stats["accepted_per_round"]
     assert [proposed for proposed, _ in rounds] == stats["proposed_per_round"]
 

@@ -1,6 +1,7 @@
 """What a server refuses, and clients that leave, push or wait: no 500, and nobody is harmed."""
 
 import contextlib
+import hmac
 import http.client
 import json
 
@@ -81,6 +82,7 @@ def held(served):
         (TEXT, {"prompt": "a", "presence_penalty": 3}, "presence_penalty", "less than"),
         (TEXT, {"prompt": "a", "stop_token_ids": [*range(2, 10)]}, "stop_token_ids", "at most 8"),
         (TEXT, {"prompt": "a", "speculation": {"num_draft_tokens": 0}}, "speculation", "auto"),
+        (TEXT, {"prompt": "a", "speculation": {"drafter": "none"}}, "speculation", "got 'none'"),
         (TEXT, {"prompt": "a", "\ud800": 1}, None, "unicode"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
@@ -165,6 +167,7 @@ def test_a_client_that_leaves_frees_its_slot(held, is_stream):
     held.wait_until(lambda: job.is_cancelled)
     held.gate.set()
     held.wait_until(lambda: held.scheduler.num_running == 0)
+    assert held.scheduler.slots.usage == 0, "its pages are free as well"
     result = held.updates[-1].piece.result
     assert result.finish_reason == "cancelled"
     assert len(held.updates) - number <= 3
@@ -214,7 +217,10 @@ def test_a_failed_device_is_said_to_all(generator, monkeypatch):
         assert served.post(TEXT, LONG)[0] == 503
 
 
-def test_a_key_lets_in(generator):
+def test_a_key_lets_in(generator, monkeypatch):
+    """It is compared by a function whose time does not tell how much of a wrong one is right."""
+    seen, compare = [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *pair: seen.append(pair) or compare(*pair))
     with Served(generator, api_key="secret") as served:
         for shown in ({}, {"Authorization": "Bearer no"}, {"Authorization": "secret"}):
             for method, path in (("GET", "/v1/models"), ("POST", TEXT), ("GET", "/metrics")):
@@ -225,3 +231,18 @@ def test_a_key_lets_in(generator):
         assert served.request("GET", "/v1/models", **known)[0] == 200
         assert served.post(TEXT, {"prompt": "a", "max_tokens": 2}, **known)[0] == 200
         assert served.request("GET", "/health")[0] == 200
+    assert (b"Bearer no", b"Bearer secret") in seen
+
+
+def test_other_sites_pages_cannot_read_or_ask(served):
+    """No header lets a browser show an answer; what it sends without asking first is no JSON."""
+    foreign = {"Origin": "http://elsewhere.example"}
+    ask = foreign | {"Access-Control-Request-Method": "POST"}
+    plain = foreign | {"Content-Type": "text/plain"}
+    asked = {"prompt": "a", "max_tokens": 2}
+    replies = [served.request("GET", "/v1/models", **foreign),
+               served.request("OPTIONS", TEXT, **ask),
+               served.request("POST", TEXT, asked, **plain)]  # fmt: skip
+    assert [status for status, _, _ in replies] == [200, 405, 400]
+    names = {name.lower() for _, headers, _ in replies for name in headers}
+    assert not any(name.startswith("access-control") for name in names)

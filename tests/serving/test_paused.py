@@ -9,6 +9,7 @@ from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
 from jspec.generation.request import Request, Settings
 from jspec.serving.job import Job
+from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
 from jspec.speculation.kinds import drafters_of
 from tests.tiny_models import make_generator, shared_generator
@@ -127,6 +128,10 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     assert draft.num_free == num_pages
     assert target.num_free == num_pages - len(scheduler.slots.tree)  # of a page each
     assert scheduler.slots.usage == 0
+    # Answers that were read anew are not in the tree, nor is any draft.
+    texts = [[i for one in path(node) for i in one.chunk] for node in scheduler.slots.tree._by_use]
+    assert texts
+    assert all(any(prompt[: len(text)] == text for prompt in PROMPTS) for text in texts)
 
 
 def test_memory_for_less_than_one_request_is_refused():

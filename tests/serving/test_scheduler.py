@@ -255,6 +255,22 @@ def test_the_queue_has_an_end():
     assert len(simulation.results()) == 3
 
 
+def test_who_is_sent_away_is_told_when_there_may_be_room():
+    """The mean seconds of an answer for each that waits, over the slots; two minutes at most."""
+    simulation = Simulation(2, max_queue=1)
+    for seed in range(60):
+        simulation.run_all([(simulation.now, simulation.job(seed, length=21))])
+    seconds = _CHUNK + 2 * 5 * _ROUND  # four tokens a visit, after the first one
+    for length, expected in ((21, 2 * seconds), (4000, 120)):
+        simulation.run_all([(simulation.now, simulation.job(99 + length, length=length))])
+        jobs = [simulation.job(seed) for seed in range(200 + length, 204 + length)]
+        simulation.scheduler.submit(jobs[:3])
+        with pytest.raises(QueueFullError) as caught:
+            simulation.scheduler.submit(jobs[3:])
+        assert caught.value.retry_after == expected
+        simulation.run_all()
+
+
 @pytest.mark.parametrize("is_running", [False, True])
 def test_a_cancelled_request_leaves_within_one_visit(is_running):
     simulation = Simulation(1)

@@ -24,7 +24,7 @@ SETTINGS = [
     Settings(**_COMMON, seed=7, forbidden_token_ids=(97, 98)),
     Settings(max_new_tokens=5, temperature=1.0, seed=8, stop=("zz",)),
 ]
-PROMPTS = ["one", "two, and more", "x" * 70, "four", "ab" * 20, "six", "7", "eight"]
+PROMPTS = ["one", "two, and more", "x" * 70, "four" * 8, "ab" * 20, "six", "7", "eight"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def scheduler():
     return generator, make_scheduler(generator, max_queue=20, rounds_per_visit=2)
 
 
-def answers(generator, scheduler, indices, most_drafts=None):
+def answers(generator, scheduler, indices, *drafting):
     """Answers these requests together; returns the results in their order."""
     results = {}
     for index in indices:
@@ -43,7 +43,7 @@ def answers(generator, scheduler, indices, most_drafts=None):
         def keep(update, index=index):
             results[index] = update.piece.result or results.get(index)
 
-        scheduler.submit([Job(request, make_row(generator, request, most_drafts), keep)])
+        scheduler.submit([Job(request, make_row(generator, request, *drafting), keep)])
     while scheduler.is_busy:
         for update in scheduler.step():
             update.job.on_update(update)
@@ -77,18 +77,24 @@ def test_tokens_do_not_depend_on_company(scheduler):
         assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
 
 
-def test_a_request_may_ask_for_fewer_drafts_where_their_number_varies():
-    drafter, options = "prompt_lookup", {"batch_size": 2, "num_draft_tokens": "auto"}
-    numbers = make_generator(drafter, costs=None, **options).engine.numbers
+def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies():
+    drafters, options = ("prompt_lookup", "ngram"), {"batch_size": 2, "num_draft_tokens": "auto"}
+    numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers
     seconds = tuple(1 + 0.1 * number for number in numbers)
-    costs = RoundCosts((64,), numbers, (drafter,), ((seconds,),), ((0.0,),))
-    own = make_generator(drafter, costs=costs, **options)
+    costs = RoundCosts((64,), numbers, drafters, ((seconds,) * 2,), ((0.0,) * 2,))
+    own = make_generator("+".join(drafters), costs=costs, **options)
     scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
-    free, plain, one = (answers(own, scheduler, [3], most)[0] for most in (None, 0, 1))
-    assert free.token_ids == plain.token_ids == one.token_ids  # it is greedy
-    assert plain.stats.num_proposed == 0
+    asked = [(), (0,), (1,), (None, "none"), (None, drafters[0]), (1, drafters[1])]
+    free, plain, one, none, first, second = (answers(own, scheduler, [3], *_)[0] for _ in asked)
+    assert len({tuple(each.token_ids) for each in (free, plain, one, none, first, second)}) == 1
+    assert plain.stats.num_proposed == none.stats.num_proposed == 0
     assert max(r.num_proposed for r in one.stats.rounds) == 1
     assert max(r.num_proposed for r in free.stats.rounds) > 1
+    assert max(r.num_proposed for r in second.stats.rounds) == 1
+    for each, name in zip((first, second), drafters, strict=True):
+        assert {r.drafter for r in each.stats.rounds if r.num_proposed} == {name}
+    with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
+        make_row(own, Request([1], Settings()), None, "model")
 
 
 def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):

@@ -57,6 +57,18 @@ def test_rows_that_do_not_run_say_nothing():
     assert agree(control, kinds, wanted, ALL, ALL).tolist() == [0, 0, 0, 0]
 
 
+def test_a_row_that_may_not_draft_keeps_no_other_from_it():
+    """As a server's request with `speculation` says; where all are such rows each has its own."""
+    control, kinds = shared(COSTS), as_rows(1, 1, 1, 1)
+    expected = agree(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
+    assert expected == [3, 3, 3, 0]
+    forbidden = control.costs.at[3, :, 1:].set(1e9)
+    found = agree(control.replace(costs=forbidden), kinds, as_rows(3, 3, 3, 0), ALL, ALL)
+    assert found.tolist() == expected
+    few = control.replace(costs=control.costs.at[:, :, 2:].set(1e9))
+    assert agree(few, kinds, as_rows(1, 1, 0, 1), ALL, ALL).tolist() == [1, 1, 0, 1]
+
+
 def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
     """Else the drafts, and by the rejection rule the tokens, would depend on the others."""
     is_free = jnp.array([False, True, True, True])
