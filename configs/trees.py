@@ -13,6 +13,7 @@ tree's drafts are those of all its branches, so "eagle, tree:8" verifies as many
 from ml_collections import ConfigDict
 
 from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
+from jspec.weights.published import MODELS
 
 _TREES = {4: (2, 2), 6: (3, 2), 8: (4, 3), 12: (4, 4)}  # drafts: depth, branches
 _CHAINS = 2, 3, 4, 6, 8
@@ -29,7 +30,8 @@ def get_config(models: str = "") -> ConfigDict:
     drafter, fields = "eagle", {}
     if models:
         config.target, draft = split_pair(models)
-        config.target_quantization = "packed"
+        if config.target in MODELS or config.target.endswith(".gguf"):
+            config.target_quantization = "packed"
         drafter, fields = "model", {"draft": draft, "draft_quantization": "q4_0"}
     methods = {"plain": method("none")}
     for number in _CHAINS:

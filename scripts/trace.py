@@ -16,6 +16,7 @@ from absl import flags
 from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
+from jspec.common.work_dir import make_workdir
 from jspec.evaluation.analysis.trace import to_svg, to_terminal
 from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.generation import answer_flags, drafter_flags
@@ -42,9 +43,10 @@ def main() -> None:
         raise InputError("expected a drafter that drafts, got 'none'")
     settings = read_settings()
     method = read_method(settings)
-    output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
     picture = None if _SVG.value is None else check_output(_SVG.value)
     programs = Programs(*load_models(), **method)
+    # A misspelled model leaves no folder.
+    output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
     argv = ["python", "scripts/trace.py", *sys.argv[1:]]
     trace = record_trace(programs, _PROMPT.value, settings, chat=_CHAT.value, argv=argv)
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
@@ -56,13 +58,14 @@ def main() -> None:
 
 
 def _output(folder: str, name: str) -> pathlib.Path:
-    """Returns the file of the trace.
+    """Returns the file of the trace, whose folder is made.
 
     Raises:
       InputError: it cannot be written, or a report would not find it.
     """
     if not name.startswith("trace") or not name.replace("-", "").replace("_", "").isalnum():
         raise InputError(f"expected a name of letters that begins with trace, got {name!r}")
+    make_workdir(pathlib.Path(folder))
     return check_output(str(pathlib.Path(folder) / f"{name}.json"))
 
 

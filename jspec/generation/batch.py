@@ -160,7 +160,8 @@ class Batch:
             if num_proposed:
                 drafter = self._drafter_of_kind[int(info.kind)]
                 drafts = drafts_of(info.drafts, info.parents, num_proposed)
-                depth_of(drafts.parents, depth)  # a drafter of the user's own may get them wrong
+                # A drafter of the user's own may get them wrong.
+                depth_of(drafts.parents, depth, f" of the drafter {drafter!r}")
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=token_logprobs(info.logprobs, info.num_tokens),

@@ -17,8 +17,10 @@ from jspec.generation.request import Request
 from jspec.generation.result import Beam, Piece, Result
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
+from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, Beams, num_candidates
 from jspec.speculation.beam_round import BeamInfo, BeamState
+from jspec.speculation.types import tree_depth
 
 
 def search_beams(
@@ -117,12 +119,25 @@ class BeamSearch:
         return jax.block_until_ready(state)
 
     def _counts(self, infos: BeamInfo) -> Iterator[RoundCounts]:
-        """Yields the counts of rounds: the drafts of the beam with the most, and those kept."""
+        """Yields the counts of rounds: the drafts of the beam with the most, and those kept.
+
+        Raises:
+          InputError: a tree with wrong parents, or too deep a one.
+        """
         drafter = self._programs.engine.drafter
         names = [""] if drafter is None else [kind.drafter for kind in drafter.kinds]
-        for steps, proposed, kind in zip(*jax.tree.leaves(infos), strict=True):
+        for index, (steps, proposed) in enumerate(
+            zip(infos.num_steps, infos.num_proposed, strict=True)
+        ):
+            drafters = [names[int(kind)] for kind in infos.kind[index]]
+            if infos.parents is not None:  # a drafter of the user's own may get them wrong
+                assert drafter is not None
+                own = zip(drafters, proposed, infos.parents[index], strict=True)
+                for name, number, parents in own:
+                    where = f" of the drafter {name!r}"
+                    depth_of(parents[:number].tolist(), tree_depth(drafter), where)
             most = int(np.argmax(proposed))
-            name = names[int(kind[most])] if proposed[most] > 0 else ""
+            name = drafters[most] if proposed[most] > 0 else ""
             yield RoundCounts(int(proposed[most]), int(steps[0]) - 1, name)
 
     def _result(self, beams: Beams, stats: Stats) -> Result:

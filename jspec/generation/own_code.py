@@ -80,10 +80,11 @@ def check_own_code(
                 _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
         depth = tree_depth(drafter)
         if (proposal.parents is not None) != (depth > 0) or proposal.max_depth != depth:
+            found = "no parents" if proposal.parents is None else "parents"
             raise InputError(
-                f"expected {title} to propose parents, and max_depth {depth}, exactly if it has a "
-                f"tree_depth, {depth}; got max_depth {proposal.max_depth} "
-                f"{'without' if proposal.parents is None else 'with'} parents"
+                f"expected {title} to propose parents, and its tree_depth as max_depth, if that is "
+                "at least 1 (--tree_depth), and otherwise a chain; got "
+                f"{found} and max_depth {proposal.max_depth} with tree_depth {depth}"
             )
 
     if built.drafter is not None and name not in BUILT_IN:

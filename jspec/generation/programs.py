@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jspec.common.errors import InputError, check_count, check_range, check_type, whole_number
+from jspec.common.errors import InputError, check_count, check_type, whole_number
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
@@ -110,7 +110,7 @@ class Programs:
         self._rounds_per_visit, self._on_result = rounds_per_visit, on_result
         self.processors = (*processors, make_pattern_processor(target))  # last: it forbids
         self.compile_notice, self._on_start = CompileNotice(on_compile), on_start
-        number = self._num_wanted(num_draft_tokens)
+        number = self._num_wanted(num_draft_tokens, drafter_options.tree_depth)
         spec = make_spec(target, draft, drafter, drafter_options, number)
         self._drafter_options, built = spec.options, make_drafter(drafter, spec)
         check_own_code(entries_of(drafter), built, acceptance, self.rule, target)
@@ -126,13 +126,20 @@ class Programs:
         give_back_after_compiling()
         give_back_freed()  # what loading models and heads has taken in addition
 
-    def _num_wanted(self, num_draft_tokens: int | str) -> int:
-        """Returns the number of drafts that the drafter is built for."""
+    def _num_wanted(self, num_draft_tokens: int | str, depth: int) -> int:
+        """Returns the number of drafts that the drafter, of trees of that depth, is built for."""
         most = max(self.max_seq_len - 2, 1)
         if num_draft_tokens == AUTO or self.drafter == "none":
-            return min(MOST_DRAFT_TOKENS, most)
+            most = min(MOST_DRAFT_TOKENS, most)
+            if depth > most:
+                expected = f"tree_depth of at most {most} with num_draft_tokens={AUTO}"
+                raise InputError(f"expected {expected}, got {depth}")
+            return most
         number = whole_number("num_draft_tokens", num_draft_tokens, f" or {AUTO!r}")
-        check_range("num_draft_tokens", number, 1, most)
+        if not 1 <= number <= most:
+            why = f"the context, max_seq_len, is of {self.max_seq_len} tokens"
+            why = "to draft nothing, take the drafter none (--drafter=none)" if number < 1 else why
+            raise InputError(f"expected num_draft_tokens from 1 to {most}, got {number}; {why}")
         return number
 
     def make_row(

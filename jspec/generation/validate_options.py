@@ -187,8 +187,8 @@ def check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) 
             f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
             "for chains"
         )
-    if numbers and not all(kind.is_tree for kind in drafter.kinds):
+    if numbers and (others := {each.drafter for each in drafter.kinds if not each.is_tree}):
         raise InputError(
-            "expected num_draft_tokens as a number with trees whose kinds are not all of trees "
-            "with scores (is_tree), got 'auto'"
+            f"expected num_draft_tokens as a number with trees of {', '.join(sorted(others))}, got "
+            "'auto', which needs `scores` in their proposals, and is_tree in their kinds"
         )

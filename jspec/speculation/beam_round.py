@@ -92,17 +92,19 @@ class BeamState(struct.PyTreeNode):
 
 
 class BeamInfo(struct.PyTreeNode):
-    """What happened in one round, the same for all beams but for their drafts; all are [k].
+    """What happened in one round, the same for all beams but for their drafts; each is [k].
 
     Attributes:
       num_steps: steps taken.
       num_proposed: drafts of each beam.
       kind: of its proposal.
+      parents: of a tree, that of each draft, [k w].
     """
 
     num_steps: RowCounts
     num_proposed: RowCounts
     kind: RowCounts
+    parents: Int32[Array, "k w"] | None
 
 
 class _Walk(NamedTuple):
@@ -200,7 +202,7 @@ def _verify_and_commit(
         settings=settings.after_all(emitted, valid),
         beams=walk.beams,
     )
-    return state, BeamInfo(num_steps, proposal.num_tokens, kind)
+    return state, BeamInfo(num_steps, proposal.num_tokens, kind, proposal.parents)
 
 
 def _take_steps(

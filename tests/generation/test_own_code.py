@@ -68,11 +68,11 @@ class Own(Stateless):
         return proposal, {**state, "m": state["n"]} if self.mistake == "structure" else state
 
 
-def told(drafter, rule="rejection"):
+def told(drafter, rule="rejection", number=3, **settings):
     try:
-        options = {"drafter": drafter, "num_draft_tokens": 3, "acceptance": rule}
+        options = {"drafter": drafter, "num_draft_tokens": number, "acceptance": rule}
         generator = jspec.Generator(models()[0], **options)
-        generator.generate("abc", jspec.Settings(max_new_tokens=4))
+        generator.generate("abc", jspec.Settings(max_new_tokens=4, **settings))
     except jspec.InputError as error:
         return str(error)
     return "fine"
@@ -91,6 +91,8 @@ jspec.register_drafter(entry("columns"))
 jspec.register_rule("mine", RULE._replace(accept=lambda probs, proposal, noise: None))
 found |= {
     "no drafter": told(jspec.DrafterEntry("own", lambda spec: Own("right"), "")),
+    "beams": told(entry("deep"), num_beams=2),
+    "auto": told(entry("tree"), number="auto"),
     "bare": told(bare),
     "member": told("prompt_lookup+own"),
     "rule": told("prompt_lookup", "mine"),
@@ -112,10 +114,13 @@ EXPECTED = {
     "right": "^fine$",
     "rows": r"the drafter 'own' to have a state whose every leaf begins with the rows; got .*\[\]",
     "tree": "^fine$",
-    "no depth": "'own' to propose parents, and max_depth 1, .*; got max_depth 0 with parents$",
-    "parents": "tree_depth, 0; got max_depth 1 with parents$",
-    "order": "^expected a tree's parents before their children, from -1 to 0 for draft 1; got 1$",
-    "deep": "^expected a tree of depth 1 at most, got 2$",
+    "no depth": "'own' to propose parents, .*; got parents and max_depth 0 with tree_depth 1$",
+    "parents": r"\(--tree_depth\), .*; got parents and max_depth 1 with tree_depth 0$",
+    "order": "^expected a tree's parents before their children, from -1 to 0 for draft 1 of the "
+    "drafter 'own'; got 1$",
+    "deep": "^expected a tree of depth 1 at most of the drafter 'own', got 2$",
+    "beams": "^expected a tree of depth 1 at most of the drafter 'own', got 2$",
+    "auto": "^expected num_draft_tokens as a number with trees of own, got 'auto', which needs",
     "raises": r"^the drafter 'own', <string>:\d+: KeyError: 'missing'$",
     "no state": "TypeError: expected propose to return a Proposal and the state, got Proposal$",
     "no drafter": "^expected what the drafter 'own' is built as to be a BuiltDrafter, got Own",

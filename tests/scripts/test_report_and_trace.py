@@ -65,10 +65,11 @@ def test_other_programs_still_take_flags_only(env):
 
 
 def test_a_generation_is_shown_round_by_round(tmp_path, env):
-    """The trace is printed, written, and found by the report."""
+    """The trace is printed, written to a folder that is made, and found by the report."""
     folder, target = write(tmp_path / "run", cells()), save_folder(tmp_path / "t", num_layers=1)
+    new = tmp_path / "new" / "run"
     flags = (f"--target={target}", "--prompt=abcabc", "--dtype=float32",
-             "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={folder}")  # fmt: skip
+             "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={new}")  # fmt: skip
     cases = (
         ("--name=other", "begins with trace"),
         ("--drafter=none", "expected a drafter that drafts"),
@@ -84,6 +85,7 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
     assert status == 0, errors
     assert "calls of the target" in output
     assert "\033" not in output
+    (new / "trace.json").rename(folder / "trace.json")
     assert json.loads((folder / "trace.json").read_text())["drafter"] == "prompt_lookup"
     for outcome, (_, message) in zip(refused, cases, strict=True):
         assert message in check_refusal(*outcome)

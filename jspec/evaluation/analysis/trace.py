@@ -32,6 +32,7 @@ MEANINGS: Mapping[Kind, str] = {
 }
 _ANSI = {"accepted": "32", "rejected": "31;9", "dropped": "90;9", "next": "1;34"}
 _INDENT = "  "  # of a branch, for each draft of the path that it leaves
+_BRANCHES = "lines without a number: a tree's other branches, indented by the drafts above them"
 _SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
 _MOST_ROUNDS = 16  # of a timeline
 _LANES = ("drafter", "target", "plain decoding")
@@ -130,6 +131,8 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         return shown
 
     legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
+    legend += ", | between two tokens" * (not has_colours)
+    legend += f"\n{_BRANCHES}" * any(one.get("parents") for one in trace["rounds"])
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
     lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
     for number, a_round in enumerate(trace["rounds"], 1):
@@ -212,8 +215,7 @@ def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
 def timeline(trace: Mapping[str, Any], name: str) -> Picture:
     """Returns when drafter and target worked, as Figure 5 of arXiv 2211.17192 shows it.
 
-    Where plain decoding was timed too, its steps for as many tokens are the third lane. There must
-    be a round; `name` is that of the picture's files.
+    The third lane is plain decoding, if it was timed. There must be a round; `name` is the files'.
     """
     rounds = trace["rounds"][:_MOST_ROUNDS]
     gave = [one["num_accepted"] + (one["next"] is not None) for one in rounds]
@@ -240,9 +242,7 @@ def timeline(trace: Mapping[str, Any], name: str) -> Picture:
     for (_, begin, width), count in zip((one for one in boxes if one[0] == 1), gave, strict=True):
         axes.text(begin + width / 2, 1, str(count), ha="center", va="center")
     axes.set_yticks(range(lanes), _LANES[:lanes])
-    axes.set_ylim(lanes - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("ms")
+    axes.set(xlim=(0, None), xlabel="ms", ylim=(lanes - 0.5, -0.5))
     axes.grid(visible=False)
     add_legend(figure)
     described = f"{len(rounds)} calls of the target gave {', '.join(map(str, gave))} tokens"

@@ -58,6 +58,10 @@ def test_a_tree_has_a_line_a_branch():
     ]  # fmt: skip
     of_tree = check_trace(trace() | {"rounds": [TREE]})
     shown = to_terminal(of_tree, has_colours=False).splitlines()
+    assert shown[3].startswith("lines without a number: a tree's other branches, indented")
+    assert "lines without a number" not in to_terminal(trace())
+    assert shown[2].endswith("[the target's own token], | between two tokens")
+    assert "|" not in to_terminal(of_tree)
     assert shown[-4:-1] == [
         "      1  + the| sea+[.]",
         "         - a-~ big~",

@@ -19,7 +19,8 @@ from jspec.evaluation.experiments.config import (
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.generation.prompts import read_prompts
 
-CONFIGS = sorted(pathlib.Path("configs").glob("[!t]*.py"))  # not train_*.py
+_FOLDER = pathlib.Path("configs")
+CONFIGS = sorted(set(_FOLDER.glob("*.py")) - set(_FOLDER.glob("train_*.py")))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -122,6 +123,16 @@ def test_a_config_of_a_pair_takes_another_pair(name, published, num_drafts):
     assert list(usual["methods"]) == list(plain["methods"])
     assert published in json.dumps(usual)
     assert published not in json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("qwen2.5-coder-1.5b-instruct", "packed"), ("a/m.gguf", "packed"), ("a/folder", "none")],
+)
+def test_only_files_of_packed_weights_stay_packed(target, kind):
+    """Guards against a Hugging Face folder that is refused, as it holds none."""
+    plain = to_plain(load_config(f"configs/trees.py:{target},b"))
+    assert read_experiment(plain).target_quantization == kind
 
 
 BROKEN = {
