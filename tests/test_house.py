@@ -28,12 +28,12 @@ ROOMS = {
     "weights": 3_490,
     "speculation": 3_376,
     "drafters": 7_000,
-    "generation": 4_895,
+    "generation": 4_920,
     "serving": 3_278,
     "training": 2_396,
     "evaluation": 9_033,
 }
-MAX_LINES = 44_686
+MAX_LINES = 44_716
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -137,8 +137,8 @@ class Programs:
             return most
         number = whole_number("num_draft_tokens", num_draft_tokens, f" or {AUTO!r}")
         if not 1 <= number <= most:
-            why = f"the context, max_seq_len, is of {self.max_seq_len} tokens"
-            why = "to draft nothing, take the drafter none (--drafter=none)" if number < 1 else why
+            why = f"the context sets the limit (max_seq_len {self.max_seq_len})"
+            why = "the drafter none drafts nothing (--drafter=none)" if number < 1 else why
             raise InputError(f"expected num_draft_tokens from 1 to {most}, got {number}; {why}")
         return number
 
