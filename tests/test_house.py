@@ -28,7 +28,7 @@ ROOMS = {
     "weights": 3_490,
     "speculation": 3_376,
     "drafters": 7_000,
-    "generation": 4_920,
+    "generation": 4_929,
     "serving": 3_278,
     "training": 2_396,
     "evaluation": 9_033,

@@ -17,7 +17,7 @@ from jspec.generation.reading import Reading, Snapshot, Snapshots, bare
 from jspec.generation.request import Settings
 from jspec.generation.row_count import fitted, row_counts
 from jspec.generation.rows import Row, with_request
-from jspec.generation.saved_row import run_alone, settle, take_row
+from jspec.generation.saved_row import emptied, run_alone, settle, take_row
 from jspec.kernels import PAGE
 from jspec.models.paged_cache import (
     caches_in,
@@ -231,13 +231,8 @@ class PagedBatch(Batch):
         """Marks a row as done: it emits nothing until it is filled again, and has no pages."""
         if len(self.rows) == 1:
             super().finish(row)
-        else:
-            # What an ended answer asked for would go on to cost the others. The drafter's state
-            # stays: it is the largest part, and nobody asks for the row's drafts.
-            assert self._state is not None
-            state, draft = self._state.replace(draft=None), self._state.draft
-            state = self._engine.insert(state, row, self._nothing.replace(draft=None))
-            self._state = state.replace(draft=draft)
+        elif self._state is not None:
+            self._state = emptied(self._engine.insert, self._state, row, self._nothing)
         self.set_pages(row, [[]] * len(_PARTS))
 
     def _join(self, state: SpecState, tables: Sequence[Int32[np.ndarray, "b m"]]) -> SpecState:

@@ -1,6 +1,7 @@
-"""A row that leaves its batch and goes on later, once its text was read anew."""
+"""A row that leaves its batch: for good, or to go on later, once its text was read anew."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,19 @@ from jspec.models.paged_cache import caches_in, map_caches
 from jspec.speculation.kinds import drafters_of
 from jspec.speculation.prefill import insert
 from jspec.speculation.types import SpecState
+
+
+def emptied(
+    put: Callable[..., SpecState], state: SpecState, row: int, nothing: SpecState
+) -> SpecState:
+    """Returns the state with an empty row in the place of an ended one, put there by `insert`.
+
+    What the answer asked for would go on to cost the others. The drafter's state stays, as it is
+    the largest part, and nobody asks for the row's drafts.
+    """
+    draft = state.draft
+    state = put(state.replace(draft=None), row, nothing.replace(draft=None))
+    return state.replace(draft=draft)
 
 
 def take_row(state: SpecState, row: Int32[Array, ""]) -> SpecState:
