@@ -142,7 +142,7 @@ def test_distributions_of_all_members_are_added_up():
 
     proposals = [proposal(count, index < 2) for index, count in enumerate(counts)]
     turns = [jnp.asarray(count) > 0 for count in counts]
-    merged = CascadeDrafter((LOOKUP,) * 3).merge(proposals, turns)
+    merged = CascadeDrafter((LOOKUP,) * 3).merge(proposals, turns, True)
     assert merged.num_tokens.tolist() == [2, 3, 2]
     expected = np.zeros([3, WIDTH, SIZE], np.float32)
     expected[0, :2], expected[1], expected[2, 0, 8] = distribution[0, :2], distribution[1], 1
