@@ -175,14 +175,14 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
     metrics = Metrics(name, scheduler)
     traces = Traces()
-    loop = asyncio.get_running_loop()
+    loop, num_signals = asyncio.get_running_loop(), 0
 
     def stop(*_: Any) -> None:
-        """The first signal lets answers end, the second does not."""
-        if uvicorn_server.should_exit:
-            uvicorn_server.force_exit = True
-        scheduler.drain(_GRACE_SECONDS.value)
-        uvicorn_server.should_exit = True
+        """The first signal lets answers end, the second ends them, the third ends connections."""
+        nonlocal num_signals
+        num_signals += 1
+        scheduler.drain(_GRACE_SECONDS.value if num_signals == 1 else 0.0)
+        uvicorn_server.should_exit, uvicorn_server.force_exit = True, num_signals > 2
 
     def observe(update: Any) -> None:
         metrics.observe(update)

@@ -29,11 +29,11 @@ ROOMS = {
     "speculation": 3_376,
     "drafters": 7_000,
     "generation": 4_929,
-    "serving": 3_278,
+    "serving": 3_437,
     "training": 2_396,
     "evaluation": 9_033,
 }
-MAX_LINES = 44_725
+MAX_LINES = 44_898
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

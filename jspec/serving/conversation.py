@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jspec.common.errors import InputError
 from jspec.serving.json_schema import schema_pattern
@@ -13,6 +13,13 @@ class Body(BaseModel):
     """An object in which no field may stand that is not listed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def unanchored(pattern: str) -> str:
+    """Returns a pattern without ^ at its begin and $ at its end: it matches the whole answer."""
+    inner = pattern.removesuffix("$")
+    num_escapes = len(inner) - len(inner.rstrip("\\"))
+    return (pattern if num_escapes % 2 else inner).removeprefix("^") or pattern
 
 
 class TextPart(Body):
@@ -62,6 +69,16 @@ class Message(Body):
     refusal: None = None  # clients send back the message that they were given
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, given: Any) -> Any:
+        """Drops fields that are not known and null, which the clients of OpenAI send back."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            key: given[key] for key in given if given[key] is not None or key in cls.model_fields
+        }
 
     def plain(self) -> dict[str, Any]:
         """Returns the message as chat templates know it.

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 
 from jspec.common.errors import InputError
-from jspec.serving.http_answers import Server, answer
+from jspec.serving.http_answers import Server, answer, check_model
 from jspec.serving.http_errors import (
     RESPONSES,
     UNAVAILABLE,
@@ -24,6 +24,7 @@ from jspec.serving.http_errors import (
 from jspec.serving.http_schema import (
     ChatCompletion,
     Health,
+    Model,
     ModelList,
     TextCompletion,
     Tokens,
@@ -31,6 +32,7 @@ from jspec.serving.http_schema import (
 )
 from jspec.serving.replies import ChatReply, TextReply
 from jspec.serving.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from jspec.serving.tools import plain_tools
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 # Of the models' description what clients may know; names may be paths of this machine.
@@ -80,6 +82,12 @@ def _add_information(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> dict[str, Any]:
         """Lists the one model."""
+        return {"object": "list", "data": [await describe(server.model)]}
+
+    @app.get("/v1/models/{name:path}", response_model=Model)
+    async def describe(name: str) -> dict[str, Any]:
+        """Describes the one model."""
+        check_model(server, name)
         known = server.programs.describe()
         about = {
             "max_model_len": server.programs.max_seq_len,
@@ -87,11 +95,12 @@ def _add_information(app: FastAPI, server: Server) -> None:
             "jspec": {name: known[name] for name in _TOLD},
         }
         model = {"id": server.model, "object": "model", "created": 0, "owned_by": "jspec"}
-        return {"object": "list", "data": [model | about]}
+        return model | about
 
     @app.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Returns the token ids of a text or a conversation."""
+        check_model(server, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InputError("expected either prompt or messages")
         if body.prompt is None:
@@ -133,7 +142,8 @@ def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> lis
     if tokenizer.chat_template is None:
         raise RefusalError(400, f"{server.model} has no chat template: expected /v1/completions")
     is_shown = getattr(body, "tool_choice", None) != "none"
-    tools = [tool.plain() for tool in body.tools or ()] if is_shown else []
+    with naming("tools"):
+        tools = plain_tools(body.tools or ()) if is_shown else []
     if tools and not re.search(r"\btools\b", tokenizer.chat_template):
         raise RefusalError(400, f"expected no tools: {server.model}'s chat template has no place "
                            "for them", param="tools")  # fmt: skip

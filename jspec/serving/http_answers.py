@@ -16,7 +16,7 @@ from jspec.generation.programs import Programs
 from jspec.generation.request import MAX_SEED, Settings
 from jspec.generation.result import Result
 from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
-from jspec.serving.job import Job, Update
+from jspec.serving.job import DrainingError, Job, Update
 from jspec.serving.metrics import Metrics
 from jspec.serving.replies import ChatReply, Reply, error_of
 from jspec.serving.schema import AnswerRequest, Speculation
@@ -57,6 +57,13 @@ class Server(NamedTuple):
     max_seconds: float | None = None
 
 
+def check_model(server: Server, name: str | None) -> None:
+    """Refuses another model than the server's."""
+    if name not in (None, server.model):
+        message = f"expected the model {server.model!r}, got {name[:_SHOWN]!r}"
+        raise RefusalError(404, message, param="model", code="model_not_found")
+
+
 async def answer(
     server: Server,
     body: AnswerRequest,
@@ -66,9 +73,7 @@ async def answer(
     echoes: Sequence[str],
 ) -> Response:
     """Answers each prompt `body.n` times, in one reply."""
-    if body.model not in (None, server.model):
-        message = f"expected the model {server.model!r}, got {body.model[:_SHOWN]!r}"
-        raise RefusalError(404, message, param="model", code="model_not_found")
+    check_model(server, body.model)
     updates, about = Updates(), "messages" if kind is ChatReply else "prompt"
     loop = asyncio.get_running_loop()
 
@@ -77,7 +82,7 @@ async def answer(
 
     reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes, body)
     with naming(about, list(type(body).model_fields)):
-        jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller, reply.id)
+        jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller, reply.id, about)
         server.worker.submit(jobs)
     if body.stream:
         return _EventStream(_events(body, reply, updates, jobs), server.worker, jobs)
@@ -89,7 +94,8 @@ async def answer(
             return Response(status_code=_GONE)
         results = collect.result()
         if (error := next((one.error for one in results if one.error), None)) is not None:
-            status = UNAVAILABLE if server.worker.error else 422
+            is_stopping = server.worker.error or error == str(DrainingError())
+            status = UNAVAILABLE if is_stopping else 422
             raise RefusalError(status, error, kind="server_error")
         return JSONResponse(reply.whole(results, _num_cached(body, jobs)))
     finally:
@@ -104,37 +110,58 @@ def _make_jobs(
     prompts: Sequence[list[int]],
     teller: Callable[[int], Callable[[Update], object]],
     reply_id: str,
+    about: str,
 ) -> list[Job]:
     """Returns a job for each answer; `teller` returns what is told of the answer of a number."""
-    with naming(body.pattern_field):
+    is_call = body.pattern_field == "tool_choice"
+    with naming(body.pattern_field, ("tool_choice", "tools") if is_call else ()):
         pattern = body.answer_pattern()
-        check_pattern(server.programs, pattern)
+        check_pattern(server.programs, pattern, is_schema=body.pattern is None)
+    if pattern is not None and body.ignore_eos:
+        raise InputError("expected no ignore_eos with a pattern, which says where the answer ends")
     settings = dataclasses.replace(body.settings(server.defaults), pattern=pattern)
+    vocab_size = server.programs.target.config.vocab_size
+    for token_id in settings.stop_token_ids:
+        if token_id >= vocab_size:
+            raise InputError(f"expected stop_token_ids from 0 to {vocab_size - 1}, got {token_id}")
     scheduler, jobs = server.worker.scheduler, list[Job]()
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help
-        raise InputError(f"expected prompts times n up to {most_at_once}, got {num_answers}")
+        message = f"expected prompts times n up to {most_at_once}, got {num_answers}: there are "
+        places = f"{scheduler.num_slots} slots and {scheduler.max_queue} places to wait"
+        raise RefusalError(400, message + places, param="n" if body.n > 1 else about)
     asked = body.speculation or Speculation()
     drafting = asked.num_draft_tokens, asked.drafter
     first = settings.seed
     if body.seed is None and not server.has_seed:
         first = secrets.randbelow(MAX_SEED - body.n)
+    if first + body.n - 1 > MAX_SEED:
+        raise InputError(f"expected seed + n - 1 from 0 to {MAX_SEED}, got {first + body.n - 1}")
     limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
     for prompt in prompts:
-        if most_new is not None and len(prompt) + most_new > server.programs.max_seq_len:
-            raise InputError(
-                f"expected max_tokens and the prompt's {len(prompt)} tokens together up to "
-                f"{server.programs.max_seq_len}, got max_tokens {most_new}"
-            )
+        _check_length(len(prompt), most_new, server.programs.max_seq_len, about)
         for number in range(body.n):
             own = dataclasses.replace(settings, seed=first + number)
             request = generation.Request(prompt, own)
             row = make_row(server.programs, request, *drafting)
-            tell, about = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
-            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **about))
+            tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
+            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
     return jobs
+
+
+def _check_length(num_prompt: int, most_new: int | None, context: int, about: str) -> None:
+    """Refuses a prompt, named `about`, that does not fit into the context, or not with the rest."""
+    code = "context_length_exceeded"
+    if num_prompt >= context:
+        message = f"expected a prompt of fewer tokens than the context's {context}, got "
+        message += str(num_prompt)
+        raise RefusalError(400, message, param=about, code=code)
+    if most_new is not None and num_prompt + most_new > context:
+        message = (f"expected max_tokens and the prompt's {num_prompt} tokens together up to "
+                   f"{context}, got max_tokens {most_new}")  # fmt: skip
+        raise RefusalError(400, message, param="max_tokens", code=code)
 
 
 async def _collect(updates: Updates, count: int) -> list[Result]:

@@ -1,9 +1,10 @@
 """What HTTP clients are told when they are refused, and who is let in; see `http.py`."""
 
+import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -12,15 +13,22 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteError
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, describe_error
 from jspec.serving.job import DrainingError, QueueFullError
 from jspec.serving.replies import error_of
 
 UNAVAILABLE = 503
 _OPEN = {"/", "/health", "/openapi.json"}  # what needs no key
 _SHOWN = 200  # characters of a bad value in a message
-# Names of settings, and what clients call them.
-_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+# Words of settings and of Python's expressions, and what clients call that.
+_NAMES = {
+    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
+    "top_logprobs and prompt_logprobs only with": "top_logprobs only with",
+    ": at is not supported": ": ^, $ and \\b inside it are not supported, it is matched whole",
+    ": assert is not supported": ": look-around is not supported",
+    ": assert_not is not supported": ": look-around is not supported",
+    ": groupref is not supported": ": references to groups are not supported",
+}  # fmt: skip
 
 
 class _Error(BaseModel):
@@ -46,7 +54,7 @@ class RefusalError(Exception):
     """A request that is answered with an error; arguments are those of `error_of`."""
 
     def __init__(
-        self, status: int, message: str, headers: dict[str, str] | None = None, **about: Any
+        self, status: int, message: str, headers: Mapping[str, str] | None = None, **about: Any
     ) -> None:
         super().__init__(message)
         self.response = JSONResponse(error_of(message, **about), status, headers)
@@ -103,13 +111,16 @@ def add_errors(app: FastAPI) -> None:
 
     @say(RequestValidationError)
     async def bad_field(request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = _describe(error.errors())
+        message, param = _describe(error.errors(), error.body, request.headers)
         return RefusalError(400, message, param=param).response
 
     @say(StarletteError)
     async def bad_request(request: Request, error: StarletteError) -> JSONResponse:
-        where = f"{request.method} {request.url.path[:_SHOWN]}"
-        return RefusalError(error.status_code, f"{error.detail}: {where}").response
+        if isinstance(cause := error.__cause__, ValueError | RecursionError):
+            reason = describe_error(cause)[:_SHOWN]
+            return RefusalError(400, f"expected a JSON object in UTF-8, got: {reason}").response
+        message = f"{error.detail}: {request.method} {request.url.path[:_SHOWN]}"
+        return RefusalError(error.status_code, message, error.headers).response
 
     @say(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
@@ -117,23 +128,45 @@ def add_errors(app: FastAPI) -> None:
         return RefusalError(500, "the server has failed", kind="server_error").response
 
 
-def _describe(problems: Sequence[Any]) -> tuple[str, str | None]:
-    """Returns the message of the first field that is wrong, and the field's name."""
+def _describe(
+    problems: Sequence[Any], body: Any, headers: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """Returns the message of the first field that is wrong, and the field's place."""
     problem = problems[0]
-    names = [[str(part) for part in one["loc"] if part != "body"] for one in problems]
-    if problem["type"] == "json_invalid" or not names[0]:
-        return f"expected a JSON object, got something else ({problem['msg']})", None
-    param = names[0][0]
+    if problem["type"] == "json_invalid":
+        reason = f"{problem['ctx']['error']} at character {problem['loc'][-1]}"
+        return f"expected a JSON object, got broken JSON: {reason}", None
+    if len(problem["loc"]) == 1:
+        kind, found = headers.get("content-type", "none"), f"something else ({problem['msg']})"
+        if isinstance(body, bytes):
+            found = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
+        return f"expected a JSON object, got {'nothing' if body in (None, b'') else found}", None
+    # Where a field may be of several types there is a problem with each: that which fits best
+    # lies deepest.
+    places = [(_place(one, body), one) for one in problems if one["loc"][1] == problem["loc"][1]]
+    deepest, problem = max(places, key=lambda pair: len(pair[0]))
+    place = "".join(deepest).removeprefix(".")[:_SHOWN]
     if problem["type"] == "extra_forbidden":
-        return f"expected fields that this server knows, got {param!r}"[:_SHOWN], param
-    if problem["type"] == "missing" and len(names[0]) == 1:
-        return f"expected a field {param!r}, got none", param
-    # Where a field may be of several types, there is a problem with each.
-    own = [one["msg"] for one, parts in zip(problems, names, strict=True) if parts[0] == param]
-    said = " or ".join(dict.fromkeys(own)).replace("Input should be", "expected")
+        return f"expected fields that this server knows, got {place!r}", place
+    if problem["type"] == "missing":
+        return f"expected a field {place!r}, got none", place
+    said = " or ".join(dict.fromkeys(one["msg"] for where, one in places if where == deepest))
     shown = repr(problem["input"])
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-    return f"{param}: {said}, got {shown}", param
+    return f"{place}: {said.replace('Input should be', 'expected')}, got {shown}", place
+
+
+def _place(problem: Any, value: Any) -> list[str]:
+    """Returns the place in a body, such as `.messages`, `[1]`, `.foo`, of what is wrong there."""
+    found, is_missing = [], problem["type"] == "missing"
+    for part in problem["loc"][1:]:
+        is_there = part in value if isinstance(value, dict) else isinstance(value, list) and (
+            isinstance(part, int))  # fmt: skip
+        # Else it is the name of one of several types, or of a field that should be there.
+        if is_there or (is_missing and part == problem["loc"][-1]):
+            found.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+            value = value[part] if is_there else None
+    return found
 
 
 class Guard:
@@ -147,13 +180,14 @@ class Guard:
         """Answers one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers, num_bytes = dict(scope["headers"]), 0
+        headers, num_bytes, is_begun = dict(scope["headers"]), 0, False
         shown = headers.get(b"authorization", b"")
         # Compared in constant time, so that nobody finds a key letter by letter.
         is_known = self._key is None or hmac.compare_digest(shown, self._key)
         if not is_known and scope["path"] not in _OPEN:
             message = "expected the API key of this server as Authorization: Bearer KEY"
-            refusal = RefusalError(401, message, code="invalid_api_key")
+            about = {"WWW-Authenticate": "Bearer"}
+            refusal = RefusalError(401, message, about, code="invalid_api_key")
             return await refusal.response(scope, receive, send)
         too_long = f"expected a body of at most {self._max_body} bytes, got more"
         if int(headers.get(b"content-length", b"0")) > self._max_body:
@@ -167,4 +201,14 @@ class Guard:
                 raise HTTPException(413, too_long)
             return message
 
-        return await self._app(scope, limited, send)
+        async def noting(message: Any) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)
+
+        try:
+            return await self._app(scope, limited, noting)
+        except asyncio.CancelledError:  # the server waits for nobody any more
+            if not is_begun:
+                refusal = RefusalError(UNAVAILABLE, str(DrainingError()), kind="server_error")
+                await refusal.response(scope, receive, send)

@@ -30,7 +30,7 @@ class Usage(_Shape):
 
 
 class LikelyToken(_Shape):
-    """A token and its log-probability; of half a character the bytes are not known."""
+    """A token, its log-probability and its bytes, unless they are not known."""
 
     token: str
     logprob: float

@@ -145,3 +145,6 @@ class QueueFullError(InputError):
 
 class DrainingError(InputError):
     """The server is about to stop and takes no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping: expected requests before that")

@@ -121,7 +121,9 @@ class _Compiler:
                 if "type" in asked:
                     kind = any_of([self._of_type(kind, {}, level, where) for kind in types])
                     texts = [one for one in texts if re.fullmatch(kind, one)]
-                return any_of([re.escape(one) for one in list_of(texts, f"{where}.{name}")])
+                if not texts:
+                    refuse(f"{where}.{name}", f"a value of the type {asked['type']}", asked[name])
+                return any_of([re.escape(one) for one in texts])
         # Bounds of integers would say nothing of other numbers.
         known = [name for kind in types for name in _KEYWORDS[kind]
                  if not ("number" in types and name in BOUNDS)]  # fmt: skip

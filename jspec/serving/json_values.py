@@ -177,7 +177,7 @@ def check_keywords(asked: Mapping[str, Any], known: Sequence[str], where: str) -
 def list_of(value: Any, where: str, fewest: int = 1) -> list[Any]:
     """Returns a value that must be a list of at least `fewest`."""
     if not isinstance(value, list) or len(value) < fewest:
-        refuse(where, f"a list of {fewest} or more of its type", value)
+        refuse(where, f"a list of {fewest} or more", value)
     return value
 
 

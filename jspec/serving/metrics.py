@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from jspec.common.timing import compile_clock
-from jspec.serving.job import Job, Update
+from jspec.serving.job import CANCELLED, EXPIRED, Job, Update
 from jspec.serving.scheduler import Scheduler
 
 _SECONDS = (
@@ -14,11 +14,14 @@ _COUNTERS = {
     "spec_decode_num_drafts": "Rounds in which drafts were proposed.",
     "spec_decode_num_draft_tokens": "Drafts proposed.",
     "spec_decode_num_accepted_tokens": "Drafts accepted.",
+    "num_preemptions": "Answers that lost their slots for want of pages.",
     "prompt_tokens": "Tokens of prompts read.",
     "generation_tokens": "Tokens of answers.",
     "prefix_cache_queries": "Tokens of prompts that were looked up among earlier ones.",
     "prefix_cache_hits": "Tokens of them that need not be read again.",
 }
+# Reasons why answers end, and what vLLM calls them.
+_REASONS = {"eos": "stop", EXPIRED: "length", CANCELLED: "abort", "failed": "error"}
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
     "inter_token_latency_seconds": "Between tokens of an answer: a visit's seconds, shared by the "
@@ -33,6 +36,7 @@ class Metrics:
 
     def __init__(self, model_name: str, scheduler: Scheduler) -> None:
         self._registry, self._model = CollectorRegistry(), model_name
+        self._scheduler, self._num_paused = scheduler, 0
         self._last: dict[Job, float] = {}  # moment of the newest token of each answer in progress
         own = {"labelnames": ["model_name"], "registry": self._registry}
         self._counters = {
@@ -48,8 +52,6 @@ class Metrics:
             ("vllm:num_requests_waiting", "Requests without slot.", lambda: scheduler.num_waiting),
             ("vllm:kv_cache_usage_perc", "Pages that slots hold; 1 is all.",
              lambda: scheduler.slots.usage),
-            ("vllm:num_preemptions", "Answers that lost their slots for want of pages, so far.",
-             lambda: scheduler.num_paused),
             ("jspec:num_slots", "Slots, taken or free.", lambda: scheduler.num_slots),
             ("jspec:prefix_cache_bytes", "Of pages.", lambda: scheduler.slots.tree.num_bytes),
             ("jspec:prefix_cache_evictions", "Pages dropped to make room, so far.",
@@ -82,7 +84,8 @@ class Metrics:
             self._observe_times(job, num_new, update.moment)
         if update.piece.result is not None:
             self._last.pop(job, None)
-            self._ends.labels(self._model, update.piece.result.finish_reason).inc()
+            reason = update.piece.result.finish_reason
+            self._ends.labels(self._model, _REASONS.get(reason, reason)).inc()
             self._see("e2e_request_latency_seconds", update.moment - job.submitted)
 
     def _observe_times(self, job: Job, num_new: int, moment: float) -> None:
@@ -103,4 +106,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Returns everything in the text format of Prometheus."""
+        num_new = self._scheduler.num_paused - self._num_paused
+        self._counters["num_preemptions"].inc(num_new)
+        self._num_paused += num_new
         return generate_latest(self._registry)

@@ -4,17 +4,19 @@ import itertools
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jspec.generation.result import Result, TokenLogprob
 from jspec.generation.stats import Stats
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
+from jspec.serving.token_texts import text_and_bytes, text_or_bytes
 from jspec.serving.tools import CallReader
 from jspec.serving.traces import rounds_of
 from jspec.weights import TokenizerLike
 
+_Logprobs = Sequence[TokenLogprob | None]  # of each token; None of the first of an echo
 # An answer that its deadline has cut is one that is not complete, as "length" says.
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", EXPIRED: "length",
                    CANCELLED: "stop"}  # fmt: skip
@@ -45,7 +47,9 @@ class Reply:
         self._tokenizer, self._prompts, self._echoes = tokenizer, prompts, echoes
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._streams: dict[int, Any] = {}  # of tokens' texts, by choice
-        self._calls = defaultdict[int, CallReader](CallReader)  # of tools, by choice
+        self._offsets: dict[int, tuple[Any, int]] = {}  # another such stream, and its length
+        is_parallel = getattr(asked, "parallel_tool_calls", None) is not False
+        self._calls = defaultdict[int, CallReader](lambda: CallReader(is_parallel))  # by choice
         self._begun, self._num_new = set[int](), 0  # choices, and tokens of all together
 
     def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
@@ -64,7 +68,7 @@ class Reply:
         choice = {
             "index": index,
             **self._delta(index, text, is_first, is_last=result is not None),
-            "logprobs": self._logprobs(piece.token_ids, logprobs) if logprobs else None,
+            "logprobs": self._logprobs(index, piece.token_ids, logprobs) if logprobs else None,
             "finish_reason": None if result is None else self._reason(index, result),
         }
         found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
@@ -100,16 +104,13 @@ class Reply:
         has_calls = index in self._calls and self._calls[index].num_calls > 0
         return "tool_calls" if has_calls and reason == "stop" else reason
 
-    def _texts(self, ids: Iterable[int]) -> list[str]:
-        return [self._tokenizer.decode([token_id]) for token_id in ids]
-
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         raise NotImplementedError
 
     def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
+    def _logprobs(self, index: int, ids: Sequence[int], logprobs: _Logprobs) -> Any:
         raise NotImplementedError
 
 
@@ -126,7 +127,7 @@ class ChatReply(Reply):
                      for one in found.get("tool_calls", ())]  # fmt: skip
             message |= {"content": found.get("content")} | ({"tool_calls": calls} if calls else {})
         logprobs = result.token_logprobs
-        shown = None if logprobs is None else self._logprobs(result.token_ids, logprobs)
+        shown = None if logprobs is None else self._logprobs(index, result.token_ids, logprobs)
         reason = self._reason(index, result)
         return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
 
@@ -136,12 +137,13 @@ class ChatReply(Reply):
             return {"delta": role | self._calls[index].push(text, is_last=is_last)}
         return {"delta": role | ({"content": text} if text else {})}
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
+    def _logprobs(self, index: int, ids: Sequence[int], logprobs: _Logprobs) -> Any:
+        del index
+
         def shown(token_id: int, logprob: float) -> dict[str, Any]:
-            text = self._tokenizer.decode([token_id])
-            # Of half a character the bytes are not known.
-            known = None if "\ufffd" in text else list(text.encode())
-            return {"token": text, "logprob": logprob, "bytes": known}
+            text, known = text_and_bytes(self._tokenizer, token_id)
+            shown = None if known is None else list(known)
+            return {"token": text, "logprob": logprob, "bytes": shown}
 
         num_top = self._asked.num_top_logprobs
         content = [
@@ -163,22 +165,31 @@ class TextReply(Reply):
             if result.prompt_logprobs is not None:  # the first token has none
                 ids = [*result.prompt_token_ids, *ids]
                 logprobs = [None, *result.prompt_logprobs, *logprobs]
-            shown = self._logprobs(ids, logprobs)
+            shown = self._logprobs(index, ids, logprobs)
         return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
     def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
         del index, is_first, is_last
         return {"text": text}
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Any:
-        texts, num_top = self._texts(ids), self._asked.num_top_logprobs
-        offsets = [0, *itertools.accumulate(map(len, texts))][: len(texts)]
+    def _logprobs(self, index: int, ids: Sequence[int], logprobs: _Logprobs) -> Any:
+        def text_of(token_id: int) -> str:
+            return text_or_bytes(self._tokenizer, token_id)
+
+        num_top = self._asked.num_top_logprobs
+        # A token begins where the text ends that was known before it.
+        stream, begin = self._offsets.pop(index, (self._tokenizer.stream(), 0))
+        ends = [*itertools.accumulate((len(stream.push(one)) for one in ids), initial=begin)]
+        self._offsets[index] = stream, ends[-1]
         # By text: of two tokens with the same one the likelier counts, which comes first.
-        tops = [one and dict(zip(self._texts(i for i, _ in one.top[:num_top][::-1]),
-                                 [value for _, value in one.top[:num_top][::-1]], strict=True))
+        tops = [one and {text_of(token_id): value for token_id, value in one.top[:num_top][::-1]}
                 for one in logprobs]  # fmt: skip
-        return {"tokens": texts, "token_logprobs": [one and one.raw for one in logprobs],
-                "top_logprobs": tops if num_top else None, "text_offset": offsets}  # fmt: skip
+        return {
+            "tokens": [*map(text_of, ids)],
+            "token_logprobs": [one and one.raw for one in logprobs],
+            "top_logprobs": tops if num_top else None,
+            "text_offset": ends[:-1],
+        }
 
 
 def usage_of(

@@ -86,15 +86,11 @@ class Scheduler:
         """
         with self._lock:
             if self._drained_at is not None:
-                raise DrainingError("the server is stopping: expected requests before that")
-            num_free = self.num_slots - self.num_running
-            room = num_free + self.max_queue - self.num_waiting
+                raise DrainingError
+            room = self.num_slots - self.num_running + self.max_queue - self.num_waiting
             if len(jobs) > room:
-                raise QueueFullError(
-                    f"expected at most {max(room, 0)} more answers to be asked for now, got "
-                    f"{len(jobs)}: the queue is full",
-                    self._retry_after(),
-                )
+                told = f"expected at most {max(room, 0)} more answers to be asked for now, got "
+                raise QueueFullError(f"{told}{len(jobs)}: the queue is full", self._retry_after())
             for job in jobs:
                 job.submitted = self.clock()
                 self._waiting.add(job)
@@ -104,7 +100,7 @@ class Scheduler:
         job.is_cancelled = True
 
     def drain(self, seconds: float) -> None:
-        """Takes no more requests; what is not answered after this many seconds ends as it is."""
+        """Takes no more requests; after this many seconds answers end, or fail if not begun."""
         with self._lock:
             self._drained_at = self.clock() + seconds
 
@@ -205,22 +201,26 @@ class Scheduler:
         """Ends the answers that were cancelled or are past their deadlines, waiting or running."""
         now = self.clock()
         for slot, (job, answer) in list(self._running.items()):
-            answer.finish_reason = self._reason_to_end(job, now)
+            self._end(job, answer, now)
             if answer.finish_reason is not None:
                 yield self._update(slot, [], [])
         with self._lock:
             ended = self._waiting.take_all(lambda job: self._reason_to_end(job, now) is not None)
         for job in ended:
             answer = self._begin(job)
-            # Once ended always ended: a moment that has passed stays past.
-            answer.finish_reason = self._reason_to_end(job, now)
+            self._end(job, answer, now)
             yield Update(job, answer.take_piece(), [], [], [], [], now)
 
+    def _end(self, job: Job, answer: Answer, now: float) -> None:
+        """Says why an answer ends, if it does; as the server stops, one without a token fails."""
+        reason = answer.finish_reason = self._reason_to_end(job, now)
+        if reason == EXPIRED and self._drained_at is not None and not answer.token_ids:
+            answer.finish_reason, answer.error = "failed", str(DrainingError())
+
     def _reason_to_end(self, job: Job, now: float) -> str | None:
-        if job.is_cancelled:
-            return CANCELLED
         limits = [one for one in (job.deadline, self._drained_at) if one is not None]
-        return EXPIRED if limits and now >= min(limits) else None
+        reason = EXPIRED if limits and now >= min(limits) else None
+        return CANCELLED if job.is_cancelled else reason
 
     def _update(self, slot: int, rounds: Sequence[Round], counts: list[RoundCounts]) -> Update:
         """Returns what is new in a slot; a slot whose answer has ended becomes free."""

@@ -7,11 +7,11 @@ A field that is not listed is refused: nothing that a client asks for is ignored
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from jspec.common.errors import InputError
 from jspec.generation.request import MAX_SEED, MOST_TOP, Settings
-from jspec.serving.conversation import Body, Message, ResponseFormat
+from jspec.serving.conversation import Body, Message, ResponseFormat, unanchored
 from jspec.serving.tools import FREE_CHOICES, Tool, ToolChoice, demanded_call
 
 _MAX_INT32 = 2**31 - 1
@@ -72,7 +72,7 @@ class AnswerRequest(Body):
     max_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     speculation: Speculation | None = None
     trace: bool = False
-    pattern: _Text | None = None
+    pattern: Annotated[_Text, AfterValidator(unanchored)] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -194,6 +194,7 @@ class ChatRequest(AnswerRequest):
     response_format: ResponseFormat | None = None
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -235,9 +236,7 @@ class ChatRequest(AnswerRequest):
         """The most tokens that an answer may have, if the request says; it has two names."""
         new, old = self.max_completion_tokens, self.max_tokens
         if None not in (new, old) and new != old:
-            raise InputError(
-                f"expected max_tokens or max_completion_tokens, got both: {old} and {new}"
-            )
+            raise InputError(f"expected max_tokens or max_completion_tokens, got both, {old}/{new}")
         return old if new is None else new
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, prefixed_errors
 from jspec.serving.conversation import Body
 from jspec.serving.json_schema import schema_pattern
 
@@ -19,10 +19,10 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 class Function(Body):
     """A function that the model may call; the parameters are a JSON schema."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None  # a call that is demanded is strict, another cannot be
 
 
 class Tool(Body):
@@ -45,14 +45,25 @@ class Tool(Body):
           InputError: parameters that are no object, or a schema that cannot be said.
         """
         parameters = {"type": "object"} | (self.function.parameters or {})
-        if parameters["type"] != "object":
-            raise InputError(
-                f"expected parameters of {self.function.name!r} of the type object, got "
-                f"{parameters['type']!r}"
-            )
-        name = re.escape(json.dumps(self.function.name, ensure_ascii=False))
-        inner = rf'\{{"name": {name}, "arguments": {schema_pattern(parameters)}\}}'
-        return f"{_BEGIN}\n{inner}\n{_END}"
+        with prefixed_errors(f"tools: the parameters of {self.function.name!r}"):
+            if parameters["type"] != "object":
+                raise InputError(f"expected the type object, got {parameters['type']!r}")
+            arguments = schema_pattern(parameters)
+        name = re.escape(json.dumps(self.function.name))
+        return f'{_BEGIN}\n\\{{"name": {name}, "arguments": {arguments}\\}}\n{_END}'
+
+
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Returns the tools as chat templates know them.
+
+    Raises:
+      InputError: two of one name.
+    """
+    names = [tool.function.name for tool in tools]
+    if len(names) > len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"expected tools of different names, got two of {twice!r}")
+    return [tool.plain() for tool in tools]
 
 
 class FunctionName(Body):
@@ -94,8 +105,10 @@ class CallReader:
       num_calls: how many were found so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_parallel: bool = True) -> None:
+        """Unless it `is_parallel`, calls after the first one are left out."""
         self.num_calls, self._rest, self._is_after_call = 0, "", False
+        self._is_parallel = is_parallel
 
     def push(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Adds text; returns what is known to be content now, and the new calls, as a delta."""
@@ -112,7 +125,7 @@ class CallReader:
             whole = self._rest[begin : end + len(_END) if end >= 0 else None]
             call = self._call(inner)
             content += self._rest[:begin].rstrip() if call else self._rest[: begin + len(whole)]
-            calls += [call] if call else []
+            calls += [call] if call and (self._is_parallel or not call["index"]) else []
             self._rest = self._rest[begin + len(whole) :]
             self._is_after_call = call is not None
             self._rest = self._rest.lstrip() if call else self._rest

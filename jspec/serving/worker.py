@@ -9,6 +9,7 @@ import numpy as np
 
 from jspec.common.errors import InputError, describe_error
 from jspec.generation.paged_batch import PagedBatch
+from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
 from jspec.generation.row_count import row_counts
@@ -94,15 +95,24 @@ def make_scheduler(
     return scheduler
 
 
-def check_pattern(programs: Programs, pattern: str | None) -> None:
+def check_pattern(programs: Programs, pattern: str | None, *, is_schema: bool = False) -> None:
     """Makes the tables of a pattern, so that the thread that computes need not.
 
     Raises:
-      InputError: they cannot be made.
+      InputError: they cannot be made; of what a schema became, the client knows no expression.
     """
-    if pattern is not None:
+    if pattern is None:
+        return
+    try:
         settings = Settings(pattern=pattern)
         programs.processors[-1].init(settings, prompt=[], stop_ids=[], vocab_size=0)
+    except InputError as error:
+        if not is_schema or "tokenizer" in str(error) or "spell" in str(error):
+            raise
+        raise InputError(
+            "expected a smaller JSON schema, with fewer or shorter strings (maxLength) and without "
+            f"open objects, got one whose expression is too large: {MAX_STATES - 1} states at most"
+        ) from None
 
 
 def make_row(

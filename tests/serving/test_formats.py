@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 
 import jax
 import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import openai
+import pydantic
 import pytest
 
 from jspec.generation.answer import Drafts
@@ -88,6 +90,10 @@ def test_an_answer_is_json_by_the_schema_streamed_or_not(served, client):
     )
     assert len(digits.choices[0].text) == 4
     assert digits.choices[0].text.isdigit()
+    bound = client.completions.create(
+        model="tiny", prompt="a", max_tokens=9, extra_body={"pattern": r"^[0-9]{2}\$$"}
+    )
+    assert re.fullmatch(r"[0-9]{2}\$", bound.choices[0].text)
     assert num_programs(served) == programs
 
 
@@ -106,6 +112,11 @@ def num_programs(served):
         (CHAT, {"response_format": FORMAT, "pattern": "a"}, "pattern", "got both"),
         (CHAT, {"response_format": FORMAT, "min_tokens": 2}, "min_tokens", "with a pattern"),
         (TEXT, {"pattern": "("}, "pattern", "expected a regular expression"),
+        (TEXT, {"pattern": "a$b"}, "pattern", "^, $ and \\b inside it are not supported"),
+        (TEXT, {"pattern": "(?=a)b"}, "pattern", "look-around is not supported"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+            "type": "string", "pattern": "^(a|b)*a(a|b){14}$"}
+            }}}, "response_format", "expected a smaller JSON schema"),
         (TEXT, {"pattern": "(a|b)*a(a|b){14}"}, "pattern", "at most 4095 states"),
         (TEXT, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
         (TEXT, {"logprobs": 0, "echo": True, "stream": True}, "echo", "without stream"),
@@ -116,7 +127,8 @@ def num_programs(served):
         (CHAT, {"tool_choice": "required", "tools": TOOLS, "pattern": "a"}, "tool_choice",
          "either pattern or tool_choice, got both"),
         (CHAT, {"tool_choice": "required", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"type": "array"}}}]}, "tool_choice", "of the type object"),
+            "name": "f", "parameters": {"type": "array"}}}]}, "tools",
+         "tools: the parameters of 'f': expected the type object, got 'array'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_given_is_refused(served, path, asked, param, part):
@@ -324,6 +336,26 @@ def test_a_call_that_must_be_made_satisfies_its_parameters(client):
         (streamed,) = [one for c in chunks for one in c.choices[0].delta.tool_calls or ()]
         assert streamed.function.arguments == call.function.arguments
         assert choice in ("required", named(call.function.name))
+
+
+def test_calls_one_at_a_time_and_functions_as_the_client_makes_them(client):
+    """Which are strict; with `parallel_tool_calls` false the first call alone comes back."""
+
+    class Add(pydantic.BaseModel):
+        x: int
+
+    call = r'<tool_call>\{"name": "Add", "arguments": \{"x": [0-9]\}\}</tool_call>'
+    asked = {"model": "tiny", "messages": SAY, "tools": [openai.pydantic_function_tool(Add)],
+             "max_tokens": 150, "extra_body": {"pattern": f"{call}\n{call}"}}  # fmt: skip
+    for is_parallel, count in ((True, 2), (False, 1)):
+        own = asked | {"parallel_tool_calls": is_parallel}
+        message = client.chat.completions.create(**own).choices[0].message
+        assert (message.content, len(message.tool_calls)) == (None, count)
+        chunks = client.chat.completions.create(**own, stream=True)
+        assert sum(len(one.choices[0].delta.tool_calls or ()) for one in chunks) == count
+    forced = asked | {"tool_choice": "required", "extra_body": {}}
+    (one,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
+    assert type(Add.model_validate_json(one.function.arguments).x) is int
 
 
 def test_the_best_of_as_many_as_are_wanted_are_all(client):

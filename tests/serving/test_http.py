@@ -1,5 +1,6 @@
 """Answers over HTTP: the same as without it, streamed or not, to the client of OpenAI."""
 
+import contextlib
 import json
 import re
 
@@ -269,6 +270,40 @@ def test_tools_and_calls_reach_the_chat_template(tmp_path_factory):
         client.chat.completions.create(**(asked | {"messages": [*messages, answer, *say("b")]}))
 
 
+def test_a_message_is_taken_back_with_all_that_the_client_adds_to_it(client, served):
+    """The openai client dumps fields that this server does not know, with nothing in them."""
+    asked = {"model": served.model, "max_tokens": 2}
+    answer = client.chat.completions.create(messages=say("a"), **asked).choices[0].message
+    dumped = answer.model_dump()
+    assert {"annotations", "audio", "function_call"} < dumped.keys()
+    client.chat.completions.create(messages=[*say("a"), dumped, *say("b")], **asked)
+
+
+def test_the_offsets_of_tokens_are_those_of_the_text(served):
+    """Half characters too, whose tokens are told by their bytes; streamed or not."""
+    asked = {"prompt": "é", "max_tokens": 24, "seed": 2, "temperature": 0.3, "logprobs": 3,
+             "pattern": "(a😀|é€)+"}  # fmt: skip
+    (choice,) = served.post(TEXT, asked)[1]["choices"]
+    found = choice["logprobs"]
+    assert any(token.startswith("bytes:\\x") for token in found["tokens"])
+    assert "\ufffd" not in "".join(found["tokens"])
+    whole = [len(top) for top in found["top_logprobs"]]
+    assert max(whole) == 3, "bytes do not stand for each other"
+    text, pending = "", b""
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert offset == len(text)
+        parts = token.removeprefix("bytes:").split("\\x")[1:]
+        pending += bytes(int(one, 16) for one in parts) if parts else token.encode()
+        with contextlib.suppress(UnicodeDecodeError):
+            text, pending = text + pending.decode(), b""
+    assert choice["text"].rstrip("\ufffd") == text
+    chunks = events(served.request("POST", TEXT, asked | {"stream": True})[2])
+    parts = [one["choices"][0]["logprobs"] for one in chunks]
+    for name in ("tokens", "text_offset"):
+        assert [value for one in parts if one for value in one[name]] == found[name]
+    assert len([one for one in parts if one]) > 2
+
+
 def test_tokens_are_counted_before_they_are_sent(served):
     status, reply = served.post("/tokenize", {"prompt": "abc"})
     assert status == 200
@@ -280,6 +315,7 @@ def test_tokens_are_counted_before_they_are_sent(served):
 
 def test_the_model_says_what_it_is(served, client):
     (model,) = client.models.list().data
+    assert client.models.retrieve(served.model) == model
     assert model.id == served.model
     assert model.model_extra["max_model_len"] == 200
     assert model.model_extra["jspec"]["drafter"] == "prompt_lookup"
@@ -303,6 +339,13 @@ def test_metrics_add_up_to_what_was_answered(served):
     assert grown["vllm:time_to_first_token_seconds_count"] == 1
     assert grown["vllm:inter_token_latency_seconds_count"] == stats["completion_tokens"] - 1
     assert (after["vllm:num_requests_running"], after["jspec:num_slots"]) == (0, 3)
+    served.scheduler.num_paused += 3
+    name = "vllm:num_preemptions_total"
+    assert read_metrics(served)[name] - after[name] == 3
+    assert read_metrics(served)[name] - after[name] == 3, "each is counted once"
+    text = served.request("GET", "/metrics")[2].decode()
+    reasons = set(re.findall(r'request_success_total\{finished_reason="(\w+)"', text))
+    assert "length" in reasons <= {"stop", "length", "abort"}
 
 
 def read_metrics(served):

@@ -1,12 +1,15 @@
 """What a server refuses, and clients that leave, push or wait: no 500, and nobody is harmed."""
 
+import asyncio
 import contextlib
 import hmac
 import http.client
 import json
+import time
 
 import pytest
 
+from jspec.serving.http_errors import Guard
 from tests.serving.served import Served, events, load_tiny
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -45,18 +48,21 @@ def held(served):
 @pytest.mark.parametrize(
     ("path", "body", "param", "part"),
     [
-        (TEXT, b"{", None, "expected a JSON object"),
+        (TEXT, b'{"prompt": }', None, "expected a JSON object, got broken JSON: Expecting value at "
+         "character 11"),
         (TEXT, b"[1]", None, "expected a JSON object"),
-        (TEXT, b"\xff\xfe", None, "expected a JSON object"),
-        (TEXT, b"[" * 9000, None, ""),
-        (TEXT, b"", None, ""),
+        (TEXT, b'{"prompt": "\xff"}', None, "in UTF-8, got: UnicodeDecodeError"),
+        (TEXT, b"[" * 9000, None, "got: RecursionError"),
+        (TEXT, b'{"prompt": ' + b"7" * 5000 + b"}", None, "limit (4300 digits)"),
+        (TEXT, b"", None, "expected a JSON object, got nothing"),
         (TEXT, {}, "prompt", "expected a field 'prompt'"),
         (TEXT, {"prompt": ""}, "prompt", "at least 1 character"),
         (TEXT, {"prompt": []}, "prompt", "at least 1"),
-        (TEXT, {"prompt": [[]]}, "prompt", "at least 1"),
+        (TEXT, {"prompt": [[]]}, "prompt[0]", "at least 1"),
         (TEXT, {"prompt": 7}, "prompt", "got 7"),
         (TEXT, {"prompt": [99999]}, "prompt", "from 0 to 257"),
-        (TEXT, {"prompt": [2**70]}, "prompt", "less than"),
+        (TEXT, {"prompt": [2**70]}, "prompt[0]", "less than"),
+        (TEXT, {"prompt": "x" * 300, "max_tokens": 3}, "prompt", "the context's 200, got 30"),
         (TEXT, {"prompt": "x" * 300}, "prompt", "fewer tokens than the context's 200, got 30"),
         (TEXT, {"prompt": "\ud800"}, "prompt", "unicode"),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "fields that this server knows"),
@@ -71,27 +77,42 @@ def held(served):
         (TEXT, b'{"prompt": "a", "temperature": 1e999}', "temperature", "got inf"),
         (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
         (TEXT, {"prompt": "a", "n": 129}, "n", "less than or equal to 128"),
-        (TEXT, {"prompt": "a", "n": 8}, "n", "prompts times n up to 7, got 8"),
+        (TEXT, {"prompt": "a", "n": 8}, "n", "prompts times n up to 7, got 8: there are 3 "
+         "slots and 4 places to wait"),
+        (TEXT, {"prompt": ["a"] * 8}, "prompt", "prompts times n up to 7, got 8"),
         (TEXT, {"prompt": "a", "seed": -1}, "seed", "greater than or equal to 0"),
-        (TEXT, {"prompt": "a", "seed": 2**32 - 1, "n": 2}, "seed", "from 0 to 4294967295"),
+        (TEXT, {"prompt": "a", "seed": 2**32 - 1, "n": 2}, "seed", "seed + n - 1 from 0 to 429"),
         (TEXT, {"prompt": "a", "stop": ""}, "stop", "at least 1 character"),
-        (TEXT, {"prompt": "a", "stop": ["\udc00"]}, "stop", "unicode"),
-        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "match pattern"),
+        (TEXT, {"prompt": "a", "stop": ["\udc00"]}, "stop[0]", "unicode"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", "match pattern"),
         (TEXT, {"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias", "from 0 to 257"),
-        (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias", "less than"),
+        (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias.3", "less than"),
         (TEXT, {"prompt": "a", "presence_penalty": 3}, "presence_penalty", "less than"),
         (TEXT, {"prompt": "a", "stop_token_ids": [*range(2, 10)]}, "stop_token_ids", "at most 8"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [2, 999]}, "stop_token_ids", "to 257, got 999"),
+        (TEXT, {"prompt": "a", "stream_options": {"foo": 1}}, "stream_options.foo", "this server"),
+        (TEXT, {"prompt": "a", "pattern": "[0-9]{2}", "ignore_eos": True}, "ignore_eos",
+         "no ignore_eos with a pattern"),
         (TEXT, {"prompt": "a", "speculation": {"num_draft_tokens": 0}}, "speculation", "auto"),
         (TEXT, {"prompt": "a", "speculation": {"drafter": "none"}}, "speculation", "got 'none'"),
         (TEXT, {"prompt": "a", "\ud800": 1}, None, "unicode"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
-        (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
-        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages", "expected"),
+        (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "'system'"),
+        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "expected"),
+        (CHAT, {"messages": [*SAY, *SAY, SAY[0] | {"foo": 1}]}, "messages[2].foo",
+         "that this server knows, got 'messages[2].foo'"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type", "expected 'text', got 'image_url'"),
+        (CHAT, {"messages": SAY, "top_logprobs": 2}, "top_logprobs",
+         "expected top_logprobs only with logprobs"),
         (CHAT, {"messages": SAY, "top_logprobs": 21}, "top_logprobs", "less than"),
         (TEXT, {"prompt": "a", "max_tokens": 200}, "max_tokens", "tokens together up to 200"),
         (CHAT, {"messages": SAY, "tools": []}, "tools", "at least 1"),
-        (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {}}]}, "tools",
-         "required"),
+        (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {}}]},
+         "tools[0].function.name", "expected a field 'tools[0].function.name'"),
+        (CHAT, {"messages": SAY, "tools": [TOOL, TOOL]}, "tools", "got two of 'f'"),
+        (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {"name": 'a b"'}}]},
+         "tools[0].function.name", "match pattern"),
         (CHAT, {"messages": SAY, "tools": [TOOL]}, "tools", "no place for them"),
         (CHAT, {"messages": SAY, "tool_choice": "any"}, "tool_choice",
          "'none', 'auto' or 'required'"),
@@ -100,7 +121,7 @@ def held(served):
          "of the assistant only"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {
             "name": "f", "arguments": "[1"}}]}]}, "messages", "as a JSON object, got '[1'"),
-        (CHAT, {"messages": SAY, "response_format": {"type": "grammar"}}, "response_format",
+        (CHAT, {"messages": SAY, "response_format": {"type": "grammar"}}, "response_format.type",
          "'text', 'json_object' or 'json_schema'"),
         (CHAT, {"messages": SAY, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens",
          "got both"),
@@ -125,12 +146,25 @@ def test_bad_input_says_what_was_expected(served, path, body, param, part):
         ("GET", TEXT, None, 405, None),
         ("POST", "/health", {}, 405, None),
         ("POST", TEXT, {"prompt": "a", "model": "gpt-5"}, 404, "model_not_found"),
+        ("POST", "/tokenize", {"prompt": "a", "model": "gpt-5"}, 404, "model_not_found"),
+        ("GET", "/v1/models/gpt-5", None, 404, "model_not_found"),
+        ("POST", TEXT, {"prompt": "a" * 300}, 400, "context_length_exceeded"),
+        ("POST", TEXT, {"prompt": "a", "max_tokens": 200}, 400, "context_length_exceeded"),
         ("POST", TEXT, {"prompt": "a" * 20_000}, 413, None),
     ],
 )
 def test_other_refusals_have_the_same_shape(served, method, path, body, status, code):
     found, _, reply = served.request(method, path, body)
     assert (found, json.loads(reply)["error"]["code"]) == (status, code)
+
+
+def test_headers_say_what_a_client_can_do(served):
+    """Which methods there are, and that a body which is no JSON by its header may be none."""
+    assert served.request("HEAD", "/health")[1]["allow"] == "GET"
+    body, headers = b'{"prompt": "a"}', {"Content-Type": "application/x-www-form-urlencoded"}
+    status, reply = served.post(TEXT, body, **headers)
+    assert status == 400
+    assert "got the header Content-Type: application/x-www-form" in reply["error"]["message"]
 
 
 def test_a_body_without_a_length_is_limited_too(served):
@@ -198,6 +232,58 @@ def test_a_stopping_server_lets_answers_end_and_takes_no_more(generator):
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_what_has_not_begun_when_the_time_is_over_is_refused(generator):
+    """Three answers that run end as they are; the two that wait are told to go elsewhere."""
+    with Served(generator) as served:
+        served.gate.clear()
+        connections = [served.open(TEXT, LONG) for _ in range(3)]
+        while served.scheduler.num_running < 3:
+            served.gate.set()
+            time.sleep(0.001)
+            served.gate.clear()
+        connections += [served.open(TEXT, LONG | {"stream": n}) for n in (False, True)]
+        served.wait_until(lambda: served.scheduler.num_waiting == 2)
+        served.scheduler.drain(0.0)
+        served.gate.set()
+        *begun, whole, stream = connections
+        with contextlib.closing(whole):
+            reply = whole.getresponse()
+            assert (reply.status, b"the server is stopping" in reply.read()) == (503, True)
+        assert b'"message": "the server is stopping' in read(stream)
+        for one in begun:
+            reply = json.loads(read(one))
+            assert reply["choices"][0]["finish_reason"] == "length"
+            assert reply["usage"]["completion_tokens"] > 0
+        assert 'finished_reason="error",model_name="tiny"} 2.0' in served.metrics.text().decode()
+
+
+def test_who_is_sent_away_at_the_end_gets_an_error_and_no_traceback():
+    """As uvicorn does with tasks for which it does not wait; an answer that has begun is cut."""
+
+    async def ask(has_begun):
+        async def app(scope, receive, send):
+            if has_begun:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.sleep(60)
+
+        async def send(message):
+            sent.append(message)
+
+        sent = []
+        scope = {"type": "http", "headers": [], "path": "/"}
+        task = asyncio.create_task(Guard(app, None, 100)(scope, None, send))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+        return sent
+
+    begin, body = asyncio.run(ask(has_begun=False))
+    assert begin["status"] == 503
+    assert json.loads(body["body"])["error"]["message"].startswith("the server is stopping")
+    assert [one["status"] for one in asyncio.run(ask(has_begun=True))] == [200]
+
+
 def test_a_failed_device_is_said_to_all(generator, monkeypatch):
     with Served(generator) as served:
         served.gate.clear()
@@ -224,7 +310,8 @@ def test_a_key_lets_in(generator, monkeypatch):
     with Served(generator, api_key="secret") as served:
         for shown in ({}, {"Authorization": "Bearer no"}, {"Authorization": "secret"}):
             for method, path in (("GET", "/v1/models"), ("POST", TEXT), ("GET", "/metrics")):
-                status, _, reply = served.request(method, path, **shown)
+                status, about, reply = served.request(method, path, **shown)
+                assert about["www-authenticate"] == "Bearer"
                 assert status == 401
                 assert json.loads(reply)["error"]["code"] == "invalid_api_key"
         known = {"Authorization": "Bearer secret"}

@@ -158,7 +158,8 @@ CHAIN = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(1000)}, "
         ({"type": "thing"}, "one of object, array"),
         ({"type": [[]]}, "one of object, array"),
         ({"enum": []}, "a list of 1 or more"),
-        ({"type": "integer", "enum": ["a"]}, "of its type"),
+        ({"type": "integer", "enum": ["a"]}, "a value of the type integer"),
+        ({"type": "string", "const": 3}, "at schema.const, got 3"),
         ({"type": "string", "pattern": "(?=a)"}, "an expression of literals"),
         ({"type": "string", "pattern": "("}, "an expression of literals"),
         ({"type": "string", "pattern": "[[a]"}, "an expression of literals"),  # a warning of `re`

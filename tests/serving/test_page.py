@@ -210,4 +210,47 @@ def test_nothing_is_loaded_from_elsewhere_and_a_telephone_is_wide_enough(served,
 
 def test_an_error_is_shown(served, browser):
     ask(served, browser, "x" * 300)
-    assert "tokens together up to 200" in find(browser, ".error")[0].text
+    assert "fewer tokens than the context's 200" in find(browser, ".error")[0].text
+    assert find(browser, "#text")[0].get_attribute("value") == "x" * 300, "it can be sent again"
+
+
+def last_prompt(served):
+    """Returns the text of the prompt that was read last."""
+    return served.generator.target.tokenizer.decode(served.updates[-1].job.request.prompt)
+
+
+def test_what_failed_or_was_cleared_is_in_no_later_prompt(served, browser):
+    """A message that was too long, one that was stopped before it began, one cleared on the way."""
+    find(browser, "#most")[0].clear()
+    find(browser, "#most")[0].send_keys("8")
+    ask(served, browser, "x" * 300)
+    assert find(browser, ".error")
+    find(browser, "#text")[0].clear()
+    assert ask(served, browser, "one")
+    assert last_prompt(served) == "[user]one[assistant]"
+    for button in ("#stop", "#clear"):
+        served.gate.clear()
+        try:
+            find(browser, "#text")[0].send_keys("two\n")
+            served.wait_until(lambda: served.scheduler.num_running == 1)
+            find(browser, button)[0].click()
+            served.wait_until(lambda: find(browser, "#send")[0].is_enabled())
+        finally:
+            served.gate.set()
+        served.wait_until(lambda: served.updates[-1].piece.result is not None)
+        time.sleep(0.1)  # until the gate is passed
+        kept = find(browser, "#text")[0].get_attribute("value")
+        assert kept == ("two" if button == "#stop" else "")
+        find(browser, "#text")[0].clear()
+    assert find(browser, ".message") == []
+    answer = ask(served, browser, "three")
+    assert last_prompt(served) == "[user]three[assistant]"
+    ask(served, browser, "four")
+    assert last_prompt(served).startswith(f"[user]three[assistant]{answer}[user]four")
+
+
+def test_an_answer_that_was_cut_says_so(served, browser):
+    find(browser, "#most")[0].clear()
+    find(browser, "#most")[0].send_keys("3")
+    ask(served, browser, "abc")
+    assert text_of(browser, ".live").endswith(", cut off by a limit")

@@ -313,6 +313,21 @@ def test_draining_ends_what_is_left_and_takes_nothing_new():
     assert 10 <= simulation.now <= 13
 
 
+def test_an_answer_without_a_token_fails_when_the_time_is_over():
+    """One has tokens, one is being read, two wait, of which nobody waits for one."""
+    simulation = Simulation(2)
+    jobs = [simulation.job(seed, 500, num_prompt=2 if seed == 0 else 400) for seed in range(4)]
+    simulation.scheduler.submit(jobs)
+    simulation.step()
+    assert (simulation.scheduler.num_running, simulation.scheduler.num_waiting) == (2, 2)
+    simulation.scheduler.drain(0.0)
+    simulation.scheduler.cancel(jobs[3])
+    simulation.run_all()
+    ends = [(one.finish_reason, one.error) for _, one in sorted(simulation.results().items())]
+    refused = "failed", str(DrainingError())
+    assert ends == [("deadline", None), refused, refused, ("cancelled", None)]
+
+
 def test_a_long_prompt_does_not_stop_the_others():
     """Between two visits of the device no more than the budget's chunks are read."""
     for budget, most in ((1, 1), (_WIDTH, 1), (3 * _WIDTH, 3)):
