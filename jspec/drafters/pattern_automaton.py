@@ -40,7 +40,7 @@ def compile_pattern(
     Raises:
       InputError: no expression that is supported, or one of too many states.
     """
-    graph = ByteGraph(pattern, max_nodes)
+    graph = ByteGraph(pattern, max_nodes, max_states)
     sets = [_closure(graph, [0])]
     index: dict[frozenset[int], int] = {}
     table: list[np.ndarray] = []

@@ -32,9 +32,9 @@ class ByteGraph:
       end: the node in which the expression is matched.
     """
 
-    def __init__(self, pattern: str, max_nodes: int = MAX_NODES) -> None:
+    def __init__(self, pattern: str, max_nodes: int, max_states: int) -> None:
         """Reads an expression; an InputError where it is none, too large or not supported."""
-        self._max_nodes = max_nodes
+        self._max_nodes, self._max_states = max_nodes, max_states
         self.edges: list[list[tuple[int, int, int]]] = []
         self.skips: list[list[int]] = []
         self._pattern = pattern
@@ -94,7 +94,13 @@ class ByteGraph:
         return joined
 
     def _repeat(self, fewest: int, most: Any, items: _Items, start: int) -> int:
-        # Repetitions are unrolled: an automaton cannot count.
+        # Repetitions are unrolled: an automaton cannot count. Each takes a state at least, and where
+        # they are too many, that is said before they are made, which would take seconds.
+        if max(fewest, 0 if str(most) == "MAXREPEAT" else most) > self._max_states:
+            raise InputError(
+                f"expected a pattern of at most {self._max_states} states, got more: "
+                f"{self._pattern[:60]!r}"
+            )
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
