@@ -94,8 +94,8 @@ class ByteGraph:
         return joined
 
     def _repeat(self, fewest: int, most: Any, items: _Items, start: int) -> int:
-        # Repetitions are unrolled: an automaton cannot count. Each takes a state at least. Where they
-        # are too many, that is said before they are made, which would take seconds.
+        # Repetitions are unrolled: an automaton cannot count. Each takes a state at least. Too many
+        # are refused before they are made, which would take seconds.
         if max(fewest, 0 if str(most) == "MAXREPEAT" else most) > self._max_states:
             raise InputError(
                 f"expected a pattern of at most {self._max_states} states, got more: "
