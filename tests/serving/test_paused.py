@@ -121,7 +121,9 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     for result, expected, settings in zip(found, expected_of, SETTINGS, strict=True):
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
-        assert result.stats.rounds == expected.stats.rounds
+        # With `auto` greedy answers have as many drafts as pay in their company.
+        if "num_draft_tokens" not in options or settings.temperature > 0:
+            assert result.stats.rounds == expected.stats.rounds
         if settings.logprobs:
             np.testing.assert_allclose(result.raw_logprobs, expected.raw_logprobs, atol=1e-4)
     target, draft = scheduler.slots.pools
