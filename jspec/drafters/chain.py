@@ -18,6 +18,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -29,6 +30,7 @@ class _Chain(struct.PyTreeNode):
 
     memory: Any  # what the next distribution follows from, besides the token
     token: RowTokens  # the newest
+    settings: SamplingSettings  # at its position
     count: Int32[Array, ""]  # calls made so far
     tokens: DraftTokens  # drawn so far
     probs: DraftProbs
@@ -42,6 +44,7 @@ class _Chain(struct.PyTreeNode):
         return cls(
             memory,
             inputs.last_token,
+            inputs.settings,
             count=jnp.int32(0),
             tokens=jnp.zeros(shape, jnp.int32),
             # Zeros, if they are read, stand for drafts that are not put forward.
@@ -58,6 +61,8 @@ class _Chain(struct.PyTreeNode):
         token = jnp.maximum(drawn.token, 0)
         return self.replace(
             token=token,
+            # Penalties and the like see the drafts before the next one.
+            settings=self.settings.after(token),
             count=self.count + 1,
             tokens=self.tokens.at[:, self.count].set(token),
             probs=drawn.probs,
@@ -127,17 +132,12 @@ class ChainDrafter:
         size = self.target_vocab_size
         drawing = Drawing(size, ids, self.min_confidence, self.draw or draw)
         wanted = inputs.wanted() if wanted is None else wanted
-        slots = jnp.arange(inputs.rng_keys.shape[1])
 
         def grow(call: LogitsFn, chain: _Chain) -> _Chain:
             logits, memory = call(chain.memory, chain.token)
             # `count` is also the index of the draft that is drawn now.
             state = chain.count, chain.is_going, chain.probs
-            # Penalties and the like see the drafts before. Their counts are not carried along: the
-            # round has them too, and a loop that changes them copies them first, trip or none.
-            is_before = jnp.broadcast_to(slots < chain.count, chain.tokens.shape)
-            settings = inputs.settings.after_all(chain.tokens, is_before)
-            drawn = draw_one(drawing, logits, settings, inputs.rng_keys, *state)
+            drawn = draw_one(drawing, logits, chain.settings, inputs.rng_keys, *state)
             return chain.replace(memory=memory).lengthen(drawn, wanted)
 
         chain = _Chain.begin(memory, inputs, wanted, size)
