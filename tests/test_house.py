@@ -1,7 +1,4 @@
-"""The house rules: how large a room may grow, what may import what, and the words that are used.
-
-The numbers are meant to be raised only with a sentence in the commit that says why.
-"""
+"""The house rules: what may import what, the length of the README, and the words that are used."""
 
 import pathlib
 import re
@@ -11,34 +8,19 @@ import grimp
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-MAX_LINES_OF_A_FILE = 250
 MAX_README_CHARACTERS = 9_000
-MAX_ENTRIES = 12  # directly under jspec/, besides the programs
 PROGRAMS = {
     "__main__.py", "audit.py", "benchmark.py", "experiment.py", "generate.py", "report.py",
     "serve.py", "train.py",
 }  # fmt: skip
 
-# From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
-ROOMS = {
-    "common": 1_932,
-    "kernels": 5_374,
-    "models": 2_206,
-    "sampling": 662,
-    "weights": 3_490,
-    "speculation": 3_376,
-    "drafters": 7_000,
-    "generation": 4_929,
-    "serving": 3_437,
-    "training": 2_396,
-    "evaluation": 9_033,
-}
-MAX_LINES = 44_904
-MAX_REPORT_LINES = 1_600
-TEST_SHARE = 0.7
-MIN_COMMENT_SHARE = 0.04
-COMMENTED_ROOMS = ("kernels", "models", "speculation", "drafters")
-MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 21, 109, 8
+# From the bottom to the top: a package imports only packages before it.
+PACKAGES = (
+    "common", "kernels", "models", "sampling", "weights", "speculation", "drafters", "generation",
+    "serving", "training", "evaluation",
+)  # fmt: skip
+# Of the machines on which this was written; no user has them.
+MACHINE_PATHS = re.compile(r"/(?:work|farm|root)/")
 
 # What a reader stumbles over, and what to write instead.
 WORDS = {
@@ -56,40 +38,10 @@ def code_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in sorted(folder.rglob("*")) if path.suffix in {".py", ".cc", ".h"}]
 
 
-def count_lines(folder: pathlib.Path) -> int:
-    """Returns the lines of code under a folder, blank ones and comments included."""
-    return sum(len(path.read_text().splitlines()) for path in code_files(folder))
-
-
-def test_no_room_outgrows_its_budget():
-    """Guards against a room that grows because nobody looks."""
-    sizes = {room: count_lines(ROOT / "jspec" / room) for room in ROOMS}
-    assert {room: size for room, size in sizes.items() if size > ROOMS[room]} == {}
-    assert count_lines(ROOT / "jspec") <= MAX_LINES
-    assert count_lines(ROOT / "jspec/evaluation/reports") <= MAX_REPORT_LINES
-
-
-def test_tests_keep_pace_with_the_code():
-    """Guards against code that grows without tests."""
-    assert count_lines(ROOT / "tests") >= TEST_SHARE * count_lines(ROOT / "jspec")
-
-
-def test_a_file_can_be_read_whole():
-    """Guards against a file that has become several concepts."""
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for folder in ("jspec", "scripts", "configs")
-        for path in code_files(ROOT / folder)
-        if path.suffix == ".py"
-    }
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES_OF_A_FILE} == {}
-
-
 def test_only_programs_lie_loose():
-    """Guards against modules without a room."""
+    """Guards against modules without a package."""
     entries = {path.name for path in (ROOT / "jspec").iterdir() if path.name != "__pycache__"}
     assert {name for name in entries if name.endswith(".py")} == {*PROGRAMS, "__init__.py"}
-    assert len(entries - PROGRAMS) <= MAX_ENTRIES
 
 
 @pytest.fixture(scope="module")
@@ -110,47 +62,14 @@ def imports() -> set[tuple[str, str]]:
 
 
 def test_imports_point_downwards(imports):
-    """Guards against a room that needs one above it: the order of `ROOMS` is that of the layers."""
-    order = list(ROOMS)
+    """Guards against a package that needs one above it, in the order of `PACKAGES`."""
+    order = list(PACKAGES)
 
     def height(folder: str) -> int:
         parts = folder.split(".")
         return order.index(parts[1]) if len(parts) > 1 else len(order)  # programs are on top
 
     assert {(a, b) for a, b in imports if height(a) < height(b)} == set()
-
-
-def test_the_graph_of_folders_is_small(imports):
-    """Guards against a tangle: few folders, few arrows, no cycle and no long chain of imports."""
-    inner = {(a, b) for a, b in imports if a != "jspec"}
-    assert len({folder for pair in inner for folder in pair}) <= MAX_FOLDERS
-    assert len(imports) <= MAX_EDGES
-    assert longest_chain(inner) <= MAX_CHAIN
-
-
-def longest_chain(edges: set[tuple[str, str]]) -> int:
-    """Returns the number of arrows on the longest path; fails where there is a cycle."""
-    length = {folder: 0 for pair in edges for folder in pair}
-    for _ in length:
-        longer = dict(length)
-        for importer, imported in edges:
-            longer[importer] = max(longer[importer], length[imported] + 1)
-        if longer == length:
-            return max(length.values())
-        length = longer
-    pytest.fail("folders of jspec import each other in a cycle")
-
-
-@pytest.mark.parametrize("room", COMMENTED_ROOMS)
-def test_reasons_stand_beside_the_lines(room):
-    """Guards against rooms of hard code without comments."""
-    lines = [
-        line.strip()
-        for path in code_files(ROOT / "jspec" / room)
-        for line in path.read_text().splitlines()
-    ]
-    num_comments = sum(line.startswith(("#", "//")) or "  # " in line for line in lines)
-    assert num_comments >= MIN_COMMENT_SHARE * len(lines)
 
 
 def test_the_readme_is_read_in_three_minutes():
@@ -182,9 +101,19 @@ def prose_files() -> list[pathlib.Path]:
 
 
 def test_layers_are_those_of_the_linter():
-    """Guards against two orders of the rooms: import-linter's contract has the same one."""
+    """Guards against two orders of the packages: import-linter's contract has the same one."""
     done = subprocess.run(["lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     text = (ROOT / "pyproject.toml").read_text()
     layers = re.findall(r'^  "jspec\.(\w+)",$', text, re.MULTILINE)
-    assert layers == list(reversed(ROOMS))
+    assert layers == list(reversed(PACKAGES))
+
+
+def test_no_path_of_one_machine():
+    """Guards against a path that only the machine has on which it was written."""
+    names = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.sh", "*.toml", "*.yml"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    found = [name for name in names if MACHINE_PATHS.search((ROOT / name).read_text())]
+    assert [name for name in found if name != "tests/test_house.py"] == []
