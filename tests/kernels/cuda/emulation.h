@@ -86,7 +86,8 @@ struct Fiber {
 };
 
 // 0: threads and blocks run from the first to the last; 1: from the last to the first; else they are
-// shuffled anew in every turn, by this seed.
+// shuffled for every block, by this seed. A warp runs until all its lanes wait for other warps: it
+// comes as far ahead of the others as it can.
 inline unsigned order = 0;
 inline std::mutex one_launch;
 inline std::vector<Fiber> fibers(kMostThreads);
@@ -144,6 +145,17 @@ inline std::vector<int> Permute(int size, std::mt19937& random) {
   return places;
 }
 
+// Returns the first warp of an order that can run, or -1.
+inline int FindReadyWarp(const std::vector<int>& warps) {
+  for (int warp : warps) {
+    const int end = std::min((warp + 1) * kLanes, num_threads);
+    for (int i = warp * kLanes; i < end; ++i) {
+      if (fibers[i].state == State::kReady) return warp;
+    }
+  }
+  return -1;
+}
+
 inline void Start() {
   (*kernel)();
   Yield(State::kDone);
@@ -162,16 +174,18 @@ inline bool RunBlock(std::mt19937& random) {
     fiber.state = State::kReady;
     fiber.thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
   }
+  const std::vector<int> warps = Permute((num_threads + kLanes - 1) / kLanes, random);
+  const std::vector<int> lanes = Permute(kLanes, random);
   while (true) {
-    bool has_run = false;
-    for (int i : Permute(num_threads, random)) {
-      if (fibers[i].state != State::kReady) continue;
-      has_run = true;
-      current = i;
-      threadIdx = fibers[i].thread;
-      swapcontext(&scheduler, &fibers[i].context);
+    for (int warp; (warp = FindReadyWarp(warps)) >= 0;) {
+      for (int lane : lanes) {
+        const int i = warp * kLanes + lane;
+        if (i >= num_threads || fibers[i].state != State::kReady) continue;
+        current = i;
+        threadIdx = fibers[i].thread;
+        swapcontext(&scheduler, &fibers[i].context);
+      }
     }
-    if (has_run) continue;
     int done = 0, waiting = 0;
     for (int i = 0; i < num_threads; ++i) {
       done += fibers[i].state == State::kDone;
