@@ -130,6 +130,8 @@ def _make_jobs(
         settings = dataclasses.replace(
             settings, forbidden_token_ids=(*settings.forbidden_token_ids, *eos_ids)
         )
+    if settings.logprobs:
+        server.programs.target.tokenizer.label(0)  # here the first name may take a second
     scheduler, jobs = server.worker.scheduler, list[Job]()
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help

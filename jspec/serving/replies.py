@@ -209,7 +209,9 @@ class TextReply(Reply):
                 place += len(name)
         assert result.prompt_logprobs is not None
         before = self._named(ids, [None, *result.prompt_logprobs]) | {"text_offset": places}
-        return {name: value and before[name] + value for name, value in shown.items()}
+        return {
+            name: None if value is None else before[name] + value for name, value in shown.items()
+        }
 
 
 def usage_of(

@@ -116,10 +116,10 @@ class AnswerRequest(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise InputError("expected stream_options only with stream")
-        most = self.most_new_tokens
+        most = None if self.most_new_tokens is None else max(self.most_new_tokens, 1)
         given: dict[str, Any] = {
             "logprobs": self.wants_logprobs, "top_logprobs": self.num_top_logprobs,
-            "prompt_logprobs": self.has_scores, "max_new_tokens": most and max(most, 1),
+            "prompt_logprobs": self.has_scores, "max_new_tokens": most,
         }  # fmt: skip
         for pair in _SAME:
             own, _, name = pair.partition(":")

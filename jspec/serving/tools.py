@@ -190,7 +190,7 @@ def _end_of_object(text: str, begin: int) -> int | None:
 
 
 def _may_go_on(text: str) -> bool:
-    """Returns whether a text may be the beginning of JSON: it is wrong at its very end, if at all."""
+    """Returns whether a text may begin JSON: if it is wrong, then at its very end."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:

@@ -195,7 +195,10 @@ class GgufFile:
 
 
 def _parts_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the file, or all parts where it is named as one; an InputError if some are missing.
+    """Returns the file, or all parts where it is named as one.
+
+    Raises:
+      InputError: some are missing.
     """
     match = _PART.fullmatch(path.name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):

@@ -87,9 +87,7 @@ def byte_level_vocabulary():
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def write_gguf(
-    path, config, tensors, kinds=(), metadata=(), tokens=None, extra=(), **options
-):
+def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=(), **options):
     """Writes a GGUF Llama.
 
     Args:
