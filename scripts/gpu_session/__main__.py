@@ -40,6 +40,7 @@ import datetime
 import os
 import pathlib
 import sys
+import threading
 
 if __name__ == "__main__":  # before JAX is imported
     # A part of the GPU's memory is left to the processes beside this one.
@@ -61,6 +62,7 @@ from jspec.generation.provenance import environment, git_state
 from scripts.gpu_session import BEGIN
 from scripts.gpu_session.children import ROOT
 from scripts.gpu_session.plan import CALL_SECONDS, steps_of
+from scripts.gpu_session.products import has_cuda
 from scripts.gpu_session.session import Session, leave, run_steps
 from scripts.gpu_session.subjects import join_models
 
@@ -102,9 +104,12 @@ def main() -> None:
     _begin_call(session)
     for line in lines:
         session.write("model", line, said=line)
+    # nvcc takes a while: it compiles beside the first steps, which do not need it.
+    threading.Thread(target=has_cuda, daemon=True).start()
     status = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
     session.write("end", f"the call ends with status {status}", status=status,
                   seconds=round(session.elapsed(), 1))  # fmt: skip
+    session.close()
     leave(status)
 
 

@@ -92,6 +92,12 @@ class Session:
         ends = [one for one in self.records if one["kind"] == "step" and one["step"] == step]
         return ends[-1] if ends else None
 
+    def close(self) -> None:
+        """Ends the processes that no step has ended."""
+        for shared in self.shared.values():
+            if isinstance(shared, Child):
+                shared.end()
+
     def verdict(self) -> str:
         """Returns what the step `seeds` found of rounds; "unknown" before it."""
         verdicts = self.figures("seeds", "verdict")

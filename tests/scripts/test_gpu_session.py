@@ -1,11 +1,15 @@
-"""scripts/gpu_session: its plan, its time limits and its journal; a rehearsal leaves its records."""
+"""scripts/gpu_session: its plan, limits of time and journal; a rehearsal leaves its records."""
 
+import functools
 import hashlib
 import importlib
 import json
+import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -17,12 +21,15 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.evaluation.accelerators.devices import find_accelerator
+from jspec.generation.request import Request, Settings
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import arms, plan, products, race, seeds, session, subjects
 from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows
 from scripts.gpu_session.session import LeftOut, OutOfTime, Session, Step, run_steps
 from tests.programs import as_users, check_refusal, environment, run, run_many
+from tests.tiny_models import make_generator
 
+ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = "scripts.gpu_session"
 MISSING = ("beartype", "gguf", "ml_collections", "platformdirs")  # where little but JAX is there
 
@@ -148,7 +155,7 @@ def test_jobs_run_at_once_and_those_that_fail_are_said(start):
 
     def compile_all(work):
         begin = time.monotonic()
-        jobs = {str(number): lambda: time.sleep(0.4) or number for number in range(6)}
+        jobs = {str(number): functools.partial(time.sleep, 0.4) for number in range(6)}
         results = work.together(jobs | {"bad": lambda: 1 / 0})
         assert time.monotonic() - begin < 6 * 0.4
         return ",".join(sorted(results))
@@ -246,6 +253,17 @@ def test_old_loops_carry_their_condition(monkeypatch):
     assert sizes == [1, 0]
 
 
+def test_an_arms_options_are_those_of_the_rounds(monkeypatch):
+    """Guards against arms that all run the same program."""
+    monkeypatch.setattr(arms, "known", dict)
+    request = Request([1, 2, 3], Settings(max_new_tokens=4))
+    with (
+        arms.rounds_compiled_with(arms.Arm("odd", {"xla_no_such_option": 1})),
+        pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"),
+    ):
+        make_generator("none").generate(request)
+
+
 def test_options_that_this_xla_does_not_know_are_left_out():
     assert arms.known(arms.GRAPH | {"xla_gpu_no_such_option": 1}) == arms.GRAPH
 
@@ -253,20 +271,32 @@ def test_options_that_this_xla_does_not_know_are_left_out():
 @pytest.mark.compile_gpu
 def test_the_race_shows_an_empty_condition(tmp_path):
     """Compiled for an H100: where it is carried it has no kernel, and where computed it has."""
+    code = (
+        "import sys\nfrom tests.scripts.test_gpu_session import count_empty_conditions\n"
+        "print(count_empty_conditions(sys.argv[1]))"
+    )
+    env = as_users(os.environ) | {"JAX_PLATFORMS": "cpu"}  # there is no GPU
+    counts = [
+        int(subprocess.check_output([sys.executable, "-c", code, condition], env=env, cwd=ROOT))
+        for condition in ("carried", "computed")
+    ]
+    assert counts[0] > counts[1] == 0
+
+
+def count_empty_conditions(condition):
+    """Returns how many loops of the race have a condition without kernels."""
     (device,) = find_accelerator("h100").devices()
     sharding = jax.sharding.SingleDeviceSharding(device)
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-              for shape in ((64, 512), (512, 512))]  # fmt: skip
-    num_empty = {}
-    for condition in ("carried", "computed"):
-        folder = tmp_path / condition
-        options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+    sizes = (64, 512), (512, 512)
+    shapes = [jax.ShapeDtypeStruct(size, jnp.float32, sharding=sharding) for size in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program = jax.jit(race.make_program(condition))
         program.lower(*shapes).compile(compiler_options=arms.GRAPH | options)
-        text = "".join(path.read_text() for path in folder.glob("*thunk_sequence*.txt"))
-        assert "kWhile" in text
-        num_empty[condition] = len(re.findall(r"condition:\s*\n\s*No thunks", text))
-    assert num_empty["carried"] > num_empty["computed"] == 0
+        paths = pathlib.Path(folder).glob("*thunk_sequence*.txt")
+        text = "".join(path.read_text() for path in paths)
+    assert "kWhile" in text
+    return len(re.findall(r"condition:\s*\n\s*No thunks", text))
 
 
 @pytest.mark.parametrize("condition", ["carried", "computed"])
