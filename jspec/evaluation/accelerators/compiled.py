@@ -17,8 +17,6 @@ from jspec.evaluation.accelerators.devices import Accelerator
 from jspec.evaluation.accelerators.hlo import Module
 from jspec.evaluation.accelerators.rounds import Assumptions, count_round
 
-_LAUNCH_US = {"gpu": 1.5, "tpu": 0.0}  # of a launch in a graph; of a TPU's nothing is known
-_WAIT_US = 15.0  # of the host's look at a condition
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
     "nvidia-cuda-nvcc",
@@ -65,16 +63,10 @@ def compile_for(
         raise InputError(f"XLA cannot compile it for {accelerator.name}: {reason}") from None
     seconds = time.monotonic() - begin
     found = count_round(Module(text), assumed)
-    waits = found.waits if is_one_graph is False else 0.0
-    launched = found.figures["launches_per_round"] * _LAUNCH_US[accelerator.backend]
-    reading = found.figures["bytes_moved"] / accelerator.bandwidth * 1e6
-    joining = found.figures["collectives"] * accelerator.collective_us
-    joining += 2 * found.figures["collective_bytes"] / accelerator.link * 1e6
     return found.figures | {
-        "host_waits": waits,
+        "host_waits": found.waits if is_one_graph is False else 0.0,
         "is_one_graph": is_one_graph,
         "temporary_bytes": temporary,
-        "estimated_us": reading + joining + launched + waits * _WAIT_US,
         "seconds_to_compile": seconds,
         "loops": found.loops,
         "kernels": {
