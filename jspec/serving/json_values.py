@@ -136,7 +136,7 @@ def string(asked: dict[str, Any], where: str) -> str:
 def _searched(pattern: Any, where: str) -> str:
     """Returns the expression of the texts in JSON of strings in which a pattern matches.
 
-    Of what Python's `re` and ECMAScript read in different ways there is what both do.
+    Of what Python's `re` and ECMAScript read differently, only what both read alike is taken.
     """
     try:
         with warnings.catch_warnings():
