@@ -22,6 +22,7 @@ from jspec.kernels.device import (
 from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
+from jspec.kernels.loops import run_if, while_any
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
@@ -84,12 +85,14 @@ __all__ = [
     "product",
     "rms_norm",
     "rotate_heads",
+    "run_if",
     "run_options",
     "smallest_rank",
     "swiglu",
     "table_rows",
     "take_rows",
     "timed_products",
+    "while_any",
     "whole",
     "with_own_part",
     "write_pages",
