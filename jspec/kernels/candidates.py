@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jspec.common.errors import InputError, describe_error
 from jspec.kernels import library
-from jspec.kernels.backend import backend, has_bfloat16
+from jspec.kernels.backend import backend, has_bfloat16, is_foreign
 from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.precision import dot
@@ -24,7 +24,7 @@ _CONFIG: contextvars.ContextVar[Any] = contextvars.ContextVar("config", default=
 
 def block_candidates() -> Sequence[Candidate]:
     """Returns those of a decoder block on this kind of device besides XLA; a CPU has none."""
-    if not _has_choice() or asked_kernels() == XLA:
+    if not _may_compete():
         return ()
     try:
         from jspec.kernels import cuda_block
@@ -35,7 +35,7 @@ def block_candidates() -> Sequence[Candidate]:
 
 def product_candidates() -> Sequence[Candidate]:
     """Returns those of a packed product; see `block_candidates`."""
-    if not _has_choice() or asked_kernels() == XLA:
+    if not _may_compete():
         return ()
     try:
         from jspec.kernels.cuda_library import is_available
@@ -179,6 +179,12 @@ def explained_failures() -> Iterator[None]:
 def _has_choice() -> bool:
     """Returns whether candidates compete on this kind of device."""
     return backend() == "gpu" and has_bfloat16()
+
+
+def _may_compete() -> bool:
+    """Returns whether another candidate than XLA may be chosen; if not, none is even built."""
+    asked = asked_kernels()
+    return _has_choice() and asked != XLA and not (is_foreign() and asked is None)
 
 
 def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:

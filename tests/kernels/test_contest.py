@@ -274,15 +274,17 @@ def test_a_candidate_that_leaves_memory_unwritten_is_not_used(is_poisoned, stage
         return library.call("unwritten", jnp.zeros_like, library.floats(*x.shape)), cache
 
     if not is_poisoned:
-        memory, errors = {}, contest._errors
+        memory, errors, count = [], contest._errors, iter(range(100))
+        num_calls = 2 * len(trial.WIDTHS)
 
         def remember(operands, results, precise):
-            memory.setdefault(results[0].shape, results[0])
+            memory.append(results[0])
             return errors(operands, results, precise)
 
         def leftover(shape):
-            found = memory.get(shape.shape)
-            return jnp.zeros(shape.shape) if found is None else jnp.copy(found)
+            """Returns zeros for the reference's runs, then its result for each three runs."""
+            place = next(count) - 2 * num_calls
+            return jnp.zeros(shape.shape) if place < 0 else jnp.copy(memory[place // 3])
 
         monkeypatch.setattr(contest, "_errors", remember)
         monkeypatch.setattr(contest, "poisoned", leftover)
