@@ -25,6 +25,7 @@ from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.own_code import check_own_code, digest_of_own_code
 from jspec.generation.pattern_processor import make_pattern_processor
 from jspec.generation.prompts import encode_prompt
@@ -81,6 +82,7 @@ class Programs:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
+        check_one_graph()
         if isinstance(processors, Processor) or not isinstance(processors, Sequence):
             raise InputError(f"expected processors as a list, such as [mine], got {processors!r}")
         for name, value, kind in (

@@ -9,19 +9,28 @@ or processor it runs on: what follows from that is answered here by purpose, too
 
 from jspec.kernels.argmax import first_argmax
 from jspec.kernels.attention import attend, attend_capped
-from jspec.kernels.backend import compiling_for, run_options
+from jspec.kernels.backend import (
+    allow_one_graph,
+    awaits_graph_trial,
+    compiling_for,
+    one_graph_options,
+    run_options,
+    trying_options,
+)
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import (
     are_like_one,
     check_device,
     describe_device,
     devices_per_memory,
+    driver_version,
     prefers_unrolled_loops,
     timed_products,
 )
 from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
+from jspec.kernels.loops import run_if, while_any
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
@@ -61,22 +70,26 @@ __all__ = [
     "QuantizedKernel",
     "SplitKernel",
     "SplitLogits",
+    "allow_one_graph",
     "apply_rope",
     "are_like_one",
     "attend",
     "attend_capped",
     "attend_gathered",
     "attend_pages",
+    "awaits_graph_trial",
     "check_device",
     "compiling_for",
     "compute_block",
     "describe_device",
     "devices_per_memory",
+    "driver_version",
     "first_argmax",
     "first_largest",
     "geglu",
     "grouped_product",
     "has_fast_packed_products",
+    "one_graph_options",
     "own_part",
     "own_part_of",
     "prefers_unrolled_loops",
@@ -84,12 +97,15 @@ __all__ = [
     "product",
     "rms_norm",
     "rotate_heads",
+    "run_if",
     "run_options",
     "smallest_rank",
     "swiglu",
     "table_rows",
     "take_rows",
     "timed_products",
+    "trying_options",
+    "while_any",
     "whole",
     "with_own_part",
     "write_pages",

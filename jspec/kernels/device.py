@@ -1,6 +1,8 @@
 """What the rest of jspec needs to know of the device, by purpose rather than by name."""
 
+import contextlib
 import logging
+import pathlib
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from jspec.kernels.backend import backend
 from jspec.kernels.build import fingerprint
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
 
 
@@ -69,6 +72,14 @@ def describe_device() -> dict[str, str | None]:
     kind = jax.devices()[0].device_kind
     native = fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}
+
+
+def driver_version() -> str:
+    """Returns the version of NVIDIA's driver, or of what JAX runs the device by."""
+    with contextlib.suppress(OSError):  # another maker's, or none
+        if found := re.search(r"\b\d+(\.\d+)+\b", _DRIVER.read_text()):
+            return found[0]
+    return " ".join(jax.devices()[0].client.platform_version.split())
 
 
 def check_device() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.offline import is_offline
 from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
@@ -109,7 +110,10 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
     import huggingface_hub
 
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=_HUB_FILES, local_files_only=is_offline()
+        )
+        return pathlib.Path(folder)
     except Exception as error:  # of the client, and of a transport that depends on its version
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
