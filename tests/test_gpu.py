@@ -22,8 +22,8 @@ from jspec.kernels.packed_formats import FORMATS
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import SETTINGS, make_subject
-from tests.kernels.gpu.test_block import FAMILIES
-from tests.kernels.gpu.test_block import make_model as make_family
+from tests.kernels.families import FAMILIES
+from tests.kernels.families import make_model as make_family
 from tests.tiny_models import CONFIG, make_generator, make_model, peaked_params
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]

@@ -15,48 +15,17 @@ from jspec.kernels import fused_choice as choice
 from jspec.kernels.fused_block import takes_block
 from jspec.kernels.packed import STRIP
 from jspec.kernels.packed_formats import FORMATS
-from jspec.models import DecoderConfig, init_cache, make_apply
-from jspec.weights.quantize import quantize
+from jspec.models import init_cache, make_apply
 from tests.cases import slow_unless
-from tests.kernels.gpu.test_block_attention import random_tree
+from tests.kernels.families import (
+    CONFIG,
+    FAMILIES,
+    KERNELS,
+    assert_close,
+    make_model,
+    random_tree,
+)
 from tests.tiny import random_params
-
-CONFIG = DecoderConfig(
-    vocab_size=40, embed_dim=64, hidden_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=32, max_seq_len=200,
-)  # fmt: skip
-FAMILIES = {
-    "llama": {},
-    "biased": {
-        "qkv_bias": True, "out_bias": True, "mlp_bias": True, "qk_norm": "head",
-        "residual_scale": 0.4, "attention_scale": 0.3, "unrotated_layers": (1,),
-    },
-    "gemma": {
-        "norms": "both", "activation": "gelu_tanh", "attention_softcap": 2.0, "head_dim": 48,
-        "num_kv_heads": 1, "window": 7, "windowed_layers": (0,), "local_rope_theta": 100.0,
-    },
-    "post": {"norms": "post", "num_kv_heads": 4},
-}  # fmt: skip
-KERNELS = "qkv", "out", "gate_up", "down"
-
-
-def make_model(name, kind=None):
-    """Returns a config, and bfloat16 parameters or such whose layers' kernels are integers."""
-    config = dataclasses.replace(CONFIG, **FAMILIES[name])
-
-    def round_leaf(path, leaf):
-        names = tuple(key.key for key in path)
-        if names[-1].endswith("bias"):  # these stay float32
-            return leaf
-        if kind is not None and names[-1] in KERNELS:
-            leaf = quantize(leaf, path=names, kind=kind, dtype=jnp.bfloat16)
-            # XLA's inputs are rounded to bfloat16 before they are rounded to bytes, so some come
-            # to another byte. test_few_rows.py compares products of the same inputs.
-            return leaf.replace(takes_bytes=False) if kind == "q4_0" else leaf
-        return leaf.astype(jnp.bfloat16)
-
-    params = random_params(config, seed=3, std=0.15)
-    return config, jax.tree_util.tree_map_with_path(round_leaf, params)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +151,6 @@ def test_the_layer_of_an_eagle_head_is_fused_too(interpreted, monkeypatch, capsy
     assert list(choice._VERDICTS.values()) == [True]
     assert_close(found, expected)
     assert capsys.readouterr().err == ""
-
-
-def assert_close(found, expected):
-    """Checks all arrays, vector by vector."""
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
-        distance = np.linalg.norm(one - other, axis=-1)
-        assert (distance <= 0.03 * np.linalg.norm(other, axis=-1)).all()
 
 
 def layer_of(config, params):

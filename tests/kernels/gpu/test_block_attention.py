@@ -11,6 +11,7 @@ from jspec.kernels import attend_capped, rms_norm, rotate_heads
 from jspec.kernels.gpu import block_attention
 from jspec.kernels.gpu.block_attention import attend_block
 from jspec.models.cache import TAIL, KVCache
+from tests.kernels.families import random_tree
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 EPSILON = 0.1
@@ -41,14 +42,6 @@ def make_block(case, seed):
     mask = np.stack([random_tree(rng, t + offset)[offset:] for _ in range(b)])
     visible = cache.visible(jnp.asarray(mask), options.get("window"))
     return qkv, (jnp.cos(angles), jnp.sin(angles)), cache, visible
-
-
-def random_tree(rng, size):
-    """Returns which slots each token of a random tree sees: its path, itself included."""
-    mask = np.eye(size, dtype=bool)
-    for token in range(1, size):
-        mask[token] |= mask[rng.integers(token)]
-    return mask
 
 
 def norms_of(case):

@@ -12,7 +12,7 @@ from jspec.kernels import fused_block
 from jspec.kernels import fused_choice as choice
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import decoder, init_cache, make_apply
-from tests.kernels.gpu.test_block import make_model
+from tests.kernels.families import make_model
 
 CONFIG, PARAMS = make_model("llama")
 
