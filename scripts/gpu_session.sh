@@ -3,11 +3,10 @@
 #
 #   scripts/gpu_session.sh [--rehearse] [--results=FOLDER] [--models=FOLDER] [--only=STEP,...] PART...
 #
-#   correctness  the GPU's tests: audits, the coupled rule's one text for all drafters, fused
-#                kernels beside XLA's, prefill, packed weights; an audit of SmolLM2
+#   correctness  the GPU's tests: audits, the coupled rule's one text for all drafters, the
+#                candidates beside XLA, prefill, packed weights; an audit of SmolLM2
 #   profile      kernels and copies of a round: those that a profiler sees, and the compiler's
-#   shapes       products beside XLA's; plain and speculative rounds of 1B and 3B, 1B without
-#                fused kernels; 3B with 1B by given acceptance, beside Theorem 3.8
+#   shapes       plain and speculative rounds of 1B and 3B, 1B by XLA alone; 3B with 1B by given acceptance, beside Theorem 3.8
 #   more         rounds of 8B, and of 1B not in one graph
 #   pair         the pair of Qwen2.5-Coder beside transformers, or else SmolLM2 with its head
 #   peers        transformers (its cache static, its step compiled) and vLLM, random weights
@@ -111,7 +110,7 @@ if [ -n "$rehearse" ]; then
   scale=4 num_rows=512 repeats=1 tokens=8 prompts=1
   select=(-k "plain_decodings or leaves or no_numbers or hole or weights_are_those")
   small=$out/tiny-1b middle=$out/tiny-3b large=$out/tiny-8b
-  # Sizes that the fused kernels take.
+  # Sizes that all kernels take.
   [ -d "$small" ] || JAX_PLATFORMS=cpu "$python" -c '
 import pathlib, sys
 from tests.tiny_models import save_folder
@@ -181,7 +180,7 @@ correctness() {
   step seeds 120 "${tests[@]}" -m gpu tests/test_gpu.py -k seeds
   JSPEC_ONE_GRAPH=0 step seeds-no-graph 110 "${tests[@]}" -m gpu tests/test_gpu.py -k seeds
   step gpu-tests 170 "${tests[@]}" -m gpu tests/test_gpu.py -k "not seeds"
-  step kernel-tests 40 "${tests[@]}" -m "not gpu" tests/kernels/gpu
+  step kernel-tests 40 "${tests[@]}" tests/kernels/test_contest.py
   step cache-tests 30 "${tests[@]}" tests/speculation/test_cache_consistency.py
   if lacks gguf; then
     leave_out packed-tests "gguf is not installed"
@@ -205,16 +204,11 @@ profile() {
 rounds=(--measure=roofline --quick)
 
 shapes() {
-  if [ "$backend" = gpu ]; then
-    step products 40 "$python" -u -m scripts.gpu_products "$out/products.jsonl"
-  else
-    leave_out products "it needs a GPU"
-  fi
   benchmark rounds-1b 110 "${rounds[@]}" --target="$small" --drafters=none,prompt_lookup:4
   benchmark rounds-3b 200 "${rounds[@]}" --target="$middle" --draft="$small" \
     --drafters=none,prompt_lookup:4,model:4
   # Named so that roofline takes only what is compiled as its estimates are.
-  JSPEC_FUSED=0 benchmark unfused-rounds-1b 80 "${rounds[@]}" --target="$small" \
+  JSPEC_KERNELS=xla benchmark unfused-rounds-1b 80 "${rounds[@]}" --target="$small" \
     --drafters=none,prompt_lookup:4
   benchmark synthetic-3b 100 --measure=synthetic --target="$middle" --draft="$small" \
     --drafters=none,model:2,model:4 --num_prompts="$prompts" --repeats="$repeats" \

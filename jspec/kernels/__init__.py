@@ -1,16 +1,22 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
 Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
-computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
-block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
-or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
-`are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
+a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
+which device or processor it runs on: what follows from that is answered here by purpose, too
+(`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
 from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.backend import compiling_for, run_options
 from jspec.kernels.cache_write import TAIL, write_rows
+from jspec.kernels.candidates import (
+    choose_weights,
+    chosen_kernels,
+    compute_block,
+    explained_failures,
+)
 from jspec.kernels.device import (
     are_like_one,
     check_device,
@@ -19,7 +25,6 @@ from jspec.kernels.device import (
     prefers_unrolled_loops,
     timed_products,
 )
-from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
@@ -68,10 +73,13 @@ __all__ = [
     "attend_gathered",
     "attend_pages",
     "check_device",
+    "choose_weights",
+    "chosen_kernels",
     "compiling_for",
     "compute_block",
     "describe_device",
     "devices_per_memory",
+    "explained_failures",
     "first_argmax",
     "first_largest",
     "geglu",
