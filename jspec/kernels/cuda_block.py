@@ -14,7 +14,7 @@ is decided by a trial; see `contest`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +22,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.kernels import cuda_library
+from jspec.kernels.contest import Candidate
 from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel
 from jspec.kernels.product import product
 from jspec.kernels.quantized import QuantizedKernel
-
-
-class Candidate(NamedTuple):
-    """What computes an operation, by name, and whether it takes the operands as they are."""
-
-    name: str
-    takes: Callable[..., bool]
-    run: Callable[..., Any]
-
 
 Rope = tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]
 
