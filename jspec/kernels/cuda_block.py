@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.kernels import cuda_library
 from jspec.kernels.contest import Candidate
-from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
+from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, _storage_of, multiply, takes_kernel
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel
@@ -67,9 +67,7 @@ def attend(
     operands = _attention_operands(rope, visible, cache, block_offset, norms)
     mixed = jax.ShapeDtypeStruct((b, t, k * (p - 2), h), keys.dtype)
     results = (*_shapes_of(keys, values), mixed, *_split_shapes(config, visible))
-    call = jax.ffi.ffi_call(
-        "jspec_cuda_attention", results, input_output_aliases={0: 0, 1: 1}
-    )
+    call = jax.ffi.ffi_call("jspec_cuda_attention", results, input_output_aliases={0: 0, 1: 1})
     keys, values, mixed, *_ = call(keys, values, qkv, *operands, **_attention_attributes(config))
     return mixed, cache.replace(keys=(keys,), values=(values,))
 
@@ -159,7 +157,7 @@ def multiply_by_xla(
         kernel = kernel.reshape(-1, rows.shape[1])  # the others are matrices already
     outputs = product(rows, kernel)
     if bias is not None:
-        outputs += bias.reshape(-1)
+        outputs += bias.reshape(-1).astype(jnp.float32)
     if activation is not None:
         outputs = _GATES[activation](outputs.reshape(1, len(rows), 2, -1))[0]
     if scale != 1.0:
@@ -191,7 +189,7 @@ def run_layer(
     products, storages, takes_bytes = [], [], []
     for half, name in zip((attention, attention, mlp, mlp), _KERNELS, strict=True):
         kernel, bias = half[name], half.get(f"{name}_bias")
-        storage, *weights = storage_of(kernel, _num_inputs(config)[name])
+        storage, *weights = _storage_of(kernel, _num_inputs(config)[name])
         storages.append(storage)
         takes_bytes.append(isinstance(kernel, PackedKernel) and kernel.takes_bytes)
         products += [empty if operand is None else operand for operand in (*weights, bias)]
@@ -284,9 +282,7 @@ def _split_shapes(config: Any, visible: Array) -> tuple[jax.ShapeDtypeStruct, ..
     b, t, s = visible.shape
     k = config.num_kv_heads
     parts = b, k, t * config.num_groups, num_splits(b * k, s)
-    return tuple(
-        jax.ShapeDtypeStruct((*parts, size), jnp.float32) for size in (config.head_dim, 2)
-    )
+    return tuple(jax.ShapeDtypeStruct((*parts, size), jnp.float32) for size in (config.head_dim, 2))
 
 
 def _attention_operands(

@@ -101,7 +101,9 @@ def make_call(case, seed=0):
         layer[np.broadcast_to(~is_read[:, None, :, None], layer.shape)] = np.nan
     if case.has_pages:
         cache = in_pages(layers, length, rng)
-    norms = tuple((1 + rng.normal(size=(2, h)) / 4).astype(jnp.bfloat16)) if case.has_norms else None
+    norms = (
+        tuple((1 + rng.normal(size=(2, h)) / 4).astype(jnp.bfloat16)) if case.has_norms else None
+    )
     return qkv, rope, visible, cache, norms
 
 
@@ -256,6 +258,23 @@ def test_the_order_of_threads_is_irrelevant(emulator, in_order, case):
     for order in (1, 2, 3):
         with in_order(order):
             assert_equal(run(case, *call), expected)
+
+
+def test_missing_barriers_are_noticed(emulator, in_order, monkeypatch):
+    """The negative control: threads read what no thread has written yet, which is NaN."""
+    name, ffi_call = "jspec_cuda_broken_attention", jax.ffi.ffi_call
+    handler = jax.ffi.pycapsule(getattr(emulator, f"emulated_{name}"))
+    jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    monkeypatch.setattr(
+        jax.ffi, "ffi_call", lambda _, *results, **how: ffi_call(name, *results, **how)
+    )
+    case = CASES[1][1]
+    qkv, rope, visible, cache, norms = make_call(case)
+    broken = compiled.__wrapped__(case.config, case.offset)
+    for order in range(4):
+        with in_order(order):
+            mixed, _ = broken(qkv, rope, visible, cache, norms)
+        assert np.isnan(np.asarray(mixed, np.float32)).any()
 
 
 @pytest.mark.parametrize(
