@@ -6,9 +6,9 @@
     layer         CUDA C++   CUDA C++    one, of six kernels
     layer-pdl     CUDA C++   CUDA C++    the same; each kernel starts before the last one has ended
 
-All write the block's keys and values into the cache themselves, and read pages through their table.
-A token's result does not depend on how many tokens stand beside it. Which candidate computes a model
-is decided by a trial; see `contest`.
+All write the block's keys and values into the cache themselves, and read pages through their
+table. A token's result does not depend on how many tokens stand beside it. Which candidate computes
+a model is decided by a trial; see `contest`.
 """
 
 import functools

@@ -17,7 +17,7 @@ from jspec.models.decoder import Block
 from jspec.models.paged_cache import PagedKVCache
 from jspec.models.rope import rope_cos_sin
 from tests.cases import slow_unless
-from tests.kernels.families import CONFIG, FAMILIES, assert_close, make_model, random_tree
+from tests.kernels.families import CONFIG, assert_close, make_model, random_tree
 from tests.tiny import random_params
 
 CANDIDATES = {candidate.name: candidate for candidate in cuda_block.CANDIDATES}
@@ -116,7 +116,7 @@ def by_candidate(name, config, params, offset, call, *inputs):
 def test_a_block_says_what_the_models_own_says(
     emulator, candidates, family, kind, rows, width, offset, has_pages
 ):
-    """The stream and the cache; slots that are not committed hold NaN, as does what is unwritten."""
+    """The stream and the cache. Slots that are not committed hold NaN, as what is unwritten does."""
     config, params = make_layer(family, kind)
     call = make_call(config, rows, width, offset, has_pages)
     expected = by_reference(Block(config), params, offset, call)
