@@ -116,7 +116,7 @@ def by_candidate(name, config, params, offset, call, *inputs):
 def test_a_block_says_what_the_models_own_says(
     emulator, candidates, family, kind, rows, width, offset, has_pages
 ):
-    """The stream and the cache. Slots that are not committed hold NaN, as what is unwritten does."""
+    """The stream and the cache. Slots not committed hold NaN, and so does unwritten memory."""
     config, params = make_layer(family, kind)
     call = make_call(config, rows, width, offset, has_pages)
     expected = by_reference(Block(config), params, offset, call)
