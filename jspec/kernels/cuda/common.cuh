@@ -13,6 +13,7 @@
 #include "emulation.h"
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -128,6 +129,27 @@ __host__ __device__ inline uint32_t ToPair(float first, float second) {
 
 __host__ __device__ inline uint16_t ToBfloat16(float number) {
   return uint16_t(ToPair(number, 0.0f));
+}
+
+// Returns a · b + c of each of two pairs, rounded once.
+__host__ __device__ inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDA_ARCH__
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return ToPair(FirstOf(a) * FirstOf(b) + FirstOf(c), SecondOf(a) * SecondOf(b) + SecondOf(c));
+#endif
+}
+
+// Loads what is read once: it need not stay in the caches.
+template <class T>
+__host__ __device__ inline T LoadOnce(const void* address) {
+#ifdef __CUDA_ARCH__
+  return __ldcs(static_cast<const T*>(address));
+#else
+  return *static_cast<const T*>(address);
+#endif
 }
 
 // Returns the number of a float16.
