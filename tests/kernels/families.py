@@ -21,7 +21,7 @@ FAMILIES = {
         "residual_scale": 0.4, "attention_scale": 0.3, "unrotated_layers": (1,),
     },
     "gemma": {
-        "norms": "both", "activation": "gelu_tanh", "attention_softcap": 2.0, "head_dim": 48,
+        "norms": "both", "activation": "gelu_tanh", "attention_softcap": 2.0, "head_dim": 64,
         "num_kv_heads": 1, "window": 7, "windowed_layers": (0,), "local_rope_theta": 100.0,
     },
     "post": {"norms": "post", "num_kv_heads": 4},
