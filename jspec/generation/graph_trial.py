@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-import jspec
 from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.kept import keep, note, read_kept
@@ -176,7 +175,7 @@ def _make_model(disturbance: float) -> LoadedModel:
 def _machine() -> dict[str, str]:
     """Returns what may change the verdict on one kind of device."""
     digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(jspec.__file__).parent.rglob("*.py")):
+    for path in sorted(pathlib.Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return {
         "driver": kernels.driver_version(),
