@@ -151,7 +151,12 @@ def _outcome(infos: StepInfo) -> list[np.ndarray]:
     """Returns the tokens of rounds and the counts: a wrong draft may leave the tokens right."""
     tokens, counts = np.asarray(infos.tokens), np.asarray(infos.num_tokens)
     is_token = np.arange(tokens.shape[-1]) < counts[..., None]
-    return [np.where(is_token, tokens, -1), counts, infos.num_proposed, infos.num_accepted]
+    return [
+        np.where(is_token, tokens, -1),
+        counts,
+        np.asarray(infos.num_proposed),
+        np.asarray(infos.num_accepted),
+    ]
 
 
 def _make_model(disturbance: float) -> LoadedModel:

@@ -67,8 +67,8 @@ class LoadedModel:
     name: str
     is_random: bool = False
     quantization: str | None = None
-    is_quantization_chosen: bool = False
     mesh: jax.sharding.Mesh | None = dataclasses.field(default=None, repr=False)
+    is_quantization_chosen: bool = False
 
     @property
     def own_config(self) -> DecoderConfig:
