@@ -1,6 +1,7 @@
 """scripts/gpu_session.sh: what it refuses, what it would run on a GPU, and a rehearsal without."""
 
 import collections
+import importlib.util
 import json
 import os
 import pathlib
@@ -242,7 +243,8 @@ def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
     left = [
         one["step"] for one in read_steps(tmp_path / "out").values() if "left" in one["outcome"]
     ]
-    assert left == ([] if shutil.which("vllm") else ["vllm"])
+    needed = {"transformers": importlib.util.find_spec("torch"), "vllm": shutil.which("vllm")}
+    assert left == [step for step, has_it in needed.items() if not has_it]
 
 
 def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
