@@ -12,6 +12,7 @@ import pytest
 from jspec.serving.http_errors import Guard
 from tests.serving.served import Served, events, load_tiny
 
+_MAX_BODY = 150_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 180, "temperature": 0, "min_tokens": 180}
 SAY = [{"role": "user", "content": "a"}]
@@ -23,9 +24,6 @@ def read(connection):
     """Returns the whole body of a reply, and closes the connection."""
     with contextlib.closing(connection):
         return connection.getresponse().read()
-
-
-_MAX_BODY = 150_000
 
 
 @pytest.fixture(scope="module")
