@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-import jspec
 from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.kept import keep, note, read_kept
@@ -152,7 +151,12 @@ def _outcome(infos: StepInfo) -> list[np.ndarray]:
     """Returns the tokens of rounds and the counts: a wrong draft may leave the tokens right."""
     tokens, counts = np.asarray(infos.tokens), np.asarray(infos.num_tokens)
     is_token = np.arange(tokens.shape[-1]) < counts[..., None]
-    return [np.where(is_token, tokens, -1), counts, infos.num_proposed, infos.num_accepted]
+    return [
+        np.where(is_token, tokens, -1),
+        counts,
+        np.asarray(infos.num_proposed),
+        np.asarray(infos.num_accepted),
+    ]
 
 
 def _make_model(disturbance: float) -> LoadedModel:
@@ -176,7 +180,7 @@ def _make_model(disturbance: float) -> LoadedModel:
 def _machine() -> dict[str, str]:
     """Returns what may change the verdict on one kind of device."""
     digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(jspec.__file__).parent.rglob("*.py")):
+    for path in sorted(pathlib.Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return {
         "driver": kernels.driver_version(),

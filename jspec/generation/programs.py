@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
+from jspec import kernels
 from jspec.common.errors import InputError, check_count, check_type, whole_number
-from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.memory import Budget, Room, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
@@ -203,6 +204,13 @@ class Programs:
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
 
+    def budget(self, room: Room) -> Budget:
+        """Returns the device, and the memory that the models and caches of that size take on it."""
+        budget, draft = self.engine.layout.budget(self.params, room), self._draft
+        if draft is None or not draft.is_quantization_chosen:
+            return budget
+        return budget._replace(note=f"the draft's weights in {draft.quantization}: faster here")
+
     @property
     def is_lossless(self) -> bool:
         """Whether the answers follow the target's distribution exactly."""
@@ -220,7 +228,8 @@ class Programs:
     def describe(self) -> dict[str, Any]:
         """Returns everything besides the request that decides an answer, as plain values.
 
-        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto".
+        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto",
+        and the kernels that blocks have taken so far.
         """
         draft = self._draft
         return {
@@ -234,6 +243,8 @@ class Programs:
             "costs": self._costs and self._costs.to_json(),
             "acceptance": self._acceptance,
             "is_lossless": self.rule.is_lossless,
+            "kernels": kernels.chosen_kernels(self.target.own_config),
+            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
             "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,

@@ -1,10 +1,10 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
 Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
-computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
-block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
-or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
-`are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
+a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
+which device or processor it runs on: what follows from that is answered here by purpose, too
+(`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
@@ -18,16 +18,20 @@ from jspec.kernels.backend import (
     trying_options,
 )
 from jspec.kernels.cache_write import TAIL, write_rows
+from jspec.kernels.candidates import (
+    choose_weights,
+    chosen_kernels,
+    compute_block,
+    explained_failures,
+)
 from jspec.kernels.device import (
     are_like_one,
     check_device,
     describe_device,
     devices_per_memory,
-    driver_version,
     prefers_unrolled_loops,
     timed_products,
 )
-from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.loops import run_if, while_any
@@ -57,6 +61,7 @@ from jspec.kernels.split import (
 )
 from jspec.kernels.threshold import smallest_rank
 from jspec.kernels.unwritten import zeros_if
+from jspec.kernels.verdicts import driver_version
 
 __all__ = [
     "MODEL_AXIS",
@@ -79,11 +84,14 @@ __all__ = [
     "attend_pages",
     "awaits_graph_trial",
     "check_device",
+    "choose_weights",
+    "chosen_kernels",
     "compiling_for",
     "compute_block",
     "describe_device",
     "devices_per_memory",
     "driver_version",
+    "explained_failures",
     "first_argmax",
     "first_largest",
     "geglu",

@@ -109,7 +109,7 @@ def _may_be_one_graph() -> bool:
 
 
 def has_bfloat16() -> bool:
-    """Returns whether the GPU has products of bfloat16, which the kernels of Triton and cuDNN take.
+    """Returns whether the GPU has products of bfloat16, which cuDNN and jspec's own kernels take.
 
     A compiler may end the process where it is given a GPU that is too old: that is not tried.
     """
@@ -124,7 +124,7 @@ def _is_new_enough() -> bool:
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) >= _BFLOAT16:
         return True
     name = f"{device.device_kind}, compute capability {capability}"
-    cost = "XLA computes them in float32, and fused kernels are not used"
+    cost = "XLA computes them in float32, and other kernels are not used"
     message = f"jspec: the GPU ({name}) has no products of bfloat16, as {_BFLOAT16} has: {cost}"
     print(message, file=sys.stderr, flush=True)
     return False

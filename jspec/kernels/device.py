@@ -1,8 +1,6 @@
 """What the rest of jspec needs to know of the device, by purpose rather than by name."""
 
-import contextlib
 import logging
-import pathlib
 import re
 import sys
 from collections.abc import Sequence
@@ -17,9 +15,9 @@ from jspec.common.errors import InputError
 from jspec.kernels import library
 from jspec.kernels.backend import backend
 from jspec.kernels.build import fingerprint
+from jspec.kernels.contest import asked_kernels
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
-_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
 
 
@@ -74,14 +72,6 @@ def describe_device() -> dict[str, str | None]:
     return {"backend": jax.default_backend(), "device": kind, "native": native}
 
 
-def driver_version() -> str:
-    """Returns the version of NVIDIA's driver, or of what JAX runs the device by."""
-    with contextlib.suppress(OSError):  # another maker's, or none
-        if found := re.search(r"\b\d+(\.\d+)+\b", _DRIVER.read_text()):
-            return found[0]
-    return " ".join(jax.devices()[0].client.platform_version.split())
-
-
 def check_device() -> None:
     """Starts JAX, unless it has started, on the devices that JAX_PLATFORMS names.
 
@@ -89,8 +79,9 @@ def check_device() -> None:
     JAX's wheels, one line says why, and the CPU is taken.
 
     Raises:
-      InputError: JAX_PLATFORMS names what is not there.
+      InputError: JAX_PLATFORMS or JSPEC_KERNELS names what is not there.
     """
+    asked_kernels()
     problems: list[str] = []
 
     def hear(record: logging.LogRecord) -> bool:

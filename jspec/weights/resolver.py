@@ -58,6 +58,7 @@ class LoadedModel:
         a different model from the one of that name; "packed" if they stay as they are in a GGUF
         file; "packed_a8" if products also round their inputs, which is another model, too; None if
         they are the checkpoint's in floats.
+      is_quantization_chosen: whether nobody asked for it: a trial on this device did.
     """
 
     config: DecoderConfig
@@ -67,6 +68,7 @@ class LoadedModel:
     is_random: bool = False
     quantization: str | None = None
     mesh: jax.sharding.Mesh | None = dataclasses.field(default=None, repr=False)
+    is_quantization_chosen: bool = False
 
     @property
     def own_config(self) -> DecoderConfig:
@@ -188,7 +190,7 @@ def load_model(
         quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh)
+    return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh=mesh)
 
 
 def _stays_packed(name: str, path: pathlib.Path) -> bool:

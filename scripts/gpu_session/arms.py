@@ -96,15 +96,16 @@ def _is_known(name: str, value: Any) -> bool:
 @contextlib.contextmanager
 def rounds_compiled_with(arm: Arm) -> Iterator[None]:
     """Within it `Generator` compiles rounds as the arm says, whatever a trial of the graph says."""
-    before = kernels.run_options, jax.lax.while_loop
+    before = kernels.run_options, kernels.awaits_graph_trial, jax.lax.while_loop
     options = known(arm.options)
     kernels.run_options = lambda: dict(options)
+    kernels.awaits_graph_trial = lambda: False  # which would compile for a while
     if arm.has_carried_loops:
         jax.lax.while_loop = _carried(jax.lax.while_loop)
     try:
         yield
     finally:
-        kernels.run_options, jax.lax.while_loop = before
+        kernels.run_options, kernels.awaits_graph_trial, jax.lax.while_loop = before
 
 
 def _carried(while_loop: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,9 @@ from jspec.evaluation.auditing.checks import check_parity
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.evaluation.auditing.rows import Rows, choose_context
 from jspec.evaluation.auditing.subject import Check, Subject
+from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.request import Settings
+from jspec.kernels import run_options
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model
 from scripts.gpu_session.session import Work
@@ -23,6 +25,8 @@ _PROMPTS = "Why is the sky blue?", "Name three rivers, then name them again."
 
 def run(work: Work) -> str:
     """Audits `rejection` with a draft model, and SmolLM2 with its head if its file is there."""
+    check_one_graph()  # once, before threads make programs of rounds
+    work.record("graph", is_one_graph=run_options() is not None)
     num_rows = 256 if work.is_rehearsal else _ROWS
     settings = _SETTINGS
     if work.is_rehearsal:  # with little to compile

@@ -25,6 +25,7 @@ from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
 from jspec.common.user_cache import cache_dir
 from jspec.evaluation.analysis.call_cost import Machine, measure_machine, product_loop
 from jspec.evaluation.benchmarking.parts import call_loop
+from jspec.generation.graph_trial import check_one_graph
 from jspec.models import DecoderConfig
 from scripts.gpu_session.arms import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work
@@ -51,6 +52,7 @@ _CALLS = (1, 128), (6, 128), (1, 4096)  # tokens, tokens before them
 
 def run(work: Work) -> str:
     """Times products, then layers by each choice; what matters most comes first."""
+    check_one_graph()  # else what is timed outside a Generator would be none
     bandwidth(work)
     shares = _time_layers(work)
     best = sorted(shares, key=lambda name: -shares[name])

@@ -64,7 +64,6 @@ def for_a_gpu(monkeypatch):
     """Traces for a GPU, with the options of one graph, and keeps no program: XLA must dump it."""
     for name in ("XLA_FLAGS", "JSPEC_ONE_GRAPH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("JSPEC_FUSED", "0")  # Pallas asks for the GPU at hand
     before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     with kernels.compiling_for("gpu"):

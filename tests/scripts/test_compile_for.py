@@ -6,17 +6,10 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from jspec import kernels
-from jspec.evaluation.accelerators.compiled import compile_for
-from jspec.evaluation.accelerators.devices import find_accelerator
-from jspec.kernels.gpu import DECODED
-from jspec.kernels.packed_formats import FORMATS
 from jspec.models import PRESETS
 from jspec.models.families.hf_config import to_hf_config
 from tests.programs import check_refusal, environment, run_many
@@ -174,7 +167,7 @@ def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, figures, tmp_pa
 @pytest.mark.compile_gpu
 def test_weights_that_are_converted_in_memory_are_seen(figures):
     """The negative control: without Triton's products XLA makes every weight float32 first."""
-    flags = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false", "JSPEC_FUSED": "0"}
+    flags = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false", "JSPEC_KERNELS": "xla"}
     (found,) = figures(*_PLAIN, **flags)
     assert found["conversions"] > 16  # more than one a layer
     assert found["bytes_moved"] > 4 * found["bytes_ideal"]
@@ -189,49 +182,6 @@ def test_prefill_and_calls_are_compiled_too(figures):
         assert launches == one["launches_per_round"] > 0
         assert sizes == pytest.approx(one["bytes_moved"])
         assert one["bytes_moved"] > one["bytes_ideal"]
-
-
-@pytest.mark.compile_gpu
-def test_a_packed_product_is_one_launch_that_reads_its_bytes():
-    """In a process of its own: the tests' own XLA optimises less."""
-    own = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
-    code = "from tests.scripts.test_compile_for import check_packed\ncheck_packed()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | own, cwd=_ROOT, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-def check_packed():
-    """Checks every format that is decoded in the kernel, for an H200."""
-    for kind in DECODED:
-        form, shape = FORMATS[kind], (1024, 4096)
-        size = 16 * shape[1] // form.inputs * form.num_bytes
-        strips: Any = jax.ShapeDtypeStruct((shape[0] // 16, size), jnp.uint8)
-        kernel = kernels.PackedKernel(strips, kind, shape, jnp.dtype(jnp.bfloat16))
-        rows = jax.ShapeDtypeStruct((5, shape[1]), jnp.float32)
-        with kernels.compiling_for("gpu"):
-            product = jax.jit(kernels.product)
-            found = compile_for(find_accelerator("h200"), product, (rows, kernel), None, 1)
-        assert found["launches_per_round"] == 1, (kind, found)
-        ends = 4 * 5 * (shape[1] + shape[0])
-        assert found["bytes_moved"] == strips.size + ends, (kind, found)
-
-
-@pytest.mark.compile_gpu
-@pytest.mark.parametrize("target", ["llama-3.2-1b", "llama-3.2-3b"])
-def test_a_layer_of_few_tokens_is_eight_kernels(figures, target):
-    """By Pallas in calls of 1 and 5 tokens; XLA makes 15 and more, which also chunks take."""
-    arguments = f"--target={target}", "--programs=call:1,call:5,call:64"
-    fused = figures(*_PLAIN, *arguments)
-    by_xla = figures(*_PLAIN, *arguments, JSPEC_FUSED="0")
-    launches, before = ([one["launches_per_round"] for one in each] for each in (fused, by_xla))
-    num_layers = {"llama-3.2-1b": 16, "llama-3.2-3b": 28}[target]
-    assert max(launches[:2]) <= 8 * num_layers + 12
-    assert min(before[:2]) >= 15 * num_layers
-    assert launches[2] == before[2]
-    assert all(one["copies"] == one["conversions"] == 0 for one in fused)
 
 
 def test_the_page_says_what_the_records_say():

@@ -23,7 +23,7 @@ _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
     "nvidia-cuda-nvcc",
 )  # fmt: skip
-_VARIABLES = "JSPEC_FUSED", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
+_VARIABLES = "JSPEC_KERNELS", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
 
 
 def compiled_with() -> dict[str, Any]:
