@@ -28,7 +28,7 @@ _SETTINGS = {
     "sampled": Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1),
 }
 _TREE = {"num_draft_tokens": 5, "tree_depth": 2, "tree_branches": 2}
-_DRAWN = {**_TREE, "tree_draws": "with"}
+_DRAWN = {**_TREE, "num_draft_tokens": 4, "tree_draws": "with"}
 _CASCADE, _MERGED = "prompt_lookup+model", "prompt_lookup+recycle+model"
 _ALONE = [(name, kind, 1, {}) for name in DRAFTERS for kind in _SETTINGS]
 _OTHERS = [
