@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import PackedKernel, QuantizedKernel, library
+from jspec.kernels import PackedKernel, QuantizedKernel
 from jspec.kernels.cuda_product import ACTIVATIONS, PACKED, multiply, takes_kernel
 from jspec.kernels.packed import packed_product, round_to_bytes, unpack
 from jspec.kernels.packed_formats import FORMATS
