@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.kernels import cuda_library
 from jspec.kernels.contest import Candidate
-from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, _storage_of, multiply, takes_kernel
+from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel
@@ -189,7 +189,7 @@ def run_layer(
     products, storages, takes_bytes = [], [], []
     for half, name in zip((attention, attention, mlp, mlp), _KERNELS, strict=True):
         kernel, bias = half[name], half.get(f"{name}_bias")
-        storage, *weights = _storage_of(kernel, _num_inputs(config)[name])
+        storage, *weights = storage_of(kernel, _num_inputs(config)[name])
         storages.append(storage)
         takes_bytes.append(isinstance(kernel, PackedKernel) and kernel.takes_bytes)
         products += [empty if operand is None else operand for operand in (*weights, bias)]

@@ -217,6 +217,19 @@ def test_slots_after_the_block_are_not_seen_whatever_is_said(emulator):
     assert_equal(mixed, expected)
 
 
+def test_a_row_without_pages_writes_nothing(emulator):
+    """Its table names page 0, which is nobody's; what it attends to is its own block."""
+    case = CASES[6][1]
+    qkv, rope, visible, cache, norms = make_call(case)
+    table = cache.table.copy()
+    table[2] = 0
+    mixed, written = run(case, qkv, rope, visible, cache.replace(table=table), norms)
+    expected, _ = run(case, qkv, rope, visible, cache, norms)
+    assert cache.length[2] == 0
+    assert_equal(mixed, expected)
+    assert np.isnan(np.asarray(written.keys[0][0], np.float32)).all()
+
+
 def test_a_token_that_sees_nothing_gives_no_nan(emulator):
     case = CASES[1][1]
     qkv, rope, visible, cache, norms = make_call(case)
