@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jspec.common import cli, processes
 from jspec.common.cli import list_flags
-from jspec.common.errors import InputError, prefixed_errors
+from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
@@ -22,7 +22,7 @@ from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, prompts_of
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, Settings, nth_seed
 from jspec.generation.stats_text import format_stats
 from jspec.weights.quantize import KINDS, PACKED_A8
 
@@ -148,17 +148,12 @@ def open_output(options: DrafterOptions) -> JsonLinesWriter | None:
 
 
 def make_requests(texts: list[Prompt], settings: Settings) -> list[Request]:
-    """Returns the requests; prompt k gets seed + k.
-
-    Raises:
-      InputError: a seed above the largest.
-    """
-    requests = []
-    for index, one in enumerate(texts):
-        with prefixed_errors(f"prompt {index} uses seed + {index}"):
-            own = dataclasses.replace(settings, seed=settings.seed + index)
-        requests.append(Request(one.text, own, one.category))
-    return requests
+    """Returns the requests; prompt k gets seed + k."""
+    seeds = [nth_seed(settings.seed, index) for index in range(len(texts))]
+    return [
+        Request(one.text, dataclasses.replace(settings, seed=seed), one.category)
+        for one, seed in zip(texts, seeds, strict=True)
+    ]
 
 
 def split_at_problem(

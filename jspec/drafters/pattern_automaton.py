@@ -97,7 +97,7 @@ def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:
 
 
 def token_table(
-    automaton: ByteAutomaton, token_bytes: Sequence[bytes | None], vocab_size: int
+    automaton: ByteAutomaton, token_bytes: Sequence[bytes], vocab_size: int
 ) -> np.ndarray:
     """Returns the state after each token, [n v] int16.
 
@@ -114,7 +114,7 @@ def token_table(
             f"expected a pattern of at most {MAX_TABLE_BYTES // (2 * vocab_size)} states for a "
             f"vocabulary of {vocab_size}, got {num_states}"
         )
-    texts = [text or b"" for text in token_bytes][:vocab_size]
+    texts = list(token_bytes)[:vocab_size]
     lengths = np.array([len(text) for text in texts] + [0] * (vocab_size - len(texts)))
     letters = np.zeros([vocab_size, lengths.max(initial=1)], np.uint8)
     for token_id, text in enumerate(texts):
@@ -137,7 +137,7 @@ def token_table(
 
 def forced_tokens(
     automaton: ByteAutomaton,
-    token_bytes: Sequence[bytes | None],
+    token_bytes: Sequence[bytes],
     encode: Callable[[str], list[int]],
     width: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +159,7 @@ def forced_tokens(
 
 def _encode_run(
     run: bytes,
-    token_bytes: Sequence[bytes | None],
+    token_bytes: Sequence[bytes],
     by_bytes: Mapping[bytes, int],
     encode: Callable[[str], list[int]],
 ) -> list[int]:
@@ -170,7 +170,7 @@ def _encode_run(
             ids = encode(text)
         except InputError:  # a byte that the vocabulary lacks
             ids = []
-        if b"".join(token_bytes[i] or b"" for i in ids) == text.encode():
+        if b"".join(token_bytes[i] for i in ids) == text.encode():
             return ids
     # The run begins inside a character, or the tokenizer puts a space before every text: then the
     # longest token that fits comes first, and so on.

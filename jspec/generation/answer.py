@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jspec.common.timing import Instant
-from jspec.generation.request import Request
+from jspec.generation.request import Request, Settings
 from jspec.generation.result import Piece, Result, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
@@ -83,7 +83,7 @@ class Answer:
         self._num_draft_tokens = num_draft_tokens
         self._token_ids: list[int] = []
         self._num_taken = self._num_drafted = self._tree_depth = 0
-        self._text = AnswerText(target.tokenizer, request.settings.stop)
+        self._text = AnswerText(target.tokenizer, row.prompt, request.settings)
         self.rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
         self._logprobs: list[TokenLogprob] = []
@@ -204,13 +204,14 @@ class AnswerText:
       is_stopped: whether the text has reached a stop string.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, stop: tuple[str, ...]) -> None:
-        self._decoder, self._stop = tokenizer.stream(), stop
+    def __init__(self, tokenizer: TokenizerLike, prompt: Sequence[int], settings: Settings) -> None:
+        self._decoder, self._stop = tokenizer.stream(prompt), settings.stop
+        self._num_protected, self._end_protected = settings.min_new_tokens, 0
         self._num_shown = 0
         self.text, self.is_stopped = "", False
 
     def push(self, token_id: int) -> None:
-        """Adds a token."""
+        """Adds a token; a stop string that ends in one of the first `min_new_tokens` is none."""
         self._append(self._decoder.push(token_id))
 
     def finish(self) -> None:
@@ -228,10 +229,14 @@ class AnswerText:
         return new
 
     def _append(self, new: str) -> None:
-        longest = max((len(stop) for stop in self._stop), default=1)
-        begin = max(len(self.text) - longest + 1, 0)
+        begin = len(self.text)
         self.text += new
-        found = [at for stop in self._stop if (at := self.text.find(stop, begin)) >= 0]
+        if self._num_protected > 0:
+            self._num_protected -= 1
+            self._end_protected = len(self.text)
+        begin = max(begin, self._end_protected)
+        places = [(stop, max(begin - len(stop) + 1, 0)) for stop in self._stop]
+        found = [at for stop, first in places if (at := self.text.find(stop, first)) >= 0]
         if found:
             self.text = self.text[: min(found)]
             self.is_stopped = True

@@ -13,7 +13,7 @@ from jspec.generation.batch import check_processor, needed_switches
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
-from jspec.generation.request import Request
+from jspec.generation.request import Request, Settings
 from jspec.generation.result import Beam, Piece, Result
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
@@ -35,7 +35,7 @@ def search_beams(
         if row.settings.num_beams > 1:
             search = BeamSearch(programs, request, row)
             if on_start is not None:
-                on_start(programs.engine.layout.budget(programs.params, search.room))
+                on_start(programs.budget(search.room))
             result = search.run()
             if on_result is not None:
                 on_result(result)
@@ -164,7 +164,7 @@ class BeamSearch:
 
     def _beam(self, token_ids: list[int], score: float) -> Beam:
         target = self._programs.target
-        text = AnswerText(target.tokenizer, stop=())
+        text = AnswerText(target.tokenizer, self._row.prompt, Settings())
         for token_id in token_ids:
             text.push(token_id)
         text.finish()

@@ -89,7 +89,7 @@ def update(state: PatternState, token: RowTokens) -> PatternState:
 
 
 def make_tables(
-    pattern: str, token_bytes: Sequence[bytes | None], vocab_size: int
+    pattern: str, token_bytes: Sequence[bytes], vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the state after tokens of each class, [n c], and the class of each token, [v].
 
@@ -99,7 +99,7 @@ def make_tables(
       InputError: no pattern that is supported, a larger one, or one that no tokens can spell.
     """
     automaton = compile_pattern(pattern, MAX_STATES - 1, _MAX_NODES)
-    goals, goal_of = _follow(automaton, [text or b"" for text in token_bytes][:vocab_size])
+    goals, goal_of = _follow(automaton, list(token_bytes)[:vocab_size])
     goals = _without_dead_ends(goals, automaton.is_end)
     columns, class_of_goal = np.unique(goals, axis=1, return_inverse=True)
     if columns.shape[1] >= MAX_CLASSES:

@@ -7,7 +7,7 @@ from typing import Any
 from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
 from jspec.speculation.logprobs import MOST_TOP
 
-MAX_SEED = 2**32 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _FLOAT32_MAX = 2.0**127
 _FLOAT32_TINY = 2.0**-126
 
@@ -22,7 +22,7 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("a finite {} of at least 0", _is_temperature),
     "draft_temperature": ("a finite {} of at least 0", _is_temperature),
     "top_k": ("{} of at least 0", lambda value: 0 <= value < 2**31),
-    "top_p": ("{} in (0, 1]", lambda value: 0 < value <= 1),
+    "top_p": ("{} in [0, 1]", lambda value: 0 <= value <= 1),
     "min_p": ("{} in [0, 1]", lambda value: 0 <= value <= 1),
     "repetition_penalty": (
         "a finite {} above 0",
@@ -38,7 +38,7 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "{} False, True or 'never'",
         lambda value: isinstance(value, bool) or value == "never",
     ),
-    "seed": (f"a {{}} from 0 to {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED),
+    "seed": ("a {} of 64 bits with its sign", lambda value: MIN_SEED <= value <= MAX_SEED),
 }
 
 
@@ -56,7 +56,8 @@ class Settings:
       max_new_tokens: maximum number of tokens of the answer.
       temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
       top_k: keep only this many of the most likely tokens; 0 keeps all.
-      top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
+      top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all, 0
+        one.
       min_p: keep tokens whose probability is at least this share of the highest; 0 keeps all.
       draft_temperature: temperature of the drafter; None uses `temperature`. The distribution of
         the answer does not depend on it.
@@ -67,8 +68,8 @@ class Settings:
       logit_bias: (token id, number added to its logit) pairs, or a dict of them.
       allowed_token_ids: the only tokens that may be emitted; None allows all.
       forbidden_token_ids: tokens that may not be emitted.
-      min_new_tokens: the model's end tokens and `stop_token_ids`, but not stop strings, are
-        suppressed until the answer has this many tokens.
+      min_new_tokens: the model's end tokens and `stop_token_ids` are suppressed until the answer
+        has this many tokens, and stop strings in them do not end it.
       logprobs: whether to report the log-probabilities of the emitted tokens.
       top_logprobs: with `logprobs`, of how many of the likeliest tokens at each place, too.
       prompt_logprobs: with `logprobs`, whether of the prompt's tokens, too.
@@ -80,7 +81,7 @@ class Settings:
       early_stopping: when a beam search ends, as in transformers: False, when the best running beam
         would not now be among the `num_beams` best that have ended; True, when that many have
         ended; "never", when no longer text could be among them.
-      seed: seed of all randomness of the request, 0 to 2^32 - 1.
+      seed: seed of all randomness of the request, -2^63 to 2^63 - 1.
       stop: texts that end the answer, which is cut before them.
       stop_token_ids: tokens that end the answer, in addition to the model's own.
 
@@ -219,7 +220,7 @@ def make_requests(
     """Returns a request for each prompt, a text or a request; or `num_samples` with rising seeds.
 
     Raises:
-      InputError: no list of prompts, or a seed above the largest.
+      InputError: no list of prompts.
     """
     if isinstance(prompts, Mapping | bytes | Set):
         kind = type(prompts).__name__
@@ -246,5 +247,11 @@ def _check_prompt(prompt: Any) -> None:
 
 
 def _with_seed(request: Request, number: int) -> Request:
-    settings = dataclasses.replace(request.settings, seed=request.settings.seed + number)
+    settings = request.settings
+    settings = dataclasses.replace(settings, seed=nth_seed(settings.seed, number))
     return dataclasses.replace(request, settings=settings)
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """Returns the seed of the answer of that index among those of one seed: rising, then around."""
+    return (seed + index - MIN_SEED) % 2**64 + MIN_SEED

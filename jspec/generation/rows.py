@@ -1,5 +1,6 @@
 """A request as one row of a batch: checks that need the model, and its state on the device."""
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -66,7 +67,10 @@ def make_row(prompt: list[int], settings: Settings, target: LoadedModel, max_seq
             f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
             f"{len(stop_ids)}"
         )
+    _check_ids("stop_token_ids", settings.stop_token_ids, target.config.vocab_size)
     _check_token_settings(settings, stop_ids, used_vocab_size(target))
+    if settings.pattern is not None:
+        _check_before_pattern(prompt, target)
     max_length = min(len(prompt) + settings.max_new_tokens, max_seq_len)
     return Row(settings, prompt, tuple(stop_ids), max_length)
 
@@ -76,6 +80,15 @@ def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
         raise InputError(
             f"expected {name} from 0 to {vocab_size - 1}, got some from {min(ids)} to {max(ids)}"
         )
+
+
+def _check_before_pattern(prompt: Sequence[int], target: LoadedModel) -> None:
+    """Refuses a prompt after which a token's text is not what the pattern takes it for."""
+    stream = target.tokenizer.stream(prompt)
+    if stream.is_inside_character:
+        raise InputError("expected a prompt of whole characters before a pattern, got half a one")
+    if not stream.is_begun and target.tokenizer.strips:
+        raise InputError("expected a prompt with text before a pattern, got special tokens alone")
 
 
 def _check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_size: int) -> None:
@@ -157,7 +170,7 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
         costs, alone, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
         control = control.replace(costs=costs, alone=alone, reading=reading)
     return state.replace(
-        seed=np.array([settings.seed], np.uint32),
+        seed=np.array([_key_of(settings.seed)], np.uint32),
         settings=SamplingSettings(
             temperature=jnp.array([settings.temperature], np.float32),
             top_k=jnp.array([settings.top_k], np.int32),
@@ -173,6 +186,14 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
         is_done=np.array([False]),
         control=control,
     )
+
+
+def _key_of(seed: int) -> int:
+    """Returns a seed of 64 bits as the device's 32: itself, if it is small enough, or a hash."""
+    if 0 <= seed < 2**32:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=True), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def finish_row(state: SpecState, row: jax.Array) -> SpecState:

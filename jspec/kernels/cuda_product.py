@@ -78,7 +78,7 @@ def multiply(
         raise ValueError(f"expected an activation among {[*ACTIVATIONS]}, got {activation!r}")
     num_rows, num_inputs = rows.shape
     num_outputs = math.prod(kernel.shape) // num_inputs // (1 if activation is None else 2)
-    storage, weights, units, multipliers = _storage_of(kernel, num_inputs)
+    storage, weights, units, multipliers = storage_of(kernel, num_inputs)
     optional = units, multipliers, norm, None if bias is None else bias.reshape(-1), residual
     # XLA has no operands that are left out: they are empty.
     empty = np.zeros([0], np.float32)
@@ -104,7 +104,7 @@ def multiply(
     )
 
 
-def _storage_of(
+def storage_of(
     kernel: Kernel, num_inputs: int
 ) -> tuple[int, jax.Array, jax.Array | None, jax.Array | None]:
     """Returns the number of its format, the weights, and the units and multipliers of integers."""

@@ -10,9 +10,17 @@ from jspec.serving.json_schema import schema_pattern
 
 
 class Body(BaseModel):
-    """An object in which no field may stand that is not listed."""
+    """An object in which no field may stand that is not listed, unless it is null."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, given: Any) -> Any:
+        """Drops fields that are null, as the clients of OpenAI send what they do not say."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def unanchored(pattern: str) -> str:
@@ -69,16 +77,6 @@ class Message(Body):
     refusal: None = None  # clients send back the message that they were given
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_nulls(cls, given: Any) -> Any:
-        """Drops fields that are not known and null, which the clients of OpenAI send back."""
-        if not isinstance(given, dict):
-            return given
-        return {
-            key: given[key] for key in given if given[key] is not None or key in cls.model_fields
-        }
 
     def plain(self) -> dict[str, Any]:
         """Returns the message as chat templates know it.

@@ -5,7 +5,6 @@ This file and its three neighbours of that name are the only ones that know what
 
 import asyncio
 import pathlib
-import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -66,8 +65,12 @@ def _add_answers(app: FastAPI, server: Server) -> None:
             ]
         texts = [""] * len(prompts)
         if body.echo:
-            decode = server.programs.target.tokenizer.decode
-            texts = [one if isinstance(one, str) else decode(one) for one in body.prompts()]
+            streams = [server.programs.target.tokenizer.stream() for _ in prompts]
+            texts = [
+                # Without half a character at its end, which the answer may complete.
+                one if isinstance(one, str) else "".join(map(stream.push, one))
+                for one, stream in zip(body.prompts(), streams, strict=True)
+            ]
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
 
@@ -144,10 +147,7 @@ def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> lis
     is_shown = getattr(body, "tool_choice", None) != "none"
     with naming("tools"):
         tools = plain_tools(body.tools or ()) if is_shown else []
-    if tools and not re.search(r"\btools\b", tokenizer.chat_template):
-        raise RefusalError(400, f"expected no tools: {server.model}'s chat template has no place "
-                           "for them", param="tools")  # fmt: skip
-    with naming("messages"):
+    with naming("messages", ["tools"]):
         messages = [message.plain() for message in body.messages or ()]
         text = tokenizer.chat_prompt(messages, tools)
         return tokenizer.encode(text, add_bos=False)  # the template writes BOS itself

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jspec.common.errors import InputError
 from jspec.generation import request as generation
 from jspec.generation.programs import Programs
-from jspec.generation.request import MAX_SEED, Settings
+from jspec.generation.request import Settings, nth_seed
 from jspec.generation.result import Result
 from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
 from jspec.serving.job import DrainingError, Job, Update
@@ -78,7 +78,11 @@ async def answer(
     loop = asyncio.get_running_loop()
 
     def teller(index: int) -> Callable[[Update], object]:
-        return lambda update: loop.call_soon_threadsafe(updates.put_nowait, (index, update))
+        def tell(update: Update) -> None:
+            shown = _without_tokens(update) if body.most_new_tokens == 0 else update
+            loop.call_soon_threadsafe(updates.put_nowait, (index, shown))
+
+        return tell
 
     reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes, body)
     with naming(about, list(type(body).model_fields)):
@@ -120,10 +124,14 @@ def _make_jobs(
     if pattern is not None and body.ignore_eos:
         raise InputError("expected no ignore_eos with a pattern, which says where the answer ends")
     settings = dataclasses.replace(body.settings(server.defaults), pattern=pattern)
-    vocab_size = server.programs.target.config.vocab_size
-    for token_id in settings.stop_token_ids:
-        if token_id >= vocab_size:
-            raise InputError(f"expected stop_token_ids from 0 to {vocab_size - 1}, got {token_id}")
+    if body.ignore_eos:
+        config = server.programs.target.config
+        eos_ids = (token_id for token_id in config.eos_ids if token_id < config.vocab_size)
+        settings = dataclasses.replace(
+            settings, forbidden_token_ids=(*settings.forbidden_token_ids, *eos_ids)
+        )
+    if settings.logprobs:
+        server.programs.target.tokenizer.label(0)  # here the first name may take a second
     scheduler, jobs = server.worker.scheduler, list[Job]()
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help
@@ -134,21 +142,32 @@ def _make_jobs(
     drafting = asked.num_draft_tokens, asked.drafter
     first = settings.seed
     if body.seed is None and not server.has_seed:
-        first = secrets.randbelow(MAX_SEED - body.n)
-    if first + body.n - 1 > MAX_SEED:
-        raise InputError(f"expected seed + n - 1 from 0 to {MAX_SEED}, got {first + body.n - 1}")
+        first = secrets.randbelow(2**32)
     limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
     for prompt in prompts:
         _check_length(len(prompt), most_new, server.programs.max_seq_len, about)
-        for number in range(body.n):
-            own = dataclasses.replace(settings, seed=first + number)
+        for _ in range(body.n):
+            # Independent of the request's others, those to other prompts among them.
+            own = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
             request = generation.Request(prompt, own)
             row = make_row(server.programs, request, *drafting)
             tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
     return jobs
+
+
+def _without_tokens(update: Update) -> Update:
+    """Returns the update of an answer that was to have no token: the device always draws one."""
+    result = update.piece.result
+    if result is not None and result.error is None:
+        known = None if result.token_logprobs is None else []
+        result = dataclasses.replace(
+            result, token_ids=[], text="", token_logprobs=known, finish_reason="length"
+        )
+    piece = dataclasses.replace(update.piece, text="", token_ids=[], result=result)
+    return update._replace(piece=piece, is_drafted=[], logprobs=[])
 
 
 def _check_length(num_prompt: int, most_new: int | None, context: int, about: str) -> None:

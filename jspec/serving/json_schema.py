@@ -28,7 +28,8 @@ from jspec.serving.json_values import (
 MAX_DEPTH = 3  # of objects and arrays in each other, where the schema leaves it open
 _MAX_LEVELS = 16
 _MAX_CHARACTERS = 400_000
-_NUMBER = INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+# No exponents that readers take for infinity.
+_NUMBER = INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
 _SIMPLE = {"integer": INTEGER, "number": _NUMBER, "boolean": "(?:true|false)", "null": "null"}
 # The types, and the keywords that say something of their values.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
@@ -115,7 +116,7 @@ class _Compiler:
         for name in ("const", "enum"):
             if name in asked:
                 check_keywords(asked, ["type", name], where)
-                texts = [_dumps(one) for one in (
+                texts = [_dumps(one, f"{where}.{name}") for one in (
                     [asked[name]] if name == "const" else list_of(asked[name], f"{where}.{name}")
                 )]  # fmt: skip
                 if "type" in asked:
@@ -154,7 +155,9 @@ class _Compiler:
             value = self.value(others, level + 1, f"{where}.additionalProperties")
             return _repeated("{}", f"{string({}, where)}: ?{value}", level, 0, None)
         members = [
-            re.escape(_dumps(name)) + ": ?" + self.value(one, level + 1, f"{where}.{name}")
+            re.escape(_dumps(name, f"{where}.properties"))
+            + ": ?"
+            + self.value(one, level + 1, f"{where}.{name}")
             for name, one in properties.items()
         ]
         return _members(members, [name in required for name in properties], level)
@@ -189,8 +192,12 @@ def _members(members: Sequence[str], is_required: Sequence[bool], level: int) ->
     return rf"\{{(?:{whole}){'' if any(is_required) else '?'}\}}"
 
 
-def _dumps(value: Any) -> str:
+def _dumps(value: Any, where: str) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeError:
+        refuse(where, "characters of UTF-8", "half a surrogate pair")
     except ValueError:
-        raise InputError("expected a JSON schema with numbers that are finite") from None
+        refuse(where, "numbers that are finite", "others")
+    return text

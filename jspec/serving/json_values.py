@@ -1,22 +1,30 @@
 """Expressions of JSON strings and of integers between bounds, and what refuses a schema."""
 
+import json
 import math
 import re
 import re._parser as parser  # type: ignore[import-untyped]
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from jspec.common.errors import InputError
-from jspec.drafters.pattern_regex import complement, ranges_of
+from jspec.drafters.pattern_regex import Ranges, complement, ranges_of
 
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PLAIN = r'[^"\\\x00-\x1f]'  # a character of a string that stands for itself
-# What no text by a `pattern` has: what JSON escapes, and spaces beyond ASCII, which `\S` means too.
-_NOT_PLAIN = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x80, 0xA0), (0x1680, 0x1680),
-              (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F),
-              (0x3000, 0x3000), (0xFEFF, 0xFEFF)]  # fmt: skip
+# What Python or ECMAScript takes for a space.
+_SPACES = [(0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680),
+           (0x180E, 0x180E), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
+           (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]  # fmt: skip
+_BEYOND_ASCII = (0x80, 0x10FFFF)
+_BREAKS = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]  # no dot matches them
+_ESCAPED = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]  # by JSON
 _SHORT = r'\\["\\/bfnrt]'  # one that is escaped
+# One by its number, which is no surrogate but in a pair.
+_NUMBER = (r"\\u(?:[0-9A-Ca-cE-Fe-f][0-9A-Fa-f]{3}|[Dd][0-7][0-9A-Fa-f]{2}"
+           r"|[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})")  # fmt: skip
 _MOST_DIGITS = 18  # of a bound
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -118,26 +126,44 @@ def string(asked: dict[str, Any], where: str) -> str:
         return f'"{FORMATS[asked["format"]]}"'
     if "pattern" in asked:
         check_keywords(asked, ["type", "pattern"], where)
-        return f'"{_plain_pattern(asked["pattern"], where)}"'
+        return f'"{_searched(asked["pattern"], where)}"'
     if (fewest, most) == (0, None):
-        return rf'"(?:{_PLAIN}|{_SHORT}|\\u[0-9A-Fa-f]{{4}})*"'
+        return f'"(?:{_PLAIN}|{_SHORT}|{_NUMBER})*"'
     # Two escapes with \u may be one character, so there are none where characters are counted.
     return rf'"(?:{_PLAIN}|{_SHORT}){{{fewest},{"" if most is None else most}}}"'
 
 
-def _plain_pattern(pattern: Any, where: str) -> str:
-    """Returns a pattern, which may match in the middle, without characters that JSON escapes."""
+def _searched(pattern: Any, where: str) -> str:
+    """Returns the expression of the texts in JSON of strings in which a pattern matches.
+
+    Of what Python's `re` and ECMAScript read differently, only what both read alike is taken.
+    """
     try:
-        parsed: Any = parser.parse(pattern, re.ASCII)
-        items = list(parsed)
-        first, last = (str(items[end][1]) if items else "" for end in (0, -1))
-        is_bound = first == "AT_BEGINNING", last == "AT_END"
-        text = _sequence(items[is_bound[0] : len(items) - is_bound[1]])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            parsed: Any = parser.parse(pattern, re.ASCII)
+        if parsed.state.flags & ~(re.ASCII | re.VERBOSE):
+            raise ValueError("flags")
+        anything = f"(?:{_PLAIN}|{_SHORT})*"
+        return _anywhere(list(parsed), anything, anything)
     except (re.error, TypeError, ValueError, OverflowError, RecursionError, Warning):
-        refuse(f"{where}.pattern", "an expression of literals, classes, groups and repetitions",
-                pattern)  # fmt: skip
-    before, after = ("" if bound else f"(?:{_PLAIN})*" for bound in is_bound)
-    return f"{before}{text}{after}"
+        refuse(f"{where}.pattern", "an expression of literals, classes, groups and repetitions, in "
+               "which each class has a character", pattern)  # fmt: skip
+
+
+def _anywhere(items: Any, before: str, after: str) -> str:
+    """Returns the expression of items between others, unless an anchor says that none are there."""
+    items = list(items)
+    if items and str(items[0][1]) == "AT_BEGINNING":
+        return _anywhere(items[1:], "", after)
+    if items and str(items[-1][1]) == "AT_END":
+        return _anywhere(items[:-1], before, "")
+    op, value = items[0] if len(items) == 1 else ("", (None,) * 4)
+    if str(op) == "BRANCH":
+        return any_of([_anywhere(one, before, after) for one in value[1]])
+    if str(op) == "SUBPATTERN" and not any(value[1:3]):
+        return _anywhere(value[3], before, after)
+    return before + _sequence(items) + after
 
 
 def _sequence(items: Any) -> str:
@@ -146,9 +172,8 @@ def _sequence(items: Any) -> str:
 
 def _part(op: str, value: Any) -> str:
     if op in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-        rest = complement([*complement(ranges_of(op, value)), *_NOT_PLAIN])
-        return "[" + "".join(rf"\U{low:08x}-\U{high:08x}" for low, high in rest) + "]"
-    if op == "SUBPATTERN":
+        return _character(_agreed(op, value))
+    if op == "SUBPATTERN" and not any(value[1:3]):  # flags
         return f"(?:{_sequence(value[3])})"
     if op == "BRANCH":
         return any_of([_sequence(one) for one in value[1]])
@@ -156,6 +181,41 @@ def _part(op: str, value: Any) -> str:
         fewest, most, one = value
         return f"(?:{_sequence(one)}){{{fewest},{'' if str(most) == 'MAXREPEAT' else most}}}"
     raise ValueError(op)
+
+
+def _agreed(op: str, value: Any, *, is_wide: bool = False) -> Ranges:
+    """Returns the characters of a class by Python and ECMAScript; if `is_wide`, by either."""
+    if op == "ANY":
+        return complement(_BREAKS[: 1 if is_wide else None])
+    if op == "CATEGORY":
+        is_not, ranges = "NOT_" in str(value), ranges_of(op, str(value).replace("NOT_", ""))
+        if is_wide != is_not:  # all digits and letters there are, of which nobody asks
+            ranges = _SPACES if "SPACE" in str(value) else [*ranges, _BEYOND_ASCII]
+        return complement(ranges) if is_not else ranges
+    if op != "IN":
+        return ranges_of(op, value)
+    is_negated = str(value[0][0]) == "NEGATE"
+    parts = [one for part, what in value[is_negated:]
+             for one in _agreed(str(part), what, is_wide=is_wide != is_negated)]  # fmt: skip
+    return complement(parts) if is_negated else parts
+
+
+def _character(ranges: Ranges) -> str:
+    """Returns the expression of one character of some in a JSON string.
+
+    Controls are there that have a short escape, or if there is nothing else: each takes states.
+    """
+    plain = complement([*complement(ranges), *_ESCAPED, (0xD800, 0xDFFF)])
+    text = "".join(rf"\U{low:08x}-\U{high:08x}" for low, high in plain)
+    inside = [code for low, high in _ESCAPED for code in range(low, high + 1)
+              if any(first <= code <= last for first, last in ranges)]  # fmt: skip
+    escapes = [json.dumps(chr(code))[1:-1] for code in inside]
+    short = [escape for escape in escapes if len(escape) == 2]
+    choices = [f"[{text}]"] * bool(plain) + [re.escape(one) for one in short]
+    choices = choices or [re.escape(one) for one in escapes]
+    if not choices:
+        raise ValueError("a class without characters")
+    return any_of(choices)
 
 
 def limits(asked: dict[str, Any], of: str, where: str) -> tuple[int, int | None]:

@@ -11,10 +11,10 @@ from jspec.generation.result import Result, TokenLogprob
 from jspec.generation.stats import Stats
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
-from jspec.serving.token_texts import text_and_bytes, text_or_bytes
 from jspec.serving.tools import CallReader
 from jspec.serving.traces import rounds_of
 from jspec.weights import TokenizerLike
+from jspec.weights.tokenizers.text_stream import TextStream
 
 _Logprobs = Sequence[TokenLogprob | None]  # of each token; None of the first of an echo
 # An answer that its deadline has cut is one that is not complete, as "length" says.
@@ -49,7 +49,10 @@ class Reply:
         self._streams: dict[int, Any] = {}  # of tokens' texts, by choice
         self._offsets: dict[int, tuple[Any, int]] = {}  # another such stream, and its length
         is_parallel = getattr(asked, "parallel_tool_calls", None) is not False
-        self._calls = defaultdict[int, CallReader](lambda: CallReader(is_parallel))  # by choice
+        is_forced = asked.pattern_field == "tool_choice"
+        self._calls = defaultdict[int, CallReader](
+            lambda: CallReader(is_parallel, is_forced)
+        )  # by choice
         self._begun, self._num_new = set[int](), 0  # choices, and tokens of all together
 
     def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
@@ -86,7 +89,9 @@ class Reply:
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
         """Returns each token's text and where it came from, and what the rounds did."""
-        stream = self._streams.setdefault(index, self._tokenizer.stream())
+        if index not in self._streams:
+            self._streams[index] = self._stream(index)
+        stream = self._streams[index]
         own = iter(one["next"] if one["draft_ids"] else "plain" for one in rounds_of(update))
         # The token that the prefill drew is of no round.
         pairs = zip(update.piece.token_ids, update.is_drafted, strict=True)
@@ -98,6 +103,10 @@ class Reply:
             "tokens": tokens,
             "rounds": [[one.num_proposed, one.num_accepted] for one in update.rounds],
         }
+
+    def _stream(self, index: int) -> TextStream:
+        """Returns the stream of an answer's text."""
+        return self._tokenizer.stream(self._prompts[index // self._asked.n])
 
     def _reason(self, index: int, result: Result) -> str:
         reason = _FINISH_REASONS[result.finish_reason]
@@ -141,9 +150,8 @@ class ChatReply(Reply):
         del index
 
         def shown(token_id: int, logprob: float) -> dict[str, Any]:
-            text, known = text_and_bytes(self._tokenizer, token_id)
-            shown = None if known is None else list(known)
-            return {"token": text, "logprob": logprob, "bytes": shown}
+            name, known = self._tokenizer.label(token_id)
+            return {"token": name, "logprob": logprob, "bytes": list(known)}
 
         num_top = self._asked.num_top_logprobs
         content = [
@@ -160,12 +168,11 @@ class TextReply(Reply):
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         text, reason = self._echoes[index] + result.text, self._reason(index, result)
-        ids, logprobs, shown = result.token_ids, result.token_logprobs, None
-        if logprobs is not None:
-            if result.prompt_logprobs is not None:  # the first token has none
-                ids = [*result.prompt_token_ids, *ids]
-                logprobs = [None, *result.prompt_logprobs, *logprobs]
-            shown = self._logprobs(index, ids, logprobs)
+        shown = None
+        if result.token_logprobs is not None:
+            shown = self._logprobs(index, result.token_ids, result.token_logprobs)
+            if result.prompt_logprobs is not None:
+                shown = self._with_prompt(index, result, shown)
         return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
     def _delta(self, index: int, text: str, is_first: bool, *, is_last: bool) -> dict[str, Any]:
@@ -173,22 +180,37 @@ class TextReply(Reply):
         return {"text": text}
 
     def _logprobs(self, index: int, ids: Sequence[int], logprobs: _Logprobs) -> Any:
-        def text_of(token_id: int) -> str:
-            return text_or_bytes(self._tokenizer, token_id)
-
-        num_top = self._asked.num_top_logprobs
         # A token begins where the text ends that was known before it.
-        stream, begin = self._offsets.pop(index, (self._tokenizer.stream(), 0))
+        stream, begin = self._offsets.get(index) or (self._stream(index), len(self._echoes[index]))
         ends = [*itertools.accumulate((len(stream.push(one)) for one in ids), initial=begin)]
         self._offsets[index] = stream, ends[-1]
-        # By text: of two tokens with the same one the likelier counts, which comes first.
-        tops = [one and {text_of(token_id): value for token_id, value in one.top[:num_top][::-1]}
+        return self._named(ids, logprobs) | {"text_offset": ends[:-1]}
+
+    def _named(self, ids: Sequence[int], logprobs: _Logprobs) -> dict[str, Any]:
+        num_top, label = self._asked.num_top_logprobs, self._tokenizer.label
+        tops = [one and {label(token_id)[0]: value for token_id, value in one.top[:num_top]}
                 for one in logprobs]  # fmt: skip
         return {
-            "tokens": [*map(text_of, ids)],
+            "tokens": [label(token_id)[0] for token_id in ids],
             "token_logprobs": [one and one.raw for one in logprobs],
             "top_logprobs": tops if num_top else None,
-            "text_offset": ends[:-1],
+        }
+
+    def _with_prompt(self, index: int, result: Result, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the log-probabilities after those of the prompt, whose first token has none."""
+        ids, text = result.prompt_token_ids, self._echoes[index]
+        places, place, stream = [], 0, self._tokenizer.stream()
+        for token_id in ids:
+            places.append(min(place, len(text)))
+            place += len(stream.push(token_id))
+            name, _ = self._tokenizer.label(token_id)
+            # Special tokens print nothing, but may be written out in the prompt.
+            if not self._tokenizer.piece(token_id, False) and text.startswith(name, place):
+                place += len(name)
+        assert result.prompt_logprobs is not None
+        before = self._named(ids, [None, *result.prompt_logprobs]) | {"text_offset": places}
+        return {
+            name: None if value is None else before[name] + value for name, value in shown.items()
         }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from jspec.common.errors import InputError
-from jspec.generation.request import MAX_SEED, MOST_TOP, Settings
+from jspec.generation.request import MAX_SEED, MIN_SEED, MOST_TOP, Settings
 from jspec.serving.conversation import Body, Message, ResponseFormat, unanchored
 from jspec.serving.tools import FREE_CHOICES, Tool, ToolChoice, demanded_call
 
@@ -50,11 +50,11 @@ class AnswerRequest(Body):
     n: Annotated[int, Field(ge=1, le=128)] = 1
     max_tokens: _Count = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: _Penalty = None
     frequency_penalty: _Penalty = None
     logit_bias: dict[_IdText, _Bias] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: _Text | Annotated[list[_Text], Field(max_length=16)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -105,7 +105,7 @@ class AnswerRequest(Body):
 
     @property
     def most_new_tokens(self) -> int | None:
-        """The most tokens that an answer may have, if the request says."""
+        """The most tokens that an answer may have, if the request says; 0 of an echo."""
         return self.max_tokens
 
     def settings(self, defaults: Settings) -> Settings:
@@ -114,15 +114,16 @@ class AnswerRequest(Body):
         Raises:
           InputError: values that do not go together, such as more `min_tokens` than `max_tokens`.
         """
+        if self.stream_options is not None and not self.stream:
+            raise InputError("expected stream_options only with stream")
+        most = None if self.most_new_tokens is None else max(self.most_new_tokens, 1)
         given: dict[str, Any] = {
             "logprobs": self.wants_logprobs, "top_logprobs": self.num_top_logprobs,
-            "prompt_logprobs": self.has_scores, "max_new_tokens": self.most_new_tokens,
+            "prompt_logprobs": self.has_scores, "max_new_tokens": most,
         }  # fmt: skip
         for pair in _SAME:
             own, _, name = pair.partition(":")
             given[name or own] = getattr(self, own)
-        if self.ignore_eos:  # neither do tokens that would end the answer
-            given["min_new_tokens"] = self.most_new_tokens or defaults.max_new_tokens
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -142,6 +143,7 @@ class CompletionRequest(AnswerRequest):
         list[_Ids], Field(min_length=1, max_length=128)
     ]  # fmt: skip
     echo: bool | None = False
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
     best_of: _Count = None
     logprobs: _NumTop = None
 
@@ -177,6 +179,8 @@ class CompletionRequest(AnswerRequest):
         """See `AnswerRequest.settings`; of more answers than are wanted the best are not chosen."""
         if self.best_of not in (None, self.n):
             raise InputError(f"expected best_of as many as n, {self.n}, got {self.best_of}")
+        if self.max_tokens == 0 and not self.echo:
+            raise InputError("expected max_tokens of at least 1 without echo, got 0")
         return super().settings(defaults)
 
 
@@ -230,6 +234,13 @@ class ChatRequest(AnswerRequest):
         if len(given) > 1:
             raise InputError(f"expected either {' or '.join(given)}, got both")
         return found[given[0]] if given else None
+
+    def settings(self, defaults: Settings) -> Settings:
+        """See `AnswerRequest.settings`."""
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if self.tools is None and getattr(self, name) is not None:
+                raise InputError(f"expected {name} only with tools")
+        return super().settings(defaults)
 
     @property
     def most_new_tokens(self) -> int | None:

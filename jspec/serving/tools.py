@@ -14,6 +14,10 @@ from jspec.serving.json_schema import schema_pattern
 
 FREE_CHOICES = None, "none", "auto"  # by which no call must be made
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
+_SIGNS = re.compile(rf"{_STRING}|[{{}}\[\]]|[^\s\"{{}}\[\]]+", re.DOTALL)
+
+_CUT = re.compile(r"\s*[\w.+\\-]*\s*")  # a number, a word or an escape, cut anywhere
 
 
 class Function(Body):
@@ -45,10 +49,14 @@ class Tool(Body):
           InputError: parameters that are no object, or a schema that cannot be said.
         """
         parameters = {"type": "object"} | (self.function.parameters or {})
+        # Without any named, a function has no parameters, as OpenAI has it.
+        has_any = parameters.get("properties") or "additionalProperties" in parameters
         with prefixed_errors(f"tools: the parameters of {self.function.name!r}"):
             if parameters["type"] != "object":
                 raise InputError(f"expected the type object, got {parameters['type']!r}")
-            arguments = schema_pattern(parameters)
+            arguments = schema_pattern(
+                parameters if has_any else parameters | {"additionalProperties": False}
+            )
         name = re.escape(json.dumps(self.function.name))
         return f'{_BEGIN}\n\\{{"name": {name}, "arguments": {arguments}\\}}\n{_END}'
 
@@ -99,64 +107,119 @@ class CallReader:
 
         <tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>
 
-    What is no such object stays in the text.
+    A call ends with its JSON object, whatever its texts contain. What is no such object stays in
+    the text, but for one that the answer's end cuts; and of spaces around calls those that have no
+    text on either side are left out.
 
     Attributes:
       num_calls: how many were found so far.
     """
 
-    def __init__(self, is_parallel: bool = True) -> None:
-        """Unless it `is_parallel`, calls after the first one are left out."""
-        self.num_calls, self._rest, self._is_after_call = 0, "", False
-        self._is_parallel = is_parallel
+    def __init__(self, is_parallel: bool = True, is_forced: bool = False) -> None:
+        """Unless it `is_parallel`, calls after the first are left out; if `is_forced`, all text."""
+        self.num_calls, self._rest, self._is_parallel = 0, "", is_parallel
+        self._is_forced = is_forced
+        # No text since the beginning, or since the last call, but for spaces that are held back.
+        self._is_bare, self._spaces = True, ""
 
     def push(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Adds text; returns what is known to be content now, and the new calls, as a delta."""
         self._rest += text
-        if self._is_after_call:
-            self._rest = self._rest.lstrip()
         content, calls = "", list[dict[str, Any]]()
         while (begin := self._rest.find(_BEGIN)) >= 0:
-            end = self._rest.find(_END, begin)
-            if end < 0 and not is_last:
+            content += self._take(begin)
+            end = _end_of_object(self._rest, len(_BEGIN))
+            inner = self._rest[len(_BEGIN) : end]
+            if end is None and _may_go_on(inner):
+                self._rest = "" if is_last else self._rest
                 break
-            # A model may end its answer with a call that it does not end.
-            inner = self._rest[begin + len(_BEGIN) : end if end >= 0 else None]
-            whole = self._rest[begin : end + len(_END) if end >= 0 else None]
-            call = self._call(inner)
-            content += self._rest[:begin].rstrip() if call else self._rest[: begin + len(whole)]
-            calls += [call] if call and (self._is_parallel or not call["index"]) else []
-            self._rest = self._rest[begin + len(whole) :]
-            self._is_after_call = call is not None
-            self._rest = self._rest.lstrip() if call else self._rest
-        keep = 0 if is_last else self._num_doubtful(begin)
-        content += self._rest[: len(self._rest) - keep]
-        self._is_after_call &= len(self._rest) == keep
-        self._rest = self._rest[len(self._rest) - keep :]
+            call = None if end is None else self._call(inner)
+            if call is None:
+                content += self._take(len(_BEGIN))
+                continue
+            after = self._rest[end:].lstrip()
+            if not is_last and _END.startswith(after[: len(_END)]) and len(after) < len(_END):
+                break  # until it is known whether the tag follows
+            calls += [call] if self._is_parallel or not self.num_calls else []
+            self.num_calls += 1
+            self._rest = after.removeprefix(_END) if after.startswith(_END) else self._rest[end:]
+            self._is_bare, self._spaces = True, ""
+        else:
+            sizes = range(0 if is_last else len(_BEGIN) - 1, 0, -1)
+            doubtful = next((n for n in sizes if self._rest.endswith(_BEGIN[:n])), 0)
+            content += self._take(len(self._rest) - doubtful)
+        if is_last and not self.num_calls:
+            content += self._spaces
+        content = "" if self._is_forced else content
         return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
-    def _num_doubtful(self, begin: int) -> int:
-        """Returns how many characters at the end may belong to a call, or stand before one."""
-        if begin < 0:
-            sizes = range(len(_BEGIN) - 1, 0, -1)
-            found = next((n for n in sizes if self._rest.endswith(_BEGIN[:n])), 0)
-            begin = len(self._rest) - found
-        return len(self._rest) - len(self._rest[:begin].rstrip())
+    def _take(self, count: int) -> str:
+        """Removes that many characters of the text; returns them and the spaces before them."""
+        taken, self._rest = self._spaces + self._rest[:count], self._rest[count:]
+        self._is_bare = self._is_bare and not taken.strip()
+        self._spaces = taken if self._is_bare else ""
+        return "" if self._is_bare else taken
 
     def _call(self, text: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(text, parse_constant=_refuse_constant)
-            name, arguments = found["name"], found["arguments"]
+            spans = _members(text.strip())
+            name, arguments = (json.loads(spans[key], parse_constant=_refuse_constant)
+                               for key in ("name", "arguments"))  # fmt: skip
             if isinstance(name, str):
                 name.encode()  # a ValueError for the half of a surrogate pair
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, KeyError, RecursionError):
             return None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        self.num_calls += 1
-        return {"index": self.num_calls - 1, "id": f"call_{uuid.uuid4().hex}", "type": "function",
+        function = {"name": name, "arguments": spans["arguments"]}  # the model's own text
+        return {"index": self.num_calls, "id": f"call_{uuid.uuid4().hex}", "type": "function",
                 "function": function}  # fmt: skip
+
+
+def _end_of_object(text: str, begin: int) -> int | None:
+    """Returns where the JSON object ends that begins there, after spaces; None if it does not.
+
+    Where there is none, that is where it should begin.
+    """
+    depth = 0
+    for match in _SIGNS.finditer(text, begin):
+        depth += (match[0] in "{[") - (match[0] in "}]")
+        if depth <= 0:
+            return match.end() if match[0] == "}" else begin
+    return None
+
+
+def _may_go_on(text: str) -> bool:
+    """Returns whether a text may begin JSON: if it is wrong, then at its very end."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string") or bool(_CUT.fullmatch(text, error.pos))
+    except RecursionError:
+        return False
+    return True
+
+
+def _members(text: str) -> dict[str, str]:
+    """Returns the texts of the values of a JSON object by their names; a ValueError if it is none.
+
+    Numbers and strings are as they were written, which `json.loads` forgets.
+    """
+    decoder, spans = json.JSONDecoder(), dict[str, str]()
+    json.loads(text, parse_constant=_refuse_constant)
+    place = _after_spaces(text, 1)
+    while text[place] != "}":
+        name, place = decoder.raw_decode(text, place)
+        begin = _after_spaces(text, _after_spaces(text, place) + 1)
+        _, end = decoder.raw_decode(text, begin)
+        spans[name] = text[begin:end]
+        place = _after_spaces(text, end)
+        place = _after_spaces(text, place + 1) if text[place] == "," else place
+    return spans
+
+
+def _after_spaces(text: str, place: int) -> int:
+    return len(text) - len(text[place:].lstrip())
 
 
 def _refuse_constant(name: str) -> None:

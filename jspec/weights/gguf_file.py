@@ -8,6 +8,7 @@ damaged file. The types and the dequantisation are the `gguf` library's.
 import math
 import mmap
 import pathlib
+import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _SCALARS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _MAX_AXES = 4
+_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 # A damaged length would otherwise be read as a text of gigabytes, for many seconds.
 _MAX_NAME_BYTES, _MAX_TEXT_BYTES, _MAX_VALUES = 1 << 16, 1 << 24, 1 << 22
 # Blocks dequantised at once: the intermediate arrays (about 1 MB) stay in the processor's cache.
@@ -38,27 +40,44 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile:
-    """An open GGUF file: its `path`, `metadata` and `tensors` by the file's own names."""
+    """An open GGUF file, or all its parts: `path`, `metadata` and `tensors` by their own names."""
 
     def __init__(self, path: pathlib.Path) -> None:
         """Reads the header and checks that every tensor lies inside the file.
 
+        Of a file that is one part of several, such as NAME-00001-of-00003.gguf, all are read, which
+        lie beside it; the first one has the metadata.
+
         Raises:
-          InputError: not a GGUF file, another version, truncated, or an unknown tensor type.
+          InputError: not a GGUF file, another version, truncated, an unknown tensor type, or one
+            part without the others.
         """
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
+        self._maps: list[mmap.mmap] = []
+        parts = _parts_of(path)
+        for number, part in enumerate(parts):
+            self._add(part, number, len(parts))
+
+    def _add(self, path: pathlib.Path, number: int, count: int) -> None:
+        """Adds a file, which must be that part of that number of parts."""
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._read_header()
+            self._maps.append(self._map)
+            metadata = self._read_header(path)
         except InputError:
             raise
         except EOFError:
             raise InputError(f"{path}: truncated GGUF file: it ends inside its header") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: truncated or damaged GGUF file ({error})") from None
+        said = metadata.get("split.no", number), metadata.get("split.count", count)
+        if said != (number, count) and said[1] != 0:
+            name = "a name such as NAME-00001-of-00002.gguf, the others beside it"
+            raise InputError(f"{path}: part {said[0]} (from 0) of {said[1]}: expected {name}")
+        self.metadata = self.metadata or metadata
 
     def _take(self, size: int, limit: int | None = None) -> bytes:
         if size > len(self._map) - self._map.tell():
@@ -93,15 +112,17 @@ class GgufFile:
             return [self._values(self._number(4), self._number()) for _ in range(length)]
         raise ValueError(f"unknown value type {kind}")
 
-    def _read_header(self) -> None:
+    def _read_header(self, path: pathlib.Path) -> dict[str, Any]:
+        """Returns a file's metadata, and adds its tensors."""
+        metadata: dict[str, Any] = {}
         if self._map.read(len(_MAGIC)) != _MAGIC:
-            raise InputError(f"{self.path}: not a GGUF file (it does not begin with GGUF)")
+            raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
         if (version := self._number(4)) not in _VERSIONS:
-            raise InputError(f"{self.path}: expected GGUF version 2 or 3, got {version}")
+            raise InputError(f"{path}: expected GGUF version 2 or 3, got {version}")
         num_tensors, num_pairs = self._number(), self._number()
         for number in range(num_pairs):
-            key = self._name(self.metadata, f"value {number + 1} of {num_pairs}")
-            self.metadata[key] = self._values(self._number(4), 1)[0]
+            key = self._name(metadata, f"value {number + 1} of {num_pairs}")
+            metadata[key] = self._values(self._number(4), 1)[0]
         places: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for number in range(num_tensors):
             name = self._name(places, f"tensor {number + 1} of {num_tensors}")
@@ -111,7 +132,9 @@ class GgufFile:
             if 0 in shape:
                 raise ValueError(f"{name} has an axis of length 0")
             places[name] = shape[::-1], self._number(4), self._number()
-        alignment = self.metadata.get("general.alignment", 32)
+        if twice := sorted(places.keys() & self.tensors.keys()):
+            raise ValueError(f"{twice[0]} is in an earlier part, too")
+        alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"expected an alignment of at least 1, got {alignment!r}")
         begin = -(-self._map.tell() // alignment) * alignment
@@ -122,6 +145,7 @@ class GgufFile:
                 raise ValueError(f"{name} begins at byte {offset} of the data, expected {expected}")
             self.tensors[name] = tensor = self._locate(name, shape, kind, begin + offset)
             end = offset + tensor.blocks.size
+        return metadata
 
     def _locate(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         import gguf
@@ -144,8 +168,8 @@ class GgufFile:
 
     def release(self) -> None:
         """Gives back the memory of the file's pages; they stay in the system's cache."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        for one in self._maps if hasattr(mmap, "MADV_DONTNEED") else ():
+            one.madvise(mmap.MADV_DONTNEED)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Returns a tensor, dequantised in float32 and rounded once to `dtype`.
@@ -168,3 +192,20 @@ class GgufFile:
             out[start : start + step] = values.reshape(-1, out.shape[1])
         self.release()  # else the file's pages stay in memory with the tensors
         return out.reshape(shape)
+
+
+def _parts_of(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the file, or all parts where it is named as one.
+
+    Raises:
+      InputError: some are missing.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        return [path]
+    stem, count = match[1], match[3]
+    parts = [path.with_name(f"{stem}-{k:05}-of-{count}.gguf") for k in range(1, int(count) + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        shown = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
+        raise InputError(f"{path}: one of {int(count)} parts: expected {shown} beside it")
+    return parts

@@ -5,14 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jspec.generation.answer import AnswerText
+from jspec.generation.request import Settings
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _TOKENIZER = ByteTokenizer(256)
 
 
+def start(*stop, min_new_tokens=0):
+    return AnswerText(_TOKENIZER, [97], Settings(stop=stop, min_new_tokens=min_new_tokens))
+
+
 def run(text, stop):
     """Returns the shown pieces, the stream, and how many tokens it took to end."""
-    stream, shown, count = AnswerText(_TOKENIZER, stop), [], 0
+    stream, shown, count = start(*stop), [], 0
     for byte in text.encode():
         count += 1
         stream.push(byte)
@@ -55,9 +60,30 @@ def test_only_certain_text_is_shown(text, stop, shown):
 
 def test_a_stop_string_completed_by_what_was_held_back():
     """Guards against finishing without a look at the decoder's last characters."""
-    stream = AnswerText(_TOKENIZER, ("\ufffd",))
+    stream = start("\ufffd")
     stream.push(ord("a"))
     stream.push("é".encode()[0])
     assert not stream.is_stopped
     stream.finish()
     assert stream.text == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "least", "expected"),
+    [
+        ("xexeye", "e", 4, "xexey"),
+        ("xexe", "e", 4, "xexe"),
+        ("eeeee", "e", 3, "eee"),
+        ("abcabc", "abc", 4, "abc"),
+        ("abcd", "bcd", 3, "a"),
+        ("abcd", "bcd", 0, "a"),
+    ],
+)
+def test_no_stop_string_ends_in_the_tokens_that_must_come(text, stop, least, expected):
+    """One that only begins there does: the fewest tokens are there when it is complete."""
+    stream = start(stop, min_new_tokens=least)
+    for byte in text.encode():
+        stream.push(byte)
+        if stream.is_stopped:
+            break
+    assert stream.text == expected

@@ -17,7 +17,7 @@ from tests.tiny_models import make_generator, shared_generator, target
 
 _WORDS = ["cat", "cats", "dog", "do", "catdog", "é"]
 _PATTERN = "|".join(_WORDS)
-_TOKENS = [None, b"c", b"a", b"t", b"s", b"d", b"o", b"g", b"ca", b"ts", b"dog", b"atd", b"\xc3",
+_TOKENS = [b"", b"c", b"a", b"t", b"s", b"d", b"o", b"g", b"ca", b"ts", b"dog", b"atd", b"\xc3",
            b"\xa9", b"x", b""]  # fmt: skip
 _EOS = 0
 _NUMBER = Settings(max_new_tokens=40, pattern=r"\{\"n\": -?[1-9][0-9]{0,5}(, \"[a-z]{3}\")*\}")

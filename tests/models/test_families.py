@@ -143,6 +143,10 @@ def test_config_and_tensors_of_two_families(tmp_path):
         ("gemma2", {"layer_types": ["sliding_attention"]}, "expected 4 layer_types"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("qwen3", {"zebra": 1}, "unknown config keys: zebra"),
+        ("llama", {"logit_softcapping": 30.0}, "unknown config keys: logit_softcapping"),
+        ("llama", {"alibi": True}, "unknown config keys: alibi"),
+        ("llama", {"pruned_heads": {"1": [0]}}, "expected pruned_heads to be {}"),
+        ("qwen3", {"add_cross_attention": True}, "expected add_cross_attention to be False"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("llama", {"model_type": "qwen2"}, "expected model_type to be 'llama'"),
@@ -155,6 +159,24 @@ def test_what_a_family_cannot_honour_is_named(name, change, message, tmp_path):
     raw = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=message):
         from_hf_config(raw | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unsloth_version": "2026.1.1", "max_length": 20, "tokenizer_class": "LlamaTokenizer",
+         "_attn_implementation": "sdpa"},
+        {"do_sample": True, "temperature": 0.6, "num_beams": 4, "repetition_penalty": 1.1},
+        {"pruned_heads": {}, "is_decoder": True, "add_cross_attention": False},
+        {"task_specific_params": None, "bad_words_ids": None, "zebra": None},
+        {"torchscript": False, "tf_legacy_loss": False, "prefix": None, "sep_token_id": 3},
+    ],
+)  # fmt: skip
+def test_keys_that_change_nothing_are_ignored(change, tmp_path):
+    """As transformers does, which wrote many of them, and as other programs add theirs."""
+    make_checkpoint("llama", tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert from_hf_config(raw | change) == from_hf_config(raw)
 
 
 @pytest.mark.parametrize("theta", [None, 5e5])

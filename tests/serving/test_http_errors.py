@@ -12,6 +12,7 @@ import pytest
 from jspec.serving.http_errors import Guard
 from tests.serving.served import Served, events, load_tiny
 
+_MAX_BODY = 150_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 180, "temperature": 0, "min_tokens": 180}
 SAY = [{"role": "user", "content": "a"}]
@@ -32,7 +33,7 @@ def generator():
 
 @pytest.fixture(scope="module")
 def served(generator):
-    with Served(generator, max_body=10_000) as server:
+    with Served(generator, max_body=_MAX_BODY) as server:
         yield server
 
 
@@ -52,7 +53,7 @@ def held(served):
          "character 11"),
         (TEXT, b"[1]", None, "expected a JSON object"),
         (TEXT, b'{"prompt": "\xff"}', None, "in UTF-8, got: UnicodeDecodeError"),
-        (TEXT, b"[" * 9000, None, "got: RecursionError"),
+        (TEXT, b"[" * 100_000, None, "got: RecursionError"),  # Python 3.13 reads 9,000
         (TEXT, b'{"prompt": ' + b"7" * 5000 + b"}", None, "limit (4300 digits)"),
         (TEXT, b"", None, "expected a JSON object, got nothing"),
         (TEXT, {}, "prompt", "expected a field 'prompt'"),
@@ -68,20 +69,34 @@ def held(served):
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "fields that this server knows"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "as many as n, 1, got 2"),
         (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
-        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "of at least 1 without echo"),
+        (TEXT, {"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens", "or equal to 0"),
+        (CHAT, {"messages": SAY, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "expected a valid integer"),
         (TEXT, {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens", "max_tokens, 2"),
         (TEXT, {"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
         (TEXT, {"prompt": "a", "temperature": True}, "temperature", "expected a valid number"),
         (TEXT, b'{"prompt": "a", "temperature": NaN}', "temperature", "got nan"),
         (TEXT, b'{"prompt": "a", "temperature": 1e999}', "temperature", "got inf"),
-        (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+        (TEXT, {"prompt": "a", "top_p": -0.1}, "top_p", "greater than or equal to 0"),
         (TEXT, {"prompt": "a", "n": 129}, "n", "less than or equal to 128"),
         (TEXT, {"prompt": "a", "n": 8}, "n", "prompts times n up to 7, got 8: there are 3 "
          "slots and 4 places to wait"),
         (TEXT, {"prompt": ["a"] * 8}, "prompt", "prompts times n up to 7, got 8"),
-        (TEXT, {"prompt": "a", "seed": -1}, "seed", "greater than or equal to 0"),
-        (TEXT, {"prompt": "a", "seed": 2**32 - 1, "n": 2}, "seed", "seed + n - 1 from 0 to 429"),
+        (TEXT, {"prompt": "a", "seed": 2**63}, "seed", "less than or equal to 92233720368547758"),
+        (TEXT, {"prompt": "a", "seed": -(2**63) - 1}, "seed", "greater than or equal to -922"),
+        (TEXT, {"prompt": "a", "seed": 1.5}, "seed", "expected a valid integer"),
+        (TEXT, {"prompt": None}, "prompt", "expected a field 'prompt', got none"),
+        (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}, "stream": False},
+         "stream_options", "only with stream"),
+        (TEXT, {"prompt": "a", "stream_options": {}, "stream": None}, "stream_options",
+         "only with stream"),
+        (CHAT, {"messages": SAY, "stream_options": {"include_usage": False}}, "stream_options",
+         "only with stream"),
+        (CHAT, {"messages": SAY, "tool_choice": "auto"}, "tool_choice", "only with tools"),
+        (CHAT, {"messages": SAY, "tool_choice": "none"}, "tool_choice", "only with tools"),
+        (CHAT, {"messages": SAY, "parallel_tool_calls": True}, "parallel_tool_calls",
+         "only with tools"),
         (TEXT, {"prompt": "a", "stop": ""}, "stop", "at least 1 character"),
         (TEXT, {"prompt": "a", "stop": ["\udc00"]}, "stop[0]", "unicode"),
         (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", "match pattern"),
@@ -89,7 +104,8 @@ def held(served):
         (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias.3", "less than"),
         (TEXT, {"prompt": "a", "presence_penalty": 3}, "presence_penalty", "less than"),
         (TEXT, {"prompt": "a", "stop_token_ids": [*range(2, 10)]}, "stop_token_ids", "at most 8"),
-        (TEXT, {"prompt": "a", "stop_token_ids": [2, 999]}, "stop_token_ids", "to 257, got 999"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [2, 999]}, "stop_token_ids",
+         "to 257, got some from 2 to 999"),
         (TEXT, {"prompt": "a", "stream_options": {"foo": 1}}, "stream_options.foo", "this server"),
         (TEXT, {"prompt": "a", "pattern": "[0-9]{2}", "ignore_eos": True}, "ignore_eos",
          "no ignore_eos with a pattern"),
@@ -113,7 +129,7 @@ def held(served):
         (CHAT, {"messages": SAY, "tools": [TOOL, TOOL]}, "tools", "got two of 'f'"),
         (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {"name": 'a b"'}}]},
          "tools[0].function.name", "match pattern"),
-        (CHAT, {"messages": SAY, "tools": [TOOL]}, "tools", "no place for them"),
+        (CHAT, {"messages": SAY, "tools": [TOOL]}, "tools", "leaves them out"),
         (CHAT, {"messages": SAY, "tool_choice": "any"}, "tool_choice",
          "'none', 'auto' or 'required'"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages", "one of user without"),
@@ -150,7 +166,7 @@ def test_bad_input_says_what_was_expected(served, path, body, param, part):
         ("GET", "/v1/models/gpt-5", None, 404, "model_not_found"),
         ("POST", TEXT, {"prompt": "a" * 300}, 400, "context_length_exceeded"),
         ("POST", TEXT, {"prompt": "a", "max_tokens": 200}, 400, "context_length_exceeded"),
-        ("POST", TEXT, {"prompt": "a" * 20_000}, 413, None),
+        ("POST", TEXT, {"prompt": "a" * _MAX_BODY}, 413, None),
     ],
 )
 def test_other_refusals_have_the_same_shape(served, method, path, body, status, code):
@@ -171,7 +187,9 @@ def test_a_body_without_a_length_is_limited_too(served):
     """Guards against a client that sends for ever, in chunks."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", TEXT, iter([b"x" * 6000] * 2), headers, encode_chunked=True)
+    connection.request(
+        "POST", TEXT, iter([b"x" * (_MAX_BODY // 2 + 1)] * 2), headers, encode_chunked=True
+    )
     assert connection.getresponse().status == 413
     connection.close()
 

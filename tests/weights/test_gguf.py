@@ -86,6 +86,7 @@ def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
 
     The factors are transformers', as llama.cpp's converter computes them by the same formula.
     """
+    pytest.importorskip("torch")
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -283,3 +284,39 @@ def test_lists_have_a_bounded_length(tmp_path, monkeypatch):
     monkeypatch.setattr("jspec.weights.gguf_file._MAX_VALUES", 49)
     with pytest.raises(InputError, match="a list of at most 49 values, got 50"):
         _load(path)
+
+
+@pytest.mark.parametrize("options", [{}, {"small_first_shard": True}], ids=["", "first without"])
+def test_parts_are_the_whole_whichever_is_named(tmp_path, options):
+    """As llama.cpp splits a file; the first part may have no tensors."""
+    _write(tmp_path / "whole.gguf")
+    whole, expected = _load(tmp_path / "whole.gguf")
+    write_gguf(tmp_path / "part.gguf", GGUF_CONFIG, random_tensors(GGUF_CONFIG),
+               split_max_tensors=8, **options)  # fmt: skip
+    parts = sorted(tmp_path.glob("part-*"))
+    assert len(parts) >= 3
+    for path in (parts[0], parts[-1]):
+        config, tensors = _load(path)
+        assert (config, tensors.keys()) == (whole, expected.keys())
+        for name, tensor in expected.items():
+            np.testing.assert_array_equal(tensors[name], tensor)
+
+
+def test_parts_that_are_missing_or_of_another_file_are_named(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        write_gguf(tmp_path / name, GGUF_CONFIG, random_tensors(GGUF_CONFIG), split_max_tensors=8)
+    parts, others = sorted(tmp_path.glob("a-*")), sorted(tmp_path.glob("b-*"))
+    content = parts[1].read_bytes()
+    parts[1].unlink()
+    with pytest.raises(InputError, match=rf"one of {len(parts)} parts: expected {parts[1].name} b"):
+        _load(parts[0])
+    parts[1].write_bytes(others[2].read_bytes())
+    with pytest.raises(InputError, match=r"part 2 \(from 0\) of \d: expected a name such as"):
+        _load(parts[0])
+    parts[1].write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=rf"{parts[1].name}: truncated"):
+        _load(parts[2])
+    renamed = tmp_path / "c.gguf"
+    renamed.write_bytes(parts[0].read_bytes())
+    with pytest.raises(InputError, match=rf"part 0 \(from 0\) of {len(parts)}"):
+        _load(renamed)

@@ -69,7 +69,7 @@ def test_bytes_of_tokens_add_up_to_the_text(tmp_path, kind):
     tokenizer = _build(tmp_path, _sentencepiece() if is_spaced else _byte_level())
     found = tokenizer.token_bytes()
     assert len(found) == tokenizer.vocab_size
-    assert found[: len(_SPECIAL)] == [b"<unk>" if is_spaced else None, None, None, None]
+    assert found[: len(_SPECIAL)] == [b"<unk>" if is_spaced else b"", b"", b"", b""]
     for text in ODD_TEXTS:
         ids = tokenizer.encode(text, add_bos=False)
         space = " " if is_spaced and text else ""

@@ -87,7 +87,7 @@ def byte_level_vocabulary():
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=()):
+def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=(), **options):
     """Writes a GGUF Llama.
 
     Args:
@@ -98,6 +98,7 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
       metadata: keys that replace or (None) remove the usual ones.
       tokens: `tokenizer.ggml.` keys.
       extra: further tensors under their own names.
+      **options: of the library's writer.
     """
     import gguf  # which most tests do without
 
@@ -116,7 +117,7 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
         "tokenizer.ggml.eot_token_id": config.eos_ids[1],
     }  # fmt: skip
     settings = usual | dict(metadata) | {f"tokenizer.{k}": v for k, v in (tokens or {}).items()}
-    writer = gguf.GGUFWriter(path, settings.pop("general.architecture", "llama"))
+    writer = gguf.GGUFWriter(path, settings.pop("general.architecture", "llama"), **options)
     adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
     for key, value in settings.items():
         if value is not None:

@@ -60,7 +60,7 @@ def record_trace(
         "argv": list(argv),
         "chat": chat,
         "prompt": prompt,
-        **_with_texts(target.tokenizer, first, rounds),
+        **_with_texts(target.tokenizer, row.prompt, first, rounds),
         "finish_reason": "stop" if last in row.stop_ids else "length",
         "plain_seconds": [one["target_seconds"] for one in plain_rounds],
         "environment": environment(),
@@ -131,19 +131,16 @@ def _counts(info: StepInfo) -> dict[str, Any]:
 
 
 def _with_texts(
-    tokenizer: TokenizerLike, first: int, rounds: Sequence[dict[str, Any]]
+    tokenizer: TokenizerLike, prompt: Sequence[int], first: int, rounds: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Returns the first token and the rounds with texts in the place of ids.
 
     A part of a character, or a token that has no text, is shown by its name.
     """
-    names = {number: name for name, number in tokenizer.vocabulary().items()}
 
     def texts(before: Sequence[int], ids: Sequence[int]) -> list[str]:
-        stream = tokenizer.stream()
-        for token_id in before:
-            stream.push(token_id)
-        return [stream.push(one) or names.get(one, f"<{one}>") for one in ids]
+        stream = tokenizer.stream([*prompt, *before])
+        return [stream.push(one) or tokenizer.label(one)[0] for one in ids]
 
     said, traced = [first], []
     for one in rounds:

@@ -31,16 +31,32 @@ _DEFAULTS = {
 
 # Keys of config.json that change nothing that jspec computes.
 _IGNORED_KEYS = frozenset({
-    "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "cache_implementation",
-    "chunk_size_feed_forward", "dtype", "id2label", "initializer_range", "label2id",
-    "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
-    "torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "unsloth_fixed",
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_commit_hash", "_experts_implementation", "_name_or_path", "attention_dropout",
+    "attn_implementation", "cache_implementation", "chunk_size_feed_forward",
+    "decoder_start_token_id", "dtype", "finetuning_task", "gradient_checkpointing", "id2label",
+    "initializer_range", "label2id", "output_attentions", "output_hidden_states", "pad_token_id",
+    "prefix", "problem_type", "return_dict", "sep_token_id", "task_specific_params",
+    "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version",
+    "transformers.js_config", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    # How answers are asked for, which older versions of transformers wrote here, too.
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+    "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
 })  # fmt: skip
 
 # Keys that would change the computation, and the only values that jspec honours.
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "is_encoder_decoder": (False,),
+    "is_decoder": (False, True),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({}, None),
+    "tie_encoder_decoder": (False,),
 }
 
 _MAX_LAYERS = 10_000
@@ -107,7 +123,8 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     if scaling is not None and scaling.kind == "longrope":
         fields["max_seq_len"] = min(fields["max_seq_len"], scaling.original_max_seq_len)
     config = DecoderConfig(**fields, rope_scaling=scaling, family=family.model_type)
-    strangers = sorted(set(raw) - _IGNORED_KEYS - family.ignored)
+    given = {key for key, value in raw.items() if value is not None}
+    strangers = sorted(given - _IGNORED_KEYS - family.ignored)
     if strangers:
         raise ValueError(f"unknown config keys: {', '.join(strangers)}")
     return config

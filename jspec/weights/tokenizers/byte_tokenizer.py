@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.weights.tokenizers.text_stream import TextStream
+from jspec.weights.tokenizers.text_stream import TokenTexts
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(TokenTexts):
     """Ids 0 to 255 are bytes; the others have no text and print as `<id>`.
 
     Random weights come with a shape but without a tokenizer; this one lets them take a prompt. See
@@ -36,18 +36,12 @@ class ByteTokenizer:
             raise InputError(f"byte {max(ids)} is beyond the vocabulary of {self.vocab_size}")
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
-    def _text(self, token_id: int) -> bytes:
+    def piece(self, token_id: int, is_first: bool) -> bytes:
+        """See `TokenTexts`."""
+        del is_first
         if token_id in (*self.eos_ids, self.bos_id):
             return b""
         return bytes([token_id]) if token_id < 256 else f"<{token_id}>".encode()
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids, broken UTF-8 as U+FFFD."""
-        return b"".join(self._text(int(i)) for i in ids).decode("utf-8", errors="replace")
-
-    def stream(self) -> TextStream:
-        """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
-        return TextStream(self.decode)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -58,10 +52,6 @@ class ByteTokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Returns every id under its own name."""
         return {f"<{token_id}>": token_id for token_id in range(self.vocab_size)}
-
-    def token_bytes(self) -> list[bytes | None]:
-        """Returns the bytes of every id, None where it has no text."""
-        return [self._text(i) or None if i < 256 else None for i in range(self.vocab_size)]
 
 
 TokenizerLike = Tokenizer | ByteTokenizer  # what the programs take

@@ -2,20 +2,18 @@
 
 import functools
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
-from jspec.weights.tokenizers.text_stream import TextStream
+from jspec.weights.tokenizers.text_stream import PieceReader, TokenTexts
 
 NUM_BYTES = 256
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Tokenizer:
+class Tokenizer(TokenTexts):
     """A `tokenizers.Tokenizer` with its special tokens, chat template and ids that end a text.
 
     Attributes:
@@ -40,7 +38,9 @@ class Tokenizer:
         """
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
+        self._backend, self._pieces = backend, PieceReader(backend)
+        self._added = backend.get_added_tokens_decoder()
+        self._read_piece = functools.cache(self._find_piece)
         self.vocab_size = max(self.vocabulary().values(), default=-1) + 1
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
@@ -68,22 +68,15 @@ class Tokenizer:
             return ids[1:]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids, special tokens left out, broken UTF-8 as U+FFFD."""
-        text = self._decode(ids)
-        if "\ufffd" not in text:
-            return text
-        # Some decoders show a broken tail in another way once more tokens follow; a stream cannot
-        # take text back, so its text is the one that counts.
-        stream = self.stream()
-        return "".join([stream.push(i) for i in ids]) + stream.flush()
+    def piece(self, token_id: int, is_first: bool) -> bytes:
+        """See `TokenTexts`."""
+        return self._read_piece(token_id, is_first)
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
-
-    def stream(self) -> TextStream:
-        """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
-        return TextStream(self._decode)
+    def _find_piece(self, token_id: int, is_first: bool) -> bytes:
+        added, name = self._added.get(token_id), self._backend.id_to_token(token_id)
+        if name is None or (added is not None and added.special):
+            return b""
+        return self._pieces.piece(name, is_added=added is not None, is_first=is_first)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -100,31 +93,6 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token."""
         return self._backend.get_vocab(with_added_tokens=True)
-
-    def token_bytes(self) -> list[bytes | None]:
-        """Returns the bytes of every id; None where it has no text, like a special token.
-
-        A space that a decoder strips from the beginning of a whole text is counted.
-
-        Raises:
-          InputError: the tokenizer is neither byte-level nor SentencePiece's.
-        """
-        decoder = self._backend.decoder
-        # Also of the decoders inside it, which it shows only in its JSON.
-        kinds = set(re.findall(rb'"type":"(\w+)"', decoder.__getstate__() if decoder else b""))
-        if b"ByteLevel" in kinds:
-            to_bytes = _byte_level
-        elif kinds & {b"ByteFallback", b"Metaspace"}:
-            to_bytes = _sentencepiece
-        else:
-            names = b", ".join(sorted(kinds)).decode() or "no decoder"
-            raise InputError(f"expected a byte-level or SentencePiece tokenizer, got {names}")
-        found: list[bytes | None] = [None] * self.vocab_size
-        for token, token_id in self.vocabulary().items():
-            found[token_id] = to_bytes(token)
-        for token_id, token in self._backend.get_added_tokens_decoder().items():
-            found[token_id] = None if token.special else token.content.encode()
-        return found
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""
@@ -163,29 +131,3 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
     backend = tokenizers.Tokenizer.from_str(learnt.to_str())
     add_bos(backend, bos, True)
     return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
-
-
-@functools.cache
-def _letters() -> dict[str, int]:
-    """Returns the byte of each letter of byte-level vocabularies (GPT-2's table).
-
-    A printable byte is its own letter; the others take the letters from U+0100 on, in order.
-    """
-    from tokenizers import pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    printable = [ord(letter) for letter in letters if ord(letter) < 0x100]
-    others = sorted(set(range(0x100)) - set(printable))
-    return dict(zip(letters, printable + others, strict=True))
-
-
-def _byte_level(token: str) -> bytes:
-    letters = _letters()
-    if all(letter in letters for letter in token):
-        return bytes(letters[letter] for letter in token)
-    return token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    match = _BYTE.fullmatch(token)
-    return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()

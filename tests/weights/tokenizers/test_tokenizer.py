@@ -55,17 +55,10 @@ def test_bytes_of_tokens_add_up_to_the_text(tokenizer):
     """Ends and beginnings have none, and tokens without a text neither."""
     found = tokenizer.token_bytes()
     assert len(found) == tokenizer.vocab_size
-    assert found[tokenizer.bos_id] is None
+    assert found[tokenizer.bos_id] == b""
     for text in ODD_TEXTS:
         ids = tokenizer.encode(text, add_bos=False)
         assert b"".join(found[i] for i in ids) == text.encode()
-
-
-def test_bytes_of_other_tokenizers_are_refused():
-    """A word-level vocabulary says nothing about bytes."""
-    backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    with pytest.raises(InputError, match="SentencePiece tokenizer, got no decoder"):
-        Tokenizer(backend, special_tokens={}).token_bytes()
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
