@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -75,12 +76,12 @@ def recipe(architecture: str) -> Recipe:
     """Returns how the library is made for an architecture, as "sm_90a"."""
     # The packages' static libraries lie where nvcc does not look.
     nvcc = find_nvcc()
-    folder = pathlib.Path(nvcc).parents[1] / "lib" if nvcc else None
+    folder = pathlib.Path(nvcc).parent.parent / "lib" if nvcc else None
     links = (f"-L{folder}",) if folder and (folder / "libcudart_static.a").exists() else ()
     return Recipe(
         name=f"jspec-{architecture}",
         language="CUDA C++",
-        compiler=nvcc,
+        compiler=nvcc and shlex.quote(nvcc),
         variable="CUDA_HOME",
         sources=sorted(_SOURCES.glob("*.cu")),
         headers=sorted(_SOURCES.glob("*.cuh")),

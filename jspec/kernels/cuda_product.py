@@ -83,8 +83,13 @@ def multiply(
     # XLA has no operands that are left out: they are empty.
     empty = np.zeros([0], np.float32)
     operands = [empty if operand is None else operand for operand in optional]
+    # The result may take the residual's memory: an element is read by the thread that writes it.
+    # XLA copies a residual that is needed later, or is the rows, too.
+    is_in_place = residual is not None and jnp.dtype(dtype) == residual.dtype
     call = jax.ffi.ffi_call(
-        "jspec_cuda_product", jax.ShapeDtypeStruct((num_rows, num_outputs), dtype)
+        "jspec_cuda_product",
+        jax.ShapeDtypeStruct((num_rows, num_outputs), dtype),
+        input_output_aliases={1 + len(operands): 0} if is_in_place else None,
     )
     return call(
         rows,
