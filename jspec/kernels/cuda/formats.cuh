@@ -152,7 +152,7 @@ struct Strips {
   __host__ __device__ static int Order(int input) {
     return (input / 32 * 4 + input % 16 / 4) * 8 + input % 32 / 16 * 4 + Spread(input);
   }
-  // Returns where a lane's element of so many bytes is that begins at this byte of an output's block.
+  // Returns where a lane's element of this many bytes is that begins at this byte of an output's block.
   template <class Element>
   __host__ __device__ static Element Get(const uint8_t* block, Lane lane, int byte) {
     return LoadOnce<Element>(block + kTile * byte + sizeof(Element) * lane.g);
