@@ -82,13 +82,15 @@ def _with_marks(
             copy["content"] = mark(f"content of the role {message.get('role')!r} in {where}")
         if message.get("tool_calls"):
             copy["tool_calls"] = [
-                call | {"function": _marked_call(call["function"], mark(f"tool_calls in {where}"))}
+                dict(call)
+                | {"function": _marked_call(call["function"], mark(f"tool_calls in {where}"))}
                 for call in message["tool_calls"]
             ]
         marked.append(copy)
-    marked_tools = [tool | {"function": tool["function"] | {"name": mark("tools")}}
-                    for tool in tools]  # fmt: skip
-    return marked, marked_tools, places
+    named = [
+        dict(tool) | {"function": tool["function"] | {"name": mark("tools")}} for tool in tools
+    ]
+    return marked, named, places
 
 
 def _marked_call(function: Mapping[str, Any], name: str) -> dict[str, Any]:
