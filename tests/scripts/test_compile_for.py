@@ -111,27 +111,28 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
 
 @pytest.mark.compile_gpu
 @pytest.mark.parametrize(
-    ("arguments", "launches", "megabytes"),
+    ("arguments", "launches", "megabytes", "pads"),
     [
-        ([], 153, 2513),
-        (["--target_quantization=int8"], 153, 1279),
-        (["--target_quantization=int4"], 153, 823),
-        (["--target_quantization=q4_0"], 154, 869),
-        (["--target=llama-3.2-3b"], 249, 6562),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 386, 8433),
+        ([], 296, 2683, 0),
+        (["--target_quantization=int8"], 312, 1449, 0),
+        (["--target=llama-3.2-3b"], 584, 7049, 28),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 770, 9048, 32),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 859, 16694),
-        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 219, 2538),
+          "--num_draft_tokens=4"], 1831, 17938, 44),
+        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 362, 2707, 0),
     ],
 )  # fmt: skip
-def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):
-    """Holds what docs/accelerators.md says, for jax 0.10.2, with 3 % for another version."""
+def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes, pads):
+    """By XLA alone, as jax 0.12.0 compiles them, with 3 % for another version.
+
+    XLA pads the values' cache of the 3B, a layer of 28.
+    """
     (found,) = figures(*_PLAIN, *arguments)
     assert found["launches_per_round"] <= 1.03 * launches
-    ideal = found["bytes_ideal"]
-    assert ideal <= found["bytes_moved"] <= min(1.03e6 * megabytes, 1.03 * ideal)
+    assert found["bytes_ideal"] <= found["bytes_moved"] <= 1.03e6 * megabytes
     assert found["is_one_graph"]
-    assert {name: found[name] for name in _NONE} == _NONE
+    assert found["loops_without_condition"] == 0
+    assert {name: found[name] for name in _NONE} == _NONE | {"pads": pads}
     assert found["temporary_bytes"] <= 64e6
 
 
@@ -165,11 +166,10 @@ def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, figures, tmp_pa
 
 
 @pytest.mark.compile_gpu
-def test_weights_that_are_converted_in_memory_are_seen(figures):
-    """The negative control: without Triton's products XLA makes every weight float32 first."""
-    flags = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false", "JSPEC_KERNELS": "xla"}
-    (found,) = figures(*_PLAIN, **flags)
-    assert found["conversions"] > 16  # more than one a layer
+def test_weights_that_are_decoded_to_memory_are_seen(figures):
+    """The negative control: XLA alone decodes every packed weight before its product."""
+    (found,) = figures(*_PLAIN, "--target_quantization=q4_0", JSPEC_KERNELS="xla")
+    assert found["transposes"] > 16  # more than one a layer
     assert found["bytes_moved"] > 4 * found["bytes_ideal"]
 
 

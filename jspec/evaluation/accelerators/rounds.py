@@ -8,7 +8,7 @@ from jspec.evaluation.accelerators.hlo import Instruction, Module
 from jspec.evaluation.accelerators.traffic import (
     FREE,
     MOVES,
-    is_collective,
+    collective_in,
     joined_bytes,
     launch_bytes,
     movement,
@@ -91,15 +91,15 @@ class Round:
     def _add_launch(self, module: Module, own: Instruction, size: float, times: float) -> None:
         if times == 0:
             return
-        line = module.place(own)
+        line, joining = module.place(own), collective_in(module, own)
         self.kernels[line] += times  # type: ignore[assignment]
         self.line_bytes[line] += times * size  # type: ignore[assignment]
         found = {
             "launches_per_round": 1,
             "bytes_moved": size,
             movement(module, own) or "": 1,
-            "collectives": is_collective(own),
-            "collective_bytes": joined_bytes(own) if is_collective(own) else 0.0,
+            "collectives": joining is not None,
+            "collective_bytes": 0.0 if joining is None else joined_bytes(joining),
             "sorts": own.op == "sort" or "Sort" in own.find(r'custom_call_target="([^"]*)"'),
         }
         for figure in self.figures:

@@ -54,6 +54,16 @@ def is_collective(own: Instruction) -> bool:
     return own.op.removesuffix("-start") in COLLECTIVES
 
 
+def collective_in(module: Module, own: Instruction) -> Instruction | None:
+    """Returns the instruction of a launch that joins what several devices hold, or None.
+
+    XLA for GPUs may write it as a kernel of its own: a fusion around it.
+    """
+    is_fusion = own.op.startswith("fusion")
+    inner = module.computations[own.called("calls")].values() if is_fusion else (own,)
+    return next(filter(is_collective, inner), None)
+
+
 def joined_bytes(own: Instruction) -> float:
     """Returns the bytes of what a collective gives each device."""
     sizes = array_sizes(own.shape, on_chip=1.0)  # which other chips do not share

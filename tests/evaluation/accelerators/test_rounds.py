@@ -242,3 +242,23 @@ def test_what_joins_devices_is_counted():
     assert figures["collectives"] == 2
     assert figures["collective_bytes"] == 4 * (256 + 512)
     assert figures["bytes_moved"] == 2 * figures["collective_bytes"]
+
+
+def test_a_collective_that_is_a_kernel_is_counted():
+    """Guards against sums over devices that XLA writes as fusions, which would count as none."""
+    text = """HloModule m
+
+%sum (p: f32[1,2048]) -> f32[1,2048] {
+  %p = f32[1,2048]{1,0} parameter(0)
+  ROOT %joined = f32[1,2048]{1,0} all-reduce(%p), to_apply=%add
+}
+
+ENTRY %main (a: f32[1,2048]) -> f32[1,2048] {
+  %a = f32[1,2048]{1,0} parameter(0)
+  %start = ((f32[1,2048]{1,0}), f32[1,2048]{1,0}) fusion-start(%a), kind=kCustom, calls=%sum
+  ROOT %done = f32[1,2048]{1,0} fusion-done(%start)
+}
+"""
+    figures = count_round(Module(text), None).figures
+    assert (figures["launches_per_round"], figures["collectives"]) == (1, 1)
+    assert figures["collective_bytes"] == 4 * 2048
