@@ -1,11 +1,12 @@
-"""Runs an experiment: `python -m jspec.experiment --config=configs/smoke.py --workdir=DIR`.
+"""Runs an experiment: `python -m jspec.experiment --config=NAME --workdir=DIR`.
 
-`--config.FIELD=VALUE` overrides a field of the config; docs/experiments.md lists the configs. A
-prompts file is looked for in the current folder, then in the folder above the config's. Every
-finished cell is appended to DIR/results.jsonl at once: the same command resumes a killed run, and
-several processes may share one DIR, where each cell is measured once (but the processes slow each
-other down). Failed cells are recorded, and the next run tries them again; the exit status is 1 if
-there are any. Progress goes to standard error. `python -m jspec.report DIR` makes the report.
+NAME is a config of jspec's own, such as smoke, or a Python file of yours. `--config.FIELD=VALUE`
+overrides a field of the config; docs/experiments.md lists the configs. A prompts file is looked for
+in the current folder, then in the folder above the config's, then among jspec's own. Every finished
+cell is appended to DIR/results.jsonl at once: the same command resumes a killed run, and several
+processes may share one DIR, where each cell is measured once (but the processes slow each other
+down). Failed cells are recorded, and the next run tries them again; the exit status is 1 if there
+are any. Progress goes to standard error. `python -m jspec.report DIR` makes the report.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ for _flag in mesh_flags.OF_PROCESSES:
 def main() -> None:
     """Reads the flags and runs the experiment."""
     if CONFIG.value is None or not WORKDIR.value:
-        raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
+        raise InputError("expected --config=NAME and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
     base, plain = config_file().resolve().parent.parent, to_plain(CONFIG.value)
     if mesh_flags.MESH.value is not None:

@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(mesh_flags)
 def main() -> None:
     """Reads the flags and trains."""
     if CONFIG.value is None or not WORKDIR.value:
-        raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
+        raise InputError("expected --config=NAME and --workdir=DIR")
     plain = to_plain(CONFIG.value)
     read_config(plain)  # is it one? before other processes are waited for
     with mesh_flags.flagged_mesh() as mesh:

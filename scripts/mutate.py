@@ -4,14 +4,17 @@
     python scripts/mutate.py --only=noise.py          # those in files with this in their path
     python scripts/mutate.py --output=mutation.json --resume   # what is not yet noticed there
 
-Each mistake replaces one text of one file, in a copy of the project. The tests named beside it run
-until one fails. Before any mistake all of these tests run once: they must pass, and the seconds
+Each mistake replaces a few tokens of one function, in a copy of the project: layout, comments and
+trailing commas do not matter, nor does what stands elsewhere in the file. The tests named beside it
+run until one fails. Before any mistake all of these tests run once: they must pass, and the seconds
 that they take limit those of a mistake, which may be a loop that never ends. A mistake that
 survives ends the program with status 1: a test is missing. It takes half an hour on two cores.
 """
 
+import ast
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import re
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -38,6 +41,10 @@ _PARTS = ("jspec", "tests", "configs", "scripts", "benchmarks", "pyproject.toml"
 # A mistake's tests may take this many seconds, and this many times those without the mistake.
 _LEAST_LIMIT, _SLACK = 60, 4
 _TIME_LIMIT = "time limit"
+# One token of Python, or a comment. Unlike `tokenize` it takes a fragment with half a bracket pair.
+_TOKEN = re.compile(
+    r'''"""(?:.|\n)*?"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*|\w+(?:\.\d+)?|[^\w\s]'''
+)
 
 _ONLY = flags.DEFINE_string("only", "", "Only mistakes in files whose path contains this text.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results to this file.")
@@ -46,17 +53,76 @@ _RESUME = flags.DEFINE_bool(
 )
 
 
+def tokens_of(source: str) -> list[re.Match[str]]:
+    """Returns the tokens of a piece of Python, without comments and trailing commas."""
+    tokens = [token for token in _TOKEN.finditer(source) if token[0][0] != "#"]
+    following = [token[0] for token in tokens[1:]]
+    return [
+        token
+        for token, after in itertools.zip_longest(tokens, following)
+        if token[0] != "," or after not in (")", "]", "}")
+    ]
+
+
+def function_span(source: str, function: str) -> tuple[int, int]:
+    """Returns where the functions or classes of this qualified name begin and end in a module.
+
+    An empty name stands for the whole module. Where the name is defined twice, as an overload is,
+    the span is that of the last definition; where it is not defined, it is empty.
+    """
+    if not function:
+        return 0, len(source)
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    span = 0, 0
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        nonlocal span
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}".lstrip(".")
+                if name == function:
+                    assert child.end_lineno is not None
+                    span = starts[child.lineno - 1], starts[child.end_lineno]
+            visit(child, name)
+
+    visit(ast.parse(source), "")
+    return span
+
+
+def occurrences(source: str, mistake: Mapping[str, str]) -> list[tuple[int, int]]:
+    """Returns where the tokens that a mistake replaces begin and end, inside its function."""
+    begin, end = function_span(source, mistake["function"])
+    tokens = tokens_of(source[begin:end])
+    texts, wanted = (
+        [token[0] for token in tokens],
+        [token[0] for token in tokens_of(mistake["was"])],
+    )
+    return [
+        (begin + tokens[index].start(), begin + tokens[index + len(wanted) - 1].end())
+        for index in range(len(tokens) - len(wanted) + 1)
+        if texts[index : index + len(wanted)] == wanted
+    ]
+
+
+def with_mistake(source: str, mistake: Mapping[str, str]) -> str:
+    """Returns a module with a mistake in it, which can be made in one place."""
+    ((begin, end),) = occurrences(source, mistake)
+    return source[:begin] + mistake["becomes"] + source[end:]
+
+
 def read_mistakes(path: pathlib.Path, root: pathlib.Path) -> list[dict[str, str]]:
-    """Returns the list, each entry with the keys file, was, becomes and tests.
+    """Returns the list, each entry with the keys file, function, was, becomes and tests.
 
     Raises:
-      InputError: a text to replace does not occur exactly once in its file under `root`.
+      InputError: what is to be replaced does not occur exactly once in its function under `root`.
     """
-    mistakes = tomllib.loads(path.read_text())["mistake"]
+    mistakes = [{"function": ""} | entry for entry in tomllib.loads(path.read_text())["mistake"]]
     for mistake in mistakes:
-        count = (root / mistake["file"]).read_text().count(mistake["was"])
+        count = len(occurrences((root / mistake["file"]).read_text(), mistake))
         if count != 1:
-            raise InputError(f"{mistake['file']}: expected {mistake['was']!r} once, got {count}")
+            place = f"{mistake['file']}, {mistake['function'] or 'anywhere'}"
+            raise InputError(f"{place}: expected {mistake['was']!r} once, got {count}")
     return mistakes
 
 
@@ -127,7 +193,7 @@ def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | N
     """
     path = copy / mistake["file"]
     right = path.read_text()
-    path.write_text(right.replace(mistake["was"], mistake["becomes"]))
+    path.write_text(with_mistake(right, mistake))
     try:
         done = run_tests(tests_of(mistake), copy, limit=limit)
     except subprocess.TimeoutExpired:

@@ -57,6 +57,16 @@ if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
     )
 
 
+def pytest_configure(config):
+    """Leaves the device alone where programs are only compiled for another one.
+
+    The extra compile-gpu has a compiler, but not all of CUDA's libraries: JAX could not start it.
+    """
+    if config.option.markexpr in ("compile_gpu", "compile_tpu"):
+        os.environ["JAX_PLATFORMS"] = "cpu"  # of what the tests start, too
+        jax.config.update("jax_platforms", "cpu")
+
+
 def pytest_report_header():
     """Says what is not as in CI."""
     unchecked = [] if _HAS_BEARTYPE else ["beartype is not installed: types go unchecked"]

@@ -5,9 +5,13 @@ The targets have 8 query heads and 2 key/value heads, so that 4 devices and more
 
 import dataclasses
 import json
+import math
 import os
+import re
 import subprocess
 import sys
+
+import numpy as np
 
 from tests import tiny_models
 
@@ -33,6 +37,36 @@ def run_on_devices(statements, *, num_devices=NUM_DEVICES, timeout=600):
 def report(value):
     """Prints what `run_on_devices` returns."""
     print(json.dumps(value))
+
+
+def replica_groups(text):
+    """Returns the different groups of devices of a program's collectives, sorted.
+
+    XLA writes groups as lists, `{{0,1},{2,3}}`, as a range that is cut, `[2,2]<=[4]`, transposed
+    first in `[2,2]<=[2,2]T(1,0)`, or as axes of a mesh, `mesh['data'=2,'model'=2] {'model'}`.
+
+    Raises:
+        ValueError: another spelling, which is named.
+    """
+    spelled = re.findall(r"replica_groups=(.*?), (?=[a-z_]+=)", text)
+    return sorted({tuple(map(tuple, _read_groups(groups))) for groups in spelled})
+
+
+def _read_groups(spelled):
+    if re.fullmatch(r"\{(\{[\d,]+\},?)+\}", spelled):
+        return [list(map(int, ids.split(","))) for ids in re.findall(r"\{([\d,]+)\}", spelled)]
+    if cut := re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", spelled):
+        shape, sizes, order = (part and list(map(int, part.split(","))) for part in cut.groups())
+        ids = np.arange(math.prod(sizes)).reshape(sizes)
+        return ids.transpose(order).reshape(shape).tolist()
+    if mesh := re.fullmatch(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',? ?)+)\}", spelled):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        names = re.findall(r"'(\w+)'", mesh[2])
+        ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        last = range(-len(names), 0)
+        ids = np.moveaxis(ids, [list(sizes).index(name) for name in names], last)
+        return ids.reshape(-1, math.prod(sizes[name] for name in names)).tolist()
+    raise ValueError(f"expected groups in a spelling that is known here, got {spelled!r}")
 
 
 def target(config=CONFIG, **changes):

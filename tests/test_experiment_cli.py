@@ -106,7 +106,7 @@ BAD_FLAGS = {
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",
     '--config.methods["lookup"].magic=3': "magic",
-    "--workdir=": "expected --config=configs/NAME.py and --workdir=DIR",
+    "--workdir=": "expected --config=NAME and --workdir=DIR",
     '--config.methods["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
     "--config.chat=3": "expected chat among auto, yes, no; got '3'",
     "--mesh=model:2": "expected --config.mesh in the place of --mesh",

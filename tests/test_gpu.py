@@ -5,7 +5,6 @@ They hold on a CPU, too, where `-m gpu` runs them to see that they can run.
 
 import dataclasses
 import inspect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +14,12 @@ from jspec.drafters import DrafterOptions
 from jspec.evaluation.auditing.checks import _TEXTS, check_seeds, run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
-from jspec.kernels import PackedKernel, attend, fused_choice, product
-from jspec.kernels.gpu import DECODED
-from jspec.kernels.packed import STRIP
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels import attend, contest
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import SETTINGS, make_subject
-from tests.kernels.gpu.test_block import FAMILIES
-from tests.kernels.gpu.test_block import make_model as make_family
+from tests.kernels.families import FAMILIES
+from tests.kernels.families import make_model as make_family
 from tests.tiny_models import CONFIG, make_generator, make_model, peaked_params
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
@@ -72,30 +68,16 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 5), (3, 16)])
-def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
-    """Each family's kernels pass their trial: Triton compiles them, and they are used."""
-    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
-    config, params = make_family(name)
-    cache = init_cache(config, batch_size=rows, capacity=200, dtype=jnp.bfloat16)
-    tokens = jnp.zeros([rows, width], jnp.int32)
+@pytest.mark.parametrize("kind", [None, "int8", "q4_0"])
+def test_candidates_for_blocks_are_right(name, kind, monkeypatch, tmp_path):
+    """No candidate is wrong, or fails, in any family's contest."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(contest, "_VERDICTS", {})
+    config, params = make_family(name, kind)
+    cache = init_cache(config, batch_size=1, capacity=200, dtype=jnp.bfloat16)
     jax.clear_caches()
-    jax.jit(make_apply(config)).lower(params, tokens, cache)
-    assert set(fused_choice._VERDICTS.values()) == {True}
-
-
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
-@pytest.mark.parametrize("kind", DECODED)
-def test_packed_products_say_what_xlas_say(kind, monkeypatch):
-    """Each format that the kernel decodes passes its trial."""
-    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
-    form, shape = FORMATS[kind], (64, 512)
-    size = STRIP * shape[1] // form.inputs * form.num_bytes
-    strips: Any = jax.ShapeDtypeStruct((shape[0] // STRIP, size), jnp.uint8)
-    kernel = PackedKernel(strips, kind, shape, jnp.dtype(jnp.bfloat16))
-    operands = jax.ShapeDtypeStruct((5, shape[1]), jnp.float32), kernel
-    jax.jit(product).lower(*fused_choice.random_product(operands))
-    assert set(fused_choice._VERDICTS.values()) == {True}
+    jax.jit(make_apply(config)).lower(params, jnp.zeros([1, 1], jnp.int32), cache)
+    assert all(verdict["faults"] == {} for verdict in contest._VERDICTS.values())
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, dataclasses.replace(SETTINGS, top_p=1.0)])
@@ -132,17 +114,19 @@ def test_an_audit_of_trees_finds_nothing():
     audit(subject, "float32", num_rows=8192, untold={"tree control, siblings seen"})
 
 
+@pytest.mark.parametrize("kernels", contest.NAMES)
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
-def test_an_audit_of_layers_that_are_fused_finds_nothing(rule, monkeypatch):
-    """In bfloat16, of sizes that the fused kernels take: on a GPU they do, in calls of few rows."""
-    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
+def test_an_audit_of_any_kernels_finds_nothing(rule, kernels, monkeypatch):
+    """In bfloat16, of sizes that they take: on a GPU they do, in calls of few rows."""
+    if jax.default_backend() != "gpu" and kernels != contest.XLA:
+        pytest.skip("only a GPU has other kernels")
+    monkeypatch.setenv("JSPEC_KERNELS", kernels)
+    jax.clear_caches()
     config = dataclasses.replace(CONFIG, num_layers=1, embed_dim=64, hidden_dim=96, head_dim=32)
     target, draft = (
         make_model(config, params=peaked_params(config, disturbance=size)) for size in (0.0, 0.02)
     )
     audit(make_subject(rule, "model", target=target, draft=draft), "bfloat16")
-    is_used = set(fused_choice._VERDICTS.values())
-    assert is_used == ({True} if jax.default_backend() == "gpu" else set())
 
 
 def audit(subject, dtype, num_rows=4096, untold=frozenset()):

@@ -34,8 +34,12 @@ WORDS = {
 
 
 def code_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the Python and C++ files under a folder."""
-    return [path for path in sorted(folder.rglob("*")) if path.suffix in {".py", ".cc", ".h"}]
+    """Returns the Python, C++ and CUDA files under a folder."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in {".py", ".cc", ".h", ".cu", ".cuh"}
+    ]
 
 
 def test_only_programs_lie_loose():

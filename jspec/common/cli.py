@@ -23,6 +23,7 @@ from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
 from jspec.common.errors import InputError, describe_error
+from jspec.common.offline import forbid_network
 
 _INTERRUPTED = 130  # the exit status
 _MOMENT = 0.05  # seconds until an interrupt is sent again
@@ -32,6 +33,9 @@ _IMPORTS = flags.DEFINE_multi_string(
     "import", [], "A module, or a .py file, to import first; it may register drafters and rules of "
     "your own (docs/write_your_own.md). May be given several times."
 )  # fmt: skip
+_OFFLINE = flags.DEFINE_bool(
+    "offline", False, "Use no network: refuse models that are not on this machine."
+)
 _OWN, _YOURS = "This program", "Your own code"
 _ABSL = "Flags of absl, such as --flagfile, --verbosity and --pdb, work too."
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", _YOURS, "Output"
@@ -65,6 +69,8 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
                 most = f"at most {max_arguments} besides flags"
                 allowed = most if max_arguments else "flags only"
                 raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
+            if _OFFLINE.value:
+                forbid_network()
             _import_all(_IMPORTS.value)
             main(*argv[1:])
             return 0
@@ -180,6 +186,7 @@ def list_flags(topic: str, usual: str = "", other: str = "") -> None:
 
 
 list_flags(_YOURS, _IMPORTS.name)
+list_flags("Models", other=_OFFLINE.name)
 
 
 def define_help_flags() -> None:
@@ -199,7 +206,8 @@ class _HelpFlag(flags.BooleanFlag):
 def _format_help(*, is_full: bool) -> str:
     """Returns what the program does, and all its flags by topic or the usual ones."""
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
-    own[_IMPORTS.name] = flags.FLAGS[_IMPORTS.name]  # of every program
+    for holder in (_IMPORTS, _OFFLINE):  # of every program
+        own[holder.name] = flags.FLAGS[holder.name]
     listed = {name for names in _TOPICS.values() for one in names for name in one}
     topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
     topics[_OWN] = [name for name in own if name not in listed]

@@ -38,15 +38,20 @@ class Room(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """A device by name, and the bytes that its models' parameters and their caches need there."""
+    """A device by name, and the bytes that its models' parameters and their caches need there.
+
+    A note says what was chosen for the device.
+    """
 
     device: str
     weights: int
     room: Room
+    note: str = ""
 
     def __str__(self) -> str:
         weights, caches = (f"{size / 1e9:.2f} GB" for size in (self.weights, self.room.num_bytes))
-        return f"{self.device}: weights {weights}, caches {caches} ({self.room})"
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.device}: weights {weights}, caches {caches} ({self.room}){note}"
 
 
 def device_name(num_used: int = 1) -> str:

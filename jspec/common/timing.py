@@ -32,7 +32,45 @@ def timed(do: Callable[[], _Result]) -> tuple[float, _Result]:
     return time.perf_counter() - begin, result
 
 
-def make_loop(turn: Callable[[Any, Any], Any], constants: Any, carry: Any) -> Loop:
+class TurnLoop:
+    """A compiled loop over a number of turns; see `make_loop`."""
+
+    def __init__(
+        self,
+        turn: Callable[[Any, Any], Any],
+        constants: Any,
+        carry: Any,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        def run(constants: Any, carry: Any, num_turns: jax.Array) -> Any:
+            return jax.lax.fori_loop(0, num_turns, lambda _, carry: turn(constants, carry), carry)
+
+        self._constants, self._carry = constants, carry
+        self._run: Callable[..., Any] = jax.jit(
+            run, donate_argnums=1, compiler_options=None if options is None else dict(options)
+        )
+
+    def __call__(self, num_turns: jax.Array) -> Any:
+        """Runs that many turns; returns what the last one leaves."""
+        self._carry = self._run(self._constants, self._carry, num_turns)
+        return self._carry
+
+    def trace(self) -> Callable[[], None]:
+        """Traces it now; returns what compiles it, in any thread."""
+        lowered = self._run.lower(self._constants, self._carry, jnp.int32(0))  # type: ignore[attr-defined]
+
+        def compile_it() -> None:
+            self._run = lowered.compile()
+
+        return compile_it
+
+
+def make_loop(
+    turn: Callable[[Any, Any], Any],
+    constants: Any,
+    carry: Any,
+    options: Mapping[str, Any] | None = None,
+) -> TurnLoop:
     """Returns a compiled loop over a number of turns.
 
     Args:
@@ -40,19 +78,9 @@ def make_loop(turn: Callable[[Any, Any], Any], constants: Any, carry: Any) -> Lo
       constants: arrays that every turn reads, such as a model's parameters.
       carry: what the first turn begins with. It is given away, so that caches in it are written in
         place; each run of the loop goes on from where the one before ended.
+      options: XLA's; None takes its defaults.
     """
-
-    def run(constants: Any, carry: Any, num_turns: jax.Array) -> Any:
-        return jax.lax.fori_loop(0, num_turns, lambda _, carry: turn(constants, carry), carry)
-
-    compiled = jax.jit(run, donate_argnums=1)
-
-    def loop(num_turns: jax.Array) -> Any:
-        nonlocal carry
-        carry = compiled(constants, carry, num_turns)
-        return carry
-
-    return loop
+    return TurnLoop(turn, constants, carry, options)
 
 
 def seconds_each(loop: Loop, repeats: int = 5) -> float:

@@ -8,16 +8,17 @@ because it looks unlikely would bias the output.)
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
+from jspec.kernels import run_if, while_any
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -141,15 +142,7 @@ class ChainDrafter:
             return chain.replace(memory=memory).lengthen(drawn, wanted)
 
         chain = _Chain.begin(memory, inputs, wanted, size)
-        # Loops of no trips leave the memory where it is; a `lax.cond` would copy a cache.
         if first is not later:
-            # The count makes this loop end after one trip.
-            chain = jax.lax.while_loop(
-                lambda now: now.is_going.any() & (now.count == 0),
-                lambda now: grow(first, now),
-                chain,
-            )
-        chain = jax.lax.while_loop(
-            lambda now: now.is_going.any(), lambda now: grow(later, now), chain
-        )
+            chain = run_if(chain.is_going.any(), functools.partial(grow, first), chain)
+        chain = while_any(lambda chain: chain.is_going, functools.partial(grow, later), chain)
         return Proposal(chain.tokens, chain.num_tokens, chain.probs), chain.memory, chain.count

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Float32, Int32, Key
 
 from jspec.common.typing import DraftProbs, RowFlags, RowTokens
+from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
@@ -45,7 +46,6 @@ class Drawing(NamedTuple):
 class Drawn(NamedTuple):
     """One more draft of each row."""
 
-    is_open: Bool[Array, ""]  # whether it is still to be drawn by its distribution
     token: RowTokens
     is_meant: RowFlags  # rows that put it forward
     probs: DraftProbs  # the chain's
@@ -80,7 +80,7 @@ def draw_one(
         meant = is_meant(token, distribution)
         # A draft that is not put forward leaves no distribution on record.
         distribution = jnp.where(meant[:, None], distribution, 0.0)
-        return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(distribution))
+        return Drawn(token, meant, drawn.probs.at[:, index].set(distribution))
 
     def by_best() -> Drawn:
         # At temperature 0 nothing is drawn, and one number records the distribution.
@@ -93,14 +93,13 @@ def draw_one(
         place = jnp.arange(token.shape[0]), index, token
         # A stopped row writes 0: its record stays empty.
         certain = probs.at[place].set(meant.astype(jnp.float32))
-        return Drawn(settings.is_random, token, meant, certain)
+        return Drawn(token, meant, certain)
 
     # Processors change the logits, so that the best raw token need not be the choice.
     if drawing.draw is draw_from_distribution and not settings.switches.processors:
-        # A loop of zero or one trips: a `lax.cond` would copy the distributions.
-        return jax.lax.while_loop(lambda drawn: drawn.is_open, by_distribution, by_best())
+        return run_if(settings.is_random, by_distribution, by_best())
     nothing = jnp.zeros_like(is_going, jnp.int32)
-    return by_distribution(Drawn(jnp.array(True), nothing, is_going, probs))
+    return by_distribution(Drawn(nothing, is_going, probs))
 
 
 def spread(

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts
 from jspec.drafters.tree_options import Shape
+from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.best_nodes import best_tree
@@ -165,9 +166,4 @@ def if_wanted(
     shapes = jax.eval_shape(propose, state)[0]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    def body(carry: tuple[Array, Proposal, Any]) -> tuple[Array, Proposal, Any]:
-        return jnp.array(False), *propose(carry[2])
-
-    # A loop of one trip or none leaves the caches in place; a `lax.cond` would copy them.
-    carry = (wanted > 0).any(), empty, state
-    return jax.lax.while_loop(lambda carry: carry[0], body, carry)[1:]
+    return run_if((wanted > 0).any(), lambda carry: propose(carry[1]), (empty, state))

@@ -25,6 +25,7 @@ from jspec.drafters.memory import History
 from jspec.drafters.model import empty_caches
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.drafters.tree_options import TreeOptions, tree_shape, with_at_most_a_tree
+from jspec.kernels import while_any
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal
@@ -148,9 +149,8 @@ class EagleDrafter(ChainDrafter):
             fed = self._feed_pairs(params, state, inputs, cache, _CATCH_UP_WIDTH, at)
             return fed[2].commit(num)
 
-        return jax.lax.while_loop(
-            # A loop of no trips leaves the cache in place; a `lax.cond` would copy it.
-            lambda cache: (_num_missing(state, wanted, cache) > self.most_committed).any(),
+        return while_any(
+            lambda cache: _num_missing(state, wanted, cache) > self.most_committed,
             read,
             state.cache,
         )

@@ -18,7 +18,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -29,6 +28,7 @@ from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Roun
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
 from jspec.drafters.tree_options import TreeOptions, for_chains
+from jspec.kernels import while_any
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, RoundInputs
@@ -127,8 +127,8 @@ class HierarchicalDrafter:
             is_going=is_wanted,
         )
         a_round = Round(self.model, self.inner, params, wanted, inputs, noise)
-        drafting = jax.lax.while_loop(
-            lambda now: now.is_going.any(), functools.partial(grow, a_round), drafting
+        drafting = while_any(
+            lambda drafting: drafting.is_going, functools.partial(grow, a_round), drafting
         )
         proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
         model = self.model.remember(

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
@@ -30,6 +29,7 @@ from jspec.drafters.draft_vocabulary import (
 from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
 from jspec.drafters.tree_options import TreeOptions, tree_shape, with_at_most_a_tree
+from jspec.kernels import while_any
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -162,10 +162,9 @@ class ModelDrafter(ChainDrafter):
             return fed.commit(jnp.minimum(missing(cache), width))
 
         cache = state.cache
-        # A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
         for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
-            cache = jax.lax.while_loop(
-                lambda cache, most_left=most_left: (missing(cache) > most_left).any(),
+            cache = while_any(
+                lambda cache, most_left=most_left: missing(cache) > most_left,
                 functools.partial(feed, width),
                 cache,
             )

@@ -115,7 +115,8 @@ def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
     weights = jnp.where(has_vote, _BASE ** -num_less.astype(jnp.float32), 0.0)
     # Whether two places have the first j tokens in common; past the end of a text there are none.
     agree = have_same_paths(followed) & (followed >= 0)[:, None]
-    counts = jnp.einsum("bk,bikw->biw", weights, agree.astype(jnp.float32))
+    agreeing = agree.astype(jnp.float32)
+    counts = jnp.einsum("bk,bikw->biw", weights, agreeing, precision="highest")
     # Past the end of its text a continuation has no vote.
     total = jnp.sum(weights, axis=1)[:, None, None]
     is_worth = (counts > 0) & (counts >= min_share * total)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, choose_drafter
+from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.flag_values import (
     QUANTIZATION_FLAG,
@@ -58,7 +59,7 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     QUANTIZATION_FLAG,
     "int8, int4 and q4_0 (for a CPU with AVX-512) round the draft model's weights, packed leaves "
     "those of a .gguf file as they are, none makes them floats; no answer's distribution changes. "
-    "auto: as for --target_quantization.",
+    "auto: as for --target_quantization, and on a GPU int8 where the draft's blocks are faster so.",
 )
 _LOGIT_BIAS = flags.DEFINE_list(
     "logit_bias", [], "Numbers to add to the logits of tokens, as ID:NUMBER,ID:NUMBER."
@@ -201,7 +202,10 @@ def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | No
     target = load(TARGET.value, quantization=kind, mesh=mesh)
     if DRAFT.value is None:
         return target, None
-    draft = load(DRAFT.value, quantization=parse_quantization(_DRAFT_QUANTIZATION.value))
+    kind = parse_quantization(_DRAFT_QUANTIZATION.value)
+    draft = load(DRAFT.value, quantization=kind)
+    if kind is None and mesh is None:
+        draft = with_fast_weights(draft)
     return target, place_model(draft, mesh)
 
 

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +12,8 @@ import jax
 
 from jspec.common import exchange, processes
 from jspec.common.errors import InputError
-from jspec.common.json_lines import read_json, save_json
+from jspec.common.json_lines import read_json
+from jspec.common.kept import keep, note, read_kept
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
@@ -125,33 +125,17 @@ def recall_or_measure(
     So it does where `check` raises an `InputError`. A corrupt file is replaced, with a note on
     standard error. Where the file cannot be written, every start measures again.
     """
-    name, entries = json.dumps(key, sort_keys=True), {}
-    try:
-        entries = read_json(path)
-    except InputError as error:
-        _note(f"note: {error}: begun anew")
+    name, entries = json.dumps(key, sort_keys=True), read_kept(path)
     if name in entries:
         try:
             costs = RoundCosts.from_json(entries[name])
             check(costs)
             return costs
         except InputError as error:
-            _note(f"note: {path}: {error}: measuring anew")
-    _note("measuring what rounds cost on this machine, once for these models and settings")
+            note(f"note: {path}: {error}: measuring anew")
+    note("measuring what rounds cost on this machine, once for these models and settings")
     costs = measure()
     with contextlib.suppress(InputError):  # others have measured meanwhile
         entries = read_json(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_json(temporary, entries | {name: costs.to_json()})
-        temporary.replace(path)  # in one step, so that nobody reads half of it
-    except OSError as error:
-        _note(f"note: cannot keep costs in {path}: {error.strerror}")
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    keep(path, entries | {name: costs.to_json()}, "costs")
     return costs
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ def search_beams(
         if row.settings.num_beams > 1:
             search = BeamSearch(programs, request, row)
             if on_start is not None:
-                on_start(programs.engine.layout.budget(programs.params, search.room))
+                on_start(programs.budget(search.room))
             result = search.run()
             if on_result is not None:
                 on_result(result)

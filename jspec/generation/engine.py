@@ -218,8 +218,9 @@ class Engine:
           The next state, on the device; the one that was passed is donated. And the infos of the
           rounds that were run, on the host, [rounds b ...].
         """
-        state, *results = self._run(params, state, np.int32(num_rounds))
-        return state, self._fetch(*results)
+        with kernels.explained_failures():
+            state, *results = self._run(params, state, np.int32(num_rounds))
+            return state, self._fetch(*results)
 
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
         # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
@@ -232,8 +233,9 @@ class Engine:
 
         The last result is whether the search is over.
         """
-        state, *results = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
-        return state, self._fetch(*results), bool(jax.device_get(state.is_done))
+        with kernels.explained_failures():
+            state, *results = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
+            return state, self._fetch(*results), bool(jax.device_get(state.is_done))
 
 
 def _rounds_of(step: Any) -> Any:

@@ -11,6 +11,7 @@ from jspec.common.errors import InputError, prefixed_errors
 from jspec.generation.answer import Answer
 from jspec.generation.batch import Batch
 from jspec.generation.beam_search import search_beams
+from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings, make_requests
@@ -88,7 +89,8 @@ class Generator(Programs):
             another model; "packed" leaves a .gguf file's as they are; "packed_a8" does, and rounds
             the inputs of products to 8 bits, which is faster, and another model, too; "none" makes
             them floats. None or "auto": "packed" for a .gguf file where that is fast, else "none".
-          draft_quantization: the same for the draft model, which changes no answer's distribution.
+          draft_quantization: the same for the draft model, which changes no answer's distribution;
+            on a GPU None or "auto" also takes "int8" where the draft's blocks are faster with it.
           **options: keyword arguments of the constructor; and options of drafters and rules by the
             names of their flags, such as `draft_layers=20` or `lenience=0.3`.
 
@@ -102,6 +104,8 @@ class Generator(Programs):
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
+        if loaded_draft is not None and draft_quantization in (None, "auto"):
+            loaded_draft = with_fast_weights(loaded_draft)
         return cls(loaded, loaded_draft, **options)
 
     def __repr__(self) -> str:
@@ -201,7 +205,7 @@ class Generator(Programs):
         own = {index: self.with_costs(rows[index]) for index in waiting}
         batch = Batch.for_requests(self, [*own.values()])
         if self._on_start is not None:
-            self._on_start(self.engine.layout.budget(self.params, batch.room))
+            self._on_start(self.budget(batch.room))
         models = self.target, self.num_draft_tokens
         answers: dict[int, Answer] = {}  # by row
         while waiting or answers:

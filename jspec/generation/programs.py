@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
+from jspec import kernels
 from jspec.common.errors import InputError, check_count, check_type, whole_number
-from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.memory import Budget, Room, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
@@ -25,6 +26,7 @@ from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.own_code import check_own_code, digest_of_own_code
 from jspec.generation.pattern_processor import make_pattern_processor
 from jspec.generation.prompts import encode_prompt
@@ -81,6 +83,7 @@ class Programs:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
+        check_one_graph()
         if isinstance(processors, Processor) or not isinstance(processors, Sequence):
             raise InputError(f"expected processors as a list, such as [mine], got {processors!r}")
         for name, value, kind in (
@@ -201,6 +204,13 @@ class Programs:
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
 
+    def budget(self, room: Room) -> Budget:
+        """Returns the device, and the memory that the models and caches of that size take on it."""
+        budget, draft = self.engine.layout.budget(self.params, room), self._draft
+        if draft is None or not draft.is_quantization_chosen:
+            return budget
+        return budget._replace(note=f"the draft's weights in {draft.quantization}: faster here")
+
     @property
     def is_lossless(self) -> bool:
         """Whether the answers follow the target's distribution exactly."""
@@ -218,7 +228,8 @@ class Programs:
     def describe(self) -> dict[str, Any]:
         """Returns everything besides the request that decides an answer, as plain values.
 
-        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto".
+        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto",
+        and the kernels that blocks have taken so far.
         """
         draft = self._draft
         return {
@@ -232,6 +243,8 @@ class Programs:
             "costs": self._costs and self._costs.to_json(),
             "acceptance": self._acceptance,
             "is_lossless": self.rule.is_lossless,
+            "kernels": kernels.chosen_kernels(self.target.own_config),
+            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
             "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError, whole_number
 from jspec.common.json_lines import check_unicode, read_json_lines, title_of
+from jspec.common.shipped import find_shipped
 from jspec.weights.resolver import LoadedModel
 
 _MAX_SHOWN = 60  # characters of a bad value in an error message
@@ -29,12 +30,13 @@ def read_prompts(path: str) -> Iterator[Prompt]:
     """Yields the prompts of a JSONL file, line by line.
 
     Each line is an object with a text `prompt`, or with a list `turns` as in Spec-Bench, the first
-    of which is the prompt; it may have a `category`. "-" is standard input.
+    of which is the prompt; it may have a `category`. "-" is standard input; of jspec's own files,
+    such as "configs/prompts.jsonl", the name is enough.
 
     Raises:
       InputError: if the file cannot be read or a line is broken; the message names file and line.
     """
-    for where, record in read_json_lines(path, "the prompts file"):
+    for where, record in read_json_lines(find_shipped(path), "the prompts file"):
         text, *later = (check_unicode(turn, where) for turn in _turns_of(record, where))
         category = record.get("category")
         yield Prompt(text, None if category is None else str(category), tuple(later))

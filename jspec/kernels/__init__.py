@@ -1,16 +1,29 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
 Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
-computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
-block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
-or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
-`are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
+a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
+which device or processor it runs on: what follows from that is answered here by purpose, too
+(`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
 from jspec.kernels.attention import attend, attend_capped
-from jspec.kernels.backend import compiling_for, run_options
+from jspec.kernels.backend import (
+    allow_one_graph,
+    awaits_graph_trial,
+    compiling_for,
+    one_graph_options,
+    run_options,
+    trying_options,
+)
 from jspec.kernels.cache_write import TAIL, write_rows
+from jspec.kernels.candidates import (
+    choose_weights,
+    chosen_kernels,
+    compute_block,
+    explained_failures,
+)
 from jspec.kernels.device import (
     are_like_one,
     check_device,
@@ -19,9 +32,9 @@ from jspec.kernels.device import (
     prefers_unrolled_loops,
     timed_products,
 )
-from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
+from jspec.kernels.loops import run_if, while_any
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
@@ -48,6 +61,7 @@ from jspec.kernels.split import (
 )
 from jspec.kernels.threshold import smallest_rank
 from jspec.kernels.unwritten import zeros_if
+from jspec.kernels.verdicts import driver_version
 
 __all__ = [
     "MODEL_AXIS",
@@ -61,22 +75,29 @@ __all__ = [
     "QuantizedKernel",
     "SplitKernel",
     "SplitLogits",
+    "allow_one_graph",
     "apply_rope",
     "are_like_one",
     "attend",
     "attend_capped",
     "attend_gathered",
     "attend_pages",
+    "awaits_graph_trial",
     "check_device",
+    "choose_weights",
+    "chosen_kernels",
     "compiling_for",
     "compute_block",
     "describe_device",
     "devices_per_memory",
+    "driver_version",
+    "explained_failures",
     "first_argmax",
     "first_largest",
     "geglu",
     "grouped_product",
     "has_fast_packed_products",
+    "one_graph_options",
     "own_part",
     "own_part_of",
     "prefers_unrolled_loops",
@@ -84,12 +105,15 @@ __all__ = [
     "product",
     "rms_norm",
     "rotate_heads",
+    "run_if",
     "run_options",
     "smallest_rank",
     "swiglu",
     "table_rows",
     "take_rows",
     "timed_products",
+    "trying_options",
+    "while_any",
     "whole",
     "with_own_part",
     "write_pages",

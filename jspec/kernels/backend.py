@@ -7,17 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-from jspec.common.errors import describe_error
-
 _LANES = 128  # numbers side by side in a TPU's memory
 _FOREIGN = contextvars.ContextVar[str | None]("foreign backend", default=None)
+_TRIED = contextvars.ContextVar[dict[str, int | str] | None]("options on trial", default=None)
+_VERDICT: dict[str, bool] = {}  # of this process, once there is one
 # Command buffers are CUDA graphs. All of these kinds of work, loops included, become part of them,
 # however few: then the host starts a run of many rounds and waits for its end only.
 _ONE_GRAPH = {
@@ -66,55 +64,52 @@ def pinned(layer: Float[Array, "b k s h"]) -> Float[Array, "b k s h"]:
 def run_options() -> dict[str, int | str] | None:
     """Returns XLA's options for the program of many rounds; None for its defaults.
 
-    On a GPU they make it one graph. By default the host reads back the condition of every loop. An
-    option in XLA_FLAGS is the user's, and `JSPEC_ONE_GRAPH=0` in the environment leaves all to XLA.
+    On a GPU they make it one graph, once a trial has allowed that (`allow_one_graph`). By default
+    the host reads back the condition of every loop. An option in XLA_FLAGS is the user's, and
+    `JSPEC_ONE_GRAPH=0` in the environment leaves all to XLA.
     """
-    is_set = any(name in os.environ.get("XLA_FLAGS", "") for name in _ONE_GRAPH)
-    if backend() != "gpu" or is_set or os.environ.get("JSPEC_ONE_GRAPH") == "0":
+    if (tried := _TRIED.get()) is not None:
+        return tried
+    if not _may_be_one_graph():
         return None
-    return dict(_ONE_GRAPH) if is_foreign() or _can_loop() else None
+    return one_graph_options() if is_foreign() or _VERDICT.get("one graph") else None
 
 
-@functools.cache
-def _can_loop() -> bool:
-    """Tries a loop that chooses in each turn, as rounds do, on new memory several times.
+def one_graph_options() -> dict[str, int | str]:
+    """Returns XLA's options that make a program one graph."""
+    return dict(_ONE_GRAPH)
 
-    This XLA may not know an option, the driver no loop in a graph, or a graph may go on with the
-    memory that it was made for: XLA makes it when a program runs for the second time, and changes
-    its addresses in later runs (openxla/xla#33073).
+
+def awaits_graph_trial() -> bool:
+    """Returns whether a run would be one graph, if only it were known that graphs are right here.
+
+    The trial needs whole rounds, which this package does not know: `jspec.generation.graph_trial`.
     """
+    return _may_be_one_graph() and not is_foreign() and not _VERDICT
 
-    def run(numbers: jax.Array, signs: jax.Array) -> jax.Array:
-        def turn(carry: Any) -> Any:
-            now, total = carry
-            grow, shrink = lambda x: 2 * x + numbers, lambda x: x - 3 * numbers
-            return now + 1, jax.lax.cond(signs[now] > 0, grow, shrink, total)
 
-        return jax.lax.while_loop(
-            lambda carry: carry[0] < signs.size, turn, (np.int32(0), numbers)
-        )[1]
+def allow_one_graph(is_right: bool) -> None:
+    """Sets, for this process, whether runs may be one graph on its GPU."""
+    _VERDICT["one graph"] = is_right
 
-    def trial(seed: int) -> bool:
-        numbers, signs = np.arange(1000, dtype=np.int32) + seed, np.arange(8) % (seed + 2)
-        expected = numbers
-        for sign in signs:
-            expected = 2 * expected + numbers if sign > 0 else expected - 3 * numbers
-        return bool((np.asarray(program(numbers, signs.astype(np.int32))) == expected).all())
 
-    program, problem = jax.jit(run, compiler_options=_ONE_GRAPH), ""
+@contextlib.contextmanager
+def trying_options(options: dict[str, int | str]) -> Iterator[None]:
+    """Within it these are the `run_options`, whatever is known of the device."""
+    token = _TRIED.set(dict(options))
     try:
-        if not all(map(trial, range(4))):
-            problem = "a loop came to a wrong number"
-    except jax.errors.JaxRuntimeError as error:
-        problem = describe_error(error)[:200]
-    if problem:
-        slow = "the host drives its loops, and short rounds take longer"
-        print(f"jspec: a run is not one graph ({problem}): {slow}", file=sys.stderr, flush=True)
-    return not problem
+        yield
+    finally:
+        _TRIED.reset(token)
+
+
+def _may_be_one_graph() -> bool:
+    is_set = any(name in os.environ.get("XLA_FLAGS", "") for name in _ONE_GRAPH)
+    return backend() == "gpu" and not is_set and os.environ.get("JSPEC_ONE_GRAPH") != "0"
 
 
 def has_bfloat16() -> bool:
-    """Returns whether the GPU has products of bfloat16, which the kernels of Triton and cuDNN take.
+    """Returns whether the GPU has products of bfloat16, which cuDNN and jspec's own kernels take.
 
     A compiler may end the process where it is given a GPU that is too old: that is not tried.
     """
@@ -129,7 +124,7 @@ def _is_new_enough() -> bool:
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) >= _BFLOAT16:
         return True
     name = f"{device.device_kind}, compute capability {capability}"
-    cost = "XLA computes them in float32, and fused kernels are not used"
+    cost = "XLA computes them in float32, and other kernels are not used"
     message = f"jspec: the GPU ({name}) has no products of bfloat16, as {_BFLOAT16} has: {cost}"
     print(message, file=sys.stderr, flush=True)
     return False

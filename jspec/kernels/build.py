@@ -1,8 +1,9 @@
-"""Compiles the C++ sources for this processor, once, into a library in the user's cache."""
+"""Compiles C++ and CUDA C++ sources, once, into a library in the user's cache."""
 
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -28,27 +29,79 @@ _OPTIONS = (
     "-pthread", "-w",
 )  # fmt: skip
 _COMPILERS = ("c++", "g++", "clang++")
-_SECONDS = 120
+_SECONDS = 240
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a library is made of.
+
+    Attributes:
+      name: of the library's file, before its fingerprint.
+      language: that the compiler compiles, as a reader of its errors calls it.
+      compiler: a command, which may have options; None where none was found.
+      variable: the environment's, which names a compiler.
+      sources: files, each of which is compiled by itself.
+      headers: files that they include.
+      options: of the compiler.
+      link_options: besides, where the library is linked.
+      machine: what else decides the library: the processor.
+    """
+
+    name: str
+    language: str
+    compiler: str | None
+    variable: str
+    sources: Sequence[pathlib.Path]
+    headers: Sequence[pathlib.Path]
+    options: Sequence[str]
+    link_options: Sequence[str] = ()
+    machine: str = ""
+
+    def fingerprint(self) -> str:
+        """Returns a hash of all that decides the library: sources, options, headers, processor."""
+        texts = [path.read_text() for path in sorted([*self.sources, *self.headers])]
+        command = self.compiler, *self.options, *self.link_options, self.machine
+        parts = *texts, importlib.metadata.version("jaxlib"), *command
+        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+    def path(self) -> pathlib.Path:
+        """Returns where the library lies in the user's cache."""
+        return cache_dir() / "native" / f"{self.name}-{self.fingerprint()}.so"
 
 
 def fingerprint() -> str:
-    """Returns a hash of all that decides the library: sources, options, headers, processor."""
-    sources = [path.read_text() for path in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")])]
-    parts = (*sources, *_OPTIONS, importlib.metadata.version("jaxlib"), _compiler(), _processor())
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+    """Returns that of the C++ for this processor."""
+    return _cpp().fingerprint()
 
 
-def load_library() -> ctypes.CDLL:
-    """Returns the library, from the user's cache if it is there, else compiled now.
+def load_library(recipe: Recipe | None = None) -> ctypes.CDLL:
+    """Returns a library, from the user's cache if it is there, else compiled now.
+
+    Without a recipe it is the C++ for this processor.
 
     Raises:
       OSError: the library cannot be built or loaded; the text says why.
     """
-    path = cache_dir() / "native" / f"jspec-{fingerprint()}.so"
+    recipe = recipe or _cpp()
+    path = recipe.path()
     if _is_whole(path):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))
-    return _build(path)
+    return _build(recipe, path)
+
+
+def _cpp() -> Recipe:
+    return Recipe(
+        name="jspec",
+        language="C++",
+        compiler=_compiler(),
+        variable="CXX",
+        sources=sorted(_SOURCES.glob("*.cc")),
+        headers=sorted(_SOURCES.glob("*.h")),
+        options=_OPTIONS,
+        machine=_processor(),
+    )
 
 
 def _is_whole(path: pathlib.Path) -> bool:
@@ -78,22 +131,22 @@ def _processor() -> str:
     return "".join([platform.system(), platform.machine(), platform.processor(), *features[:1]])
 
 
-def _build(path: pathlib.Path) -> ctypes.CDLL:
+def _build(recipe: Recipe, path: pathlib.Path) -> ctypes.CDLL:
     """Compiles in a folder beside the path, and renames the result: no one sees a part of it."""
-    compiler = _compiler()
-    if compiler is None:
-        raise OSError("no C++ compiler was found")
+    if recipe.compiler is None:
+        raise OSError(f"no {recipe.language} compiler was found")
     path.parent.mkdir(parents=True, exist_ok=True)
-    run = functools.partial(_run, compiler)
+    run = functools.partial(_run, recipe)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder) / path.name
-        goals = {source: built.with_name(f"{source.stem}.o") for source in _SOURCES.glob("*.cc")}
+        goals = {source: built.with_name(f"{source.stem}.o") for source in recipe.sources}
         include = f"-I{jax.ffi.include_dir()}"
         commands = [[include, "-c", str(source), "-o", str(goals[source])] for source in goals]
         # No more compilers at once than cores: each takes several hundred megabytes.
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(run, commands))
-        run(["-shared", *map(str, goals.values()), "-o", str(built)])
+        objects = map(str, goals.values())
+        run(["-shared", *objects, *recipe.link_options, "-o", str(built)])
         library, digest = ctypes.CDLL(str(built)), built.with_suffix(".sha256")
         digest.write_text(_digest(built))
         built.replace(path)
@@ -101,8 +154,9 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
     return library
 
 
-def _run(compiler: str, arguments: Sequence[str]) -> None:
-    command = [*shlex.split(compiler), *_OPTIONS, *arguments]
+def _run(recipe: Recipe, arguments: Sequence[str]) -> None:
+    compiler = recipe.compiler or ""
+    command = [*shlex.split(compiler), *recipe.options, *arguments]
     options = {"capture_output": True, "text": True, "errors": "replace", "check": True}
     try:
         subprocess.run(command, timeout=_SECONDS, **options)
@@ -111,6 +165,7 @@ def _run(compiler: str, arguments: Sequence[str]) -> None:
         said = next((line for line in lines if "error" in line), lines[0])
         raise OSError(f"{compiler} failed: {said}") from None
     except FileNotFoundError:
-        raise OSError(f"there is no C++ compiler {compiler} ($CXX)") from None
+        name = f"{recipe.language} compiler {compiler}"
+        raise OSError(f"there is no {name} (${recipe.variable})") from None
     except subprocess.TimeoutExpired:
         raise OSError(f"{compiler} took more than {_SECONDS} s") from None

@@ -15,6 +15,7 @@ from jspec.common.errors import InputError
 from jspec.kernels import library
 from jspec.kernels.backend import backend
 from jspec.kernels.build import fingerprint
+from jspec.kernels.contest import asked_kernels
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
@@ -78,8 +79,9 @@ def check_device() -> None:
     JAX's wheels, one line says why, and the CPU is taken.
 
     Raises:
-      InputError: JAX_PLATFORMS names what is not there.
+      InputError: JAX_PLATFORMS or JSPEC_KERNELS names what is not there.
     """
+    asked_kernels()
     problems: list[str] = []
 
     def hear(record: logging.LogRecord) -> bool:

@@ -7,8 +7,8 @@ Its bytes are kept, but the blocks of 16 outputs are laid out side by side, elem
     strip   d d d … d  s s s … s  …  c c c … c  …      (16 of each, then 16 of the next)
 
 So a vector register holds the same element of 16 outputs, and the C++ decodes them together. Where
-there is no C++ for the processor or device, XLA decodes the weights, and multiplies; a GPU has a
-kernel of its own for few rows (see `gpu.packed_weights`).
+there is no C++ for the processor or device, XLA decodes the weights, and multiplies, unless a
+kernel of the GPU has won (see `contest`).
 """
 
 import ctypes

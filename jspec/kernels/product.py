@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jspec.kernels import library
 from jspec.kernels.backend import backend
-from jspec.kernels.fused_choice import compute_product
+from jspec.kernels.candidates import compute_product
 from jspec.kernels.packed import JoinedKernel, PackedKernel, packed_product, packed_rows
-from jspec.kernels.precision import dot
+from jspec.kernels.precision import dot, padded
 from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
 from jspec.kernels.split import MODEL_AXIS, SplitKernel
 
@@ -75,7 +75,7 @@ def float_product(
     # XLA on CPU is ten times slower with one bfloat16 row than with two.
     if num_rows == 1 and rows.dtype == jnp.bfloat16 and backend() == "cpu":
         rows = jnp.concatenate([rows, jnp.zeros_like(rows)])
-    return dot(rows, kernel)[:num_rows]
+    return dot(padded(rows), kernel)[:num_rows]
 
 
 def _most_native_rows(dtype: jnp.dtype) -> int:

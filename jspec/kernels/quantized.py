@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Float32, Int, Int8, Shaped, UInt8
 
 from jspec.kernels import library
 from jspec.kernels.backend import backend
-from jspec.kernels.precision import dot
+from jspec.kernels.precision import dot, padded
 
 GROUP = 32  # inputs that share a multiplier
 _HALF = GROUP // 2  # of a group: the inputs in the low bits, and those in the high bits
@@ -65,7 +65,7 @@ def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Flo
         return library.call(name, _float_product, result, rows.astype(dtype), *weights)
     if backend() == "cpu":
         return _integer_product(rows.astype(jnp.float32), kernel)
-    return _float_product(rows.astype(kernel.dtype), *weights)
+    return _float_product(padded(rows.astype(kernel.dtype)), *weights)[: rows.shape[0]]
 
 
 def quantized_rows(table: QuantizedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:

@@ -15,7 +15,8 @@ A slot is not a position. The model is told each token's position apart, so that
 several tokens of one position.
 """
 
-from typing import Any, Self
+import functools
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int32
 
 from jspec.common.typing import BlockMask, RowCounts
-from jspec.kernels import TAIL, attend, attend_capped, write_rows
+from jspec.kernels import TAIL, attend, attend_capped, run_if, write_rows
 
 
 class KVCache(struct.PyTreeNode):
@@ -148,14 +149,10 @@ class KVCache(struct.PyTreeNode):
             kept = self._take(layer, source).astype(jnp.float32)  # as C++ takes it; no rounding
             return self._put(layer, kept, self.length)
 
-        def move_all(carry: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
-            return jnp.array(False), *jax.tree.map(move, carry[1:])
-
-        # Where all paths lie in order already, as those of a tree's first branch do, nothing moves:
-        # a loop of no trips. A `lax.cond` would copy the layers.
+        # Where all paths lie in order already, as those of a tree's first branch do, nothing moves.
         is_moved = ((path != order) & (order < num_tokens[:, None])).any()
-        _, keys, values = jax.lax.while_loop(
-            lambda carry: carry[0], move_all, (is_moved, self.keys, self.values)
+        keys, values = run_if(
+            is_moved, functools.partial(jax.tree.map, move), (self.keys, self.values)
         )
         return self.replace(keys=keys, values=values)
 

@@ -6,7 +6,7 @@ import re
 import re._parser as parser  # type: ignore[import-untyped]
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from jspec.common.errors import InputError
 from jspec.drafters.pattern_regex import Ranges, complement, ranges_of
@@ -136,7 +136,7 @@ def string(asked: dict[str, Any], where: str) -> str:
 def _searched(pattern: Any, where: str) -> str:
     """Returns the expression of the texts in JSON of strings in which a pattern matches.
 
-    Of what Python's `re` and ECMAScript read differently there is what both do.
+    Of what Python's `re` and ECMAScript read differently, only what both read alike is taken.
     """
     try:
         with warnings.catch_warnings():
@@ -158,7 +158,7 @@ def _anywhere(items: Any, before: str, after: str) -> str:
         return _anywhere(items[1:], "", after)
     if items and str(items[-1][1]) == "AT_END":
         return _anywhere(items[:-1], before, "")
-    op, value = items[0] if len(items) == 1 else ("", cast(Any, None))
+    op, value = items[0] if len(items) == 1 else ("", (None,) * 4)
     if str(op) == "BRANCH":
         return any_of([_anywhere(one, before, after) for one in value[1]])
     if str(op) == "SUBPATTERN" and not any(value[1:3]):

@@ -84,7 +84,8 @@ class PrefixTree:
         self.pin(node)  # so that it is not dropped itself
         is_room = self._has_room(num_bytes)
         while is_room and self.num_bytes + num_bytes > self.max_bytes:
-            self.drop_one()
+            is_dropped = self.drop_one()
+            assert is_dropped, "there is room only if what nobody needs can be dropped"
         self.unpin(node)
         if not is_room:
             return None

@@ -154,7 +154,7 @@ class CallReader:
         return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def _take(self, count: int) -> str:
-        """Takes the first characters of the text away; returns them, after the spaces before."""
+        """Removes that many characters of the text; returns them and the spaces before them."""
         taken, self._rest = self._spaces + self._rest[:count], self._rest[count:]
         self._is_bare = self._is_bare and not taken.strip()
         self._spaces = taken if self._is_bare else ""

@@ -22,6 +22,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int32
 
 from jspec.common.typing import ApplyFn, RowCounts, RowTokens
+from jspec.kernels import run_if
 from jspec.sampling.noise import KEY_TYPE
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
@@ -241,10 +242,6 @@ def _take_steps(
 
 def _reorder(rows: _Rows, row: Int32[Array, "k"]) -> _Rows:
     """Returns what every leaf [k ...] holds in these rows."""
-
-    def gather(carry: tuple[Array, _Rows]) -> tuple[Array, _Rows]:
-        return jnp.array(False), jax.tree.map(lambda leaf: leaf[row], carry[1])
-
-    # Where each beam has gone on by itself nothing moves: a loop of no trips copies no cache.
+    # Where each beam has gone on by itself nothing moves.
     is_moved = (row != jnp.arange(row.shape[0])).any()
-    return jax.lax.while_loop(lambda carry: carry[0], gather, (is_moved, rows))[1]
+    return run_if(is_moved, functools.partial(jax.tree.map, lambda leaf: leaf[row]), rows)

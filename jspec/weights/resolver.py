@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.offline import is_offline
 from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
@@ -57,6 +58,7 @@ class LoadedModel:
         a different model from the one of that name; "packed" if they stay as they are in a GGUF
         file; "packed_a8" if products also round their inputs, which is another model, too; None if
         they are the checkpoint's in floats.
+      is_quantization_chosen: whether nobody asked for it: a trial on this device did.
     """
 
     config: DecoderConfig
@@ -66,6 +68,7 @@ class LoadedModel:
     is_random: bool = False
     quantization: str | None = None
     mesh: jax.sharding.Mesh | None = dataclasses.field(default=None, repr=False)
+    is_quantization_chosen: bool = False
 
     @property
     def own_config(self) -> DecoderConfig:
@@ -109,7 +112,10 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
     import huggingface_hub
 
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=_HUB_FILES, local_files_only=is_offline()
+        )
+        return pathlib.Path(folder)
     except Exception as error:  # of the client, and of a transport that depends on its version
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
@@ -184,7 +190,7 @@ def load_model(
         quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh)
+    return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh=mesh)
 
 
 def _stays_packed(name: str, path: pathlib.Path) -> bool:

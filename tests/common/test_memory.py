@@ -59,7 +59,7 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     list(pieces)
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
-    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state))
+    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state), "")
     assert budgets == [budget]
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [gpu] * 8)

@@ -159,14 +159,18 @@ def test_a_proposal_comes_back_from_its_branches():
 @hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1))
 def test_a_pruned_tree_has_the_best_nodes(seed):
-    """Each row another number of them, parents first, its best branch first, the rest in order."""
+    """Each row another number of them, parents first, its best branch first, the rest in order.
+
+    Guards against nodes that the tree no longer had: past its number, whatever their scores are.
+    """
     rng = np.random.default_rng(seed)
     rows = [
         [[(int(rng.integers(3)), float(-depth - rng.uniform())) for depth in range(1 + WIDTH // 2)]
          for _ in range(NUM)]
         for _ in range(BATCH)
     ]  # fmt: skip
-    whole, numbers = merge(rows), rng.integers(0, SIZE + 1, BATCH)
+    whole = merge(rows, wanted=int(rng.integers(0, SIZE + 1)))
+    numbers = rng.integers(0, SIZE + 1, BATCH)
     pruned = prune(whole, jnp.asarray(numbers, jnp.int32))
     for row, number in enumerate(numbers.tolist()):
         scores = dict(

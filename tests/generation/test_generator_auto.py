@@ -121,6 +121,31 @@ def test_trees_of_a_number_that_varies_change_no_token(drafter):
     assert len(proposed) > 2
 
 
+def test_a_tree_near_the_length_limit_emits_nothing_past_it(monkeypatch):
+    """Guards against nodes that come back when a lookup's tree, cut to what fits, is pruned.
+
+    By what the device emits: of an answer the host would cut it off.
+    """
+    costs = CHEAP["prompt_lookup"]
+    tree = DrafterOptions(tree_depth=3, tree_branches=2)
+    generator = make_generator(
+        "prompt_lookup", batch_size=4, num_draft_tokens="auto", costs=costs, drafter_options=tree
+    )
+    run, emitted = generator.engine.run, []
+
+    def spy(*args):
+        state, infos = run(*args)
+        emitted.append(infos.num_tokens.sum(axis=0))
+        return state, infos
+
+    monkeypatch.setattr(generator.engine, "run", spy)
+    for shift in range(3):
+        limits = [2 + shift, 5 + shift, 9 + shift, 14 + shift]
+        emitted.clear()
+        generator.generate([Request(p, Settings(n)) for p, n in zip(PROMPTS, limits, strict=True)])
+        assert (1 + sum(emitted)).tolist() == limits  # the first token is the prefill's
+
+
 def test_drawn_trees_have_a_fixed_number():
     """Nothing says which of their nodes are worth it."""
     tree = DrafterOptions(tree_depth=2, tree_branches=2, tree_draws="with")  # 4 drafts at most

@@ -6,7 +6,7 @@ The devices are those of a process of its own, as JAX has them from its start.
 import pytest
 
 from jspec.drafters import DRAFTERS
-from tests.meshes import CONFIG, PROMPTS, run_on_devices
+from tests.meshes import CONFIG, PROMPTS, replica_groups, run_on_devices
 
 # What runs in the process: everything that the quick tests ask, as each start takes seconds.
 _QUICK = """
@@ -28,7 +28,7 @@ def text_of(drafter, mesh, **options):
     return engine._run.lower(generator.params, state, np.int32(1)).compile().as_text()
 
 of_both = text_of("none", "data:2,model:2")
-found["groups"] = sorted(set(re.findall(r"replica_groups=(\\S+?), ", of_both)))
+found["groups"] = replica_groups(of_both)
 found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", of_both))
 
 def gathered(text):
@@ -72,9 +72,33 @@ def test_logits_are_gathered_only_for_a_rule_that_needs_them(found):
 
 def test_rows_of_the_mesh_share_nothing(found):
     """Their groups of devices are apart; with `data` alone there is no collective at all."""
-    assert found["groups"] == ["{{0,1},{2,3}}"]
+    assert found["groups"] == [[[0, 1], [2, 3]]]
     assert found["of rows"] == []
     assert found["elsewhere"] == ["all-reduce", "all-gather"], "what is looked for can be found"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "groups"),
+    [
+        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
+        ("{{0,2,1,3}}", ((0, 2, 1, 3),)),
+        ("[2,2]<=[4]", ((0, 1), (2, 3))),
+        ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
+        ("mesh['data'=2,'model'=2] {'model'}", ((0, 1), (2, 3))),
+        ("mesh['data'=2,'model'=2] {'data'}", ((0, 2), (1, 3))),
+        ("mesh['data'=2,'model'=2] {'data','model'}", ((0, 1, 2, 3),)),
+    ],
+)
+def test_groups_are_read_in_every_spelling(spelled, groups):
+    """Those of jax 0.10 and of 0.12, as they stand in the line of a collective."""
+    line = f"f32[2] all-reduce(%x), channel_id=1, replica_groups={spelled}, use_global_device_ids=1"
+    assert replica_groups(line) == [groups]
+
+
+def test_an_unknown_spelling_of_groups_is_named():
+    """Guards against groups that are passed over, and a test that then compares nothing."""
+    with pytest.raises(ValueError, match="got 'mesh_of_some_kind'"):
+        replica_groups("all-reduce(%x), replica_groups=mesh_of_some_kind, channel_id=1")
 
 
 _MATRIX = """

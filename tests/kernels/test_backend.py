@@ -16,15 +16,34 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("JSPEC_ONE_GRAPH", raising=False)
-    backend._can_loop.cache_clear()
-    yield
-    backend._can_loop.cache_clear()
+    monkeypatch.setattr(backend, "_VERDICT", {})
 
 
-def test_a_run_is_one_graph_on_a_gpu_only(gpu, monkeypatch):
-    """The options work: XLA on CPU knows them, too, and does nothing about them."""
-    assert kernels.run_options() == backend._ONE_GRAPH
+def test_a_run_is_one_graph_on_a_gpu_where_a_trial_allows_it(gpu, monkeypatch):
+    """Guards against a graph that nobody has tried, as where an engine is built by hand."""
+    assert kernels.run_options() is None
+    assert kernels.awaits_graph_trial()
+    kernels.allow_one_graph(False)
+    assert kernels.run_options() is None
+    assert not kernels.awaits_graph_trial()
+    kernels.allow_one_graph(True)
+    assert kernels.run_options() == kernels.one_graph_options() == backend._ONE_GRAPH
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert kernels.run_options() is None
+    assert not kernels.awaits_graph_trial()
+
+
+def test_a_device_that_is_not_here_needs_no_trial(gpu):
+    with backend.compiling_for("gpu"):
+        assert kernels.run_options() == kernels.one_graph_options()
+        assert not kernels.awaits_graph_trial()
+    with backend.compiling_for("tpu"):
+        assert kernels.run_options() is None
+
+
+def test_options_on_trial_are_those_of_the_run(gpu):
+    with kernels.trying_options({"xla_gpu_autotune_level": 0}):
+        assert kernels.run_options() == {"xla_gpu_autotune_level": 0}
     assert kernels.run_options() is None
 
 
@@ -38,7 +57,9 @@ def test_a_run_is_one_graph_on_a_gpu_only(gpu, monkeypatch):
 )
 def test_the_user_decides(gpu, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
+    kernels.allow_one_graph(True)
     assert kernels.run_options() is None
+    assert not kernels.awaits_graph_trial()
 
 
 @pytest.mark.parametrize(
@@ -62,23 +83,9 @@ def test_a_gpu_without_bfloat16_takes_no_fused_kernel(gpu, monkeypatch, capsys, 
 
 def test_other_flags_are_no_choice(gpu, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
+    assert kernels.awaits_graph_trial()
+    kernels.allow_one_graph(True)
     assert kernels.run_options() is not None
-
-
-def test_an_option_that_xla_does_not_know_is_left_out_with_one_line(gpu, monkeypatch, capfd):
-    """Guards against an XLA that has renamed it: every program would fail."""
-    monkeypatch.setattr(backend, "_ONE_GRAPH", {"xla_gpu_no_such_option": 1})
-    assert kernels.run_options() is None
-    assert kernels.run_options() is None
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "xla_gpu_no_such_option" in lines[0]
-
-
-def test_a_loop_that_goes_wrong_is_the_hosts(gpu, monkeypatch, capfd):
-    monkeypatch.setattr(jax.lax, "cond", lambda condition, grow, shrink, total: shrink(total))
-    assert kernels.run_options() is None
-    assert "a loop came to a wrong number" in capfd.readouterr().err
 
 
 def test_a_program_for_another_device_is_traced_anew():

@@ -6,7 +6,7 @@ Every field that decides the computation is off its default, and the weights hav
 import copy
 
 import numpy as np
-import torch
+import pytest
 import transformers
 
 VOCAB = 61
@@ -107,7 +107,11 @@ def make_config(name):
 
 
 def make_checkpoint(name, folder, seed=0, std=0.45):
-    """Saves a family's checkpoint into a folder; returns the model of transformers."""
+    """Saves a family's checkpoint into a folder; returns the model of transformers.
+
+    Skips the test where torch, which transformers computes with, is not installed.
+    """
+    torch = pytest.importorskip("torch")
     kind, config = FAMILIES[name][0], make_config(name)
     class_name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
     model = getattr(transformers, class_name)(config).eval().float()
@@ -123,6 +127,7 @@ def make_checkpoint(name, folder, seed=0, std=0.45):
 
 def oracle_logits(model, tokens, positions=None):
     """Returns the logits of one pass, [b t v]."""
+    torch = pytest.importorskip("torch")
     with torch.no_grad():
         given = None if positions is None else torch.tensor(positions)
         output = model(torch.tensor(tokens), position_ids=given, use_cache=False)

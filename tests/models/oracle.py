@@ -5,7 +5,7 @@ The converter is written apart from jspec/weights, so that the two cannot share 
 
 import jax.numpy as jnp
 import numpy as np
-import torch
+import pytest
 import transformers
 
 from jspec.models import DecoderConfig
@@ -13,7 +13,11 @@ from jspec.models.families.hf_config import from_hf_config
 
 
 def peaked_llama(seed: int = 0, std: float = 0.45, **overrides) -> transformers.LlamaForCausalLM:
-    """Returns a tiny random Llama with opinions, no field of its config at its default."""
+    """Returns a tiny random Llama with opinions, no field of its config at its default.
+
+    Skips the test where torch, which transformers computes with, is not installed.
+    """
+    torch = pytest.importorskip("torch")
     fields = {
         "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
@@ -84,6 +88,7 @@ def oracle_outputs(
     model: transformers.LlamaForCausalLM, tokens: np.ndarray, positions: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Returns the oracle's logits [b t v] and its hidden states, embeddings first."""
+    torch = pytest.importorskip("torch")
     with torch.no_grad():
         outputs = model(
             input_ids=torch.tensor(np.asarray(tokens)),

@@ -6,10 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from transformers import MixtralConfig, Qwen3MoeConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from jspec import kernels
 from jspec.models.config import DecoderConfig
@@ -23,6 +19,11 @@ _SHAPE = {"hidden_size": 24, "num_experts_per_tok": 3, "num_local_experts": 7}
 
 
 def _block(kind, is_normalized):
+    torch = pytest.importorskip("torch")
+    from transformers import MixtralConfig, Qwen3MoeConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
     torch.manual_seed(0)
     if kind == "mixtral":
         block = MixtralSparseMoeBlock(MixtralConfig(intermediate_size=20, **_SHAPE))
@@ -51,6 +52,7 @@ def test_equals_transformers(kind, is_normalized, monkeypatch):
     block = _block(kind, is_normalized)
     config = dataclasses.replace(_CONFIG, normalize_expert_weights=is_normalized)
     inputs = np.random.default_rng(1).normal(size=(2, 9, 24)).astype(np.float32)
+    torch = pytest.importorskip("torch")
     with torch.no_grad():
         expected = block(torch.tensor(inputs)).numpy()
     for is_native in (True, False):  # by C++ where there is a compiler, and by XLA

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from jspec.models import PRESETS, init_cache, make_apply
 from jspec.weights.hf import save_hf
 from jspec.weights.random_weights import random_params
 from jspec.weights.resolver import load_model
+
+torch = pytest.importorskip("torch")
+import transformers  # noqa: E402
 
 
 def _own_logits(config, params, tokens):

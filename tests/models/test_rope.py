@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -17,6 +16,7 @@ from tests.models.test_config import ODD
 @pytest.mark.parametrize("config", [ODD, *PRESETS.values()], ids=["odd", *PRESETS])
 def test_frequencies_equal_transformers(config):
     """Llama 3's scaling divides low frequencies, keeps high ones and blends in between."""
+    torch = pytest.importorskip("torch")
     theirs = transformers.LlamaConfig(**to_hf_config(config))
     if config.rope_scaling is not None:
         expected, factor = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from transformers.generation import logits_process
 
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
@@ -62,9 +60,13 @@ def settings_of(prompt, options, processors=PROCESSORS):
 
 
 def oracle(logits, prompt, output, options):
-    """Returns the distribution that transformers' processors give after `output`; it has no
-    presence and
-    no frequency penalty, which are as OpenAI defines them."""
+    """Returns the distribution that transformers' processors give after `output`.
+
+    They have no presence and no frequency penalty: these are as OpenAI defines them.
+    """
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process
+
     text = torch.tensor([[*prompt, *output]])
     scores = torch.tensor(np.asarray(logits))[None]
     options = Settings(**({"temperature": 1.0} | options))

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
-from transformers.generation import logits_process
 
 from jspec.sampling.distribution import sample, sampling_probs
 from jspec.sampling.settings import SamplingSettings, Switches
@@ -36,6 +34,9 @@ probs_of = jax.jit(sampling_probs)
 
 def oracle(logits, temperature, top_k, top_p, min_p):
     """Returns transformers' distribution of one row of logits [v]."""
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process
+
     scores = torch.tensor(np.asarray(logits))[None]
     warpers = [logits_process.TemperatureLogitsWarper(float(temperature))]
     if top_k > 0:

@@ -1,332 +1,448 @@
-"""scripts/gpu_session.sh: what it refuses, what it would run on a GPU, and a rehearsal without."""
+"""scripts/gpu_session: its plan, limits of time and journal; a rehearsal leaves its records."""
 
-import collections
+import functools
+import hashlib
+import importlib
 import json
 import os
 import pathlib
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-import tarfile
+import tempfile
+import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jspec.weights.published import MODELS
-from tests.programs import check_refusal
+from jspec import kernels
+from jspec.common.errors import InputError
+from jspec.common.journal import Journal
+from jspec.evaluation.accelerators.devices import find_accelerator
+from jspec.generation.request import Request, Settings
+from jspec.weights.published import MODELS, SMOLLM2
+from scripts.gpu_session import arms, plan, products, race, seeds, session, subjects
+from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows
+from scripts.gpu_session.session import LeftOut, OutOfTime, Session, Step, run_steps
+from tests.programs import as_users, check_refusal, environment, run, run_many
+from tests.tiny_models import make_generator
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "gpu_session.sh"
+PROGRAM = "scripts.gpu_session"
 MISSING = ("beartype", "gguf", "ml_collections", "platformdirs")  # where little but JAX is there
-PARTS = ("correctness", "profile", "shapes", "more", "pair", "peers", "roofline")
-
-# A Python that says it has a GPU, and notes the programs that it is asked for.
-_STUB = """#!/usr/bin/env bash
-case "$*" in
-  -c*default_backend*) exec {python} -c "import jax; jax.default_backend = lambda: 'gpu'
-$2" "${{@:3}}" ;;
-  -c*) exec {python} "$@" ;;
-esac
-printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
-[[ "$*" == *"-m pytest "* ]] && echo "=== 2 passed in 1.00s ===" || echo "a row of a table"
-if [[ "$*" == *{slow}* ]]; then sleep 60; fi
-[[ "$*" != *{failing}* ]] || {{ echo "what went wrong"; exit 3; }}
-"""
-# Imports a program where some packages are missing, and parses its command lines.
-_PARSE = """
-import importlib, json, sys
-from absl import flags
-program, lines, missing = json.loads(sys.argv[1])
-sys.modules |= dict.fromkeys(missing)
-importlib.import_module(program)
-for line in lines:
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS(["program", *line])
-"""
-
-
-def call(*words, cwd=None, **variables):
-    """Returns the script's status and what it prints."""
-    done = subprocess.run(
-        ["bash", SCRIPT, *words], cwd=cwd, env=os.environ | {"PYTHON": sys.executable} | variables,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
-
-
-def read_steps(folder):
-    """Returns the records of steps by their names."""
-    lines = (folder / "steps.jsonl").read_text().splitlines()
-    return {record["step"]: record for record in map(json.loads, lines)}
 
 
 @pytest.fixture
-def call_on_gpu(tmp_path):
-    """Returns a function that calls the session where a stub is Python: its output and commands."""
-    log, cache = tmp_path / "log", tmp_path / "cache" / "models"
-    cache.mkdir(parents=True)
+def start(tmp_path):
+    """Returns a function that begins a call on the journal of this test."""
 
-    def run(*words, failing="nothing", slow="nothing", models=()):
-        stub = tmp_path / "python"
-        paths = {"python": sys.executable, "log": log}
-        stub.write_text(_STUB.format(failing=failing, slow=slow, **paths))
-        stub.chmod(0o755)
-        log.write_text("")
-        for name in models:
-            (cache / MODELS[name].file).touch()
-        variables = {"PYTHON": str(stub), "JSPEC_CACHE": str(cache.parent)}
-        status, printed = call("--results=out/", *words, cwd=tmp_path, **variables)
-        return status, printed, [shlex.split(line) for line in log.read_text().splitlines()]
+    def begin():
+        return Session(Journal(tmp_path / "session.jsonl"), time.monotonic(), is_rehearsal=True)
 
-    return run
+    return begin
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "session.jsonl").read_text().splitlines()]
+
+
+def step(name, run, seconds=60, **options):
+    return Step(name, 1, seconds, run, **options)
+
+
+def plan_text():
+    return importlib.import_module(f"{PROGRAM}.__main__").__doc__
+
+
+def test_the_plan_fits_a_quarter_of_an_hour():
+    """In all, with the start of the machine, and each part into one call."""
+    parts = [sum(step.seconds for step in plan.steps_of(part)) for part in (1, 2)]
+    assert plan.START_SECONDS + sum(parts) <= plan.ALL_SECONDS == 900
+    assert plan.START_SECONDS + parts[0] <= plan.CALL_SECONDS == 600
+    assert parts[1] <= plan.CALL_SECONDS
+    names = [step.name for step in plan.STEPS]
+    assert len(set(names)) == len(names)
+    assert plan.steps_of(None) == plan.STEPS == plan.steps_of(1) + plan.steps_of(2)
+    rows = re.findall(r"^\| ([\w ]+) \| (\d+) \|", plan_text(), re.MULTILINE)
+    assert rows == [(step.name, str(step.seconds)) for step in plan.STEPS]
+
+
+def test_a_call_goes_on_where_the_last_one_ended(start, tmp_path):
+    """Done steps are not run again; those that failed are."""
+    calls = []
+
+    def fail_once(work):
+        calls.append("a")
+        if calls == ["a"]:
+            raise ValueError("broken")
+        return "fine"
+
+    def note(work):
+        calls.append("b")
+        work.record("figure", size=3)
+        return "noted"
+
+    steps = step("a", fail_once), step("b", note)
+    assert run_steps(start(), steps, until=60) == 1
+    assert run_steps(start(), steps, until=60) == 0
+    assert run_steps(start(), steps, until=60) == 0
+    assert calls == ["a", "b", "a"]
+    ends = [(one["step"], one["outcome"]) for one in lines_of(tmp_path) if one["kind"] == "step"]
+    assert ends == [("a", "failed"), ("b", "done"), ("a", "done")]
+    assert start().figures("b", "figure")[0]["size"] == 3
+
+
+def test_a_step_that_fails_or_hangs_stops_no_other(start, tmp_path, monkeypatch):
+    """A thread that does not come back writes nothing more; a child that it started is ended."""
+    monkeypatch.setattr(session, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(session, "_GRACE", 0.1)
+    late, children = [], []
+
+    def hang(work):
+        work.record("early", number=1)
+        children.append(work.start("no_such_module"))
+        time.sleep(1.5)
+        try:
+            work.record("late", number=2)
+        except OutOfTime:
+            late.append("refused")
+        return "too late"
+
+    def overrun(work):
+        while True:
+            work.check_time()
+            time.sleep(0.05)
+
+    def leave_out(work):
+        raise LeftOut("nothing is here")
+
+    steps = (
+        step("hangs", hang, 0.4), step("overruns", overrun, 0.4), step("out", leave_out),
+        step("raises", lambda work: 1 / 0), step("last", lambda work: "reached"),
+    )  # fmt: skip
+    assert run_steps(start(), steps, until=60) == 1
+    outcomes = {one["step"]: one["outcome"] for one in lines_of(tmp_path) if one["kind"] == "step"}
+    assert outcomes == {"hangs": "ended", "overruns": "ended", "out": "left out",
+                        "raises": "failed", "last": "done"}  # fmt: skip
+    time.sleep(1.5)
+    assert late == ["refused"]
+    assert [one["name"] for one in lines_of(tmp_path) if one["kind"] == "figure"] == ["early"]
+    assert not children[0].is_running()
+
+
+def test_saved_time_goes_to_later_steps_and_the_call_ends_in_time(start, monkeypatch):
+    monkeypatch.setattr(session, "_LEAST_SECONDS", 0.5)
+    left = {}
+
+    def see(work):
+        left[work.name] = work.left()
+        return ""
+
+    steps = step("a", see, 10), step("b", see, 10), step("c", see, 0), step("d", see, 10)
+    assert run_steps(start(), steps, until=25) == 0
+    assert left == {name: pytest.approx(seconds, abs=1)
+                    for name, seconds in {"a": 10, "b": 20, "c": 20, "d": 25}.items()}  # fmt: skip
+    begun = start()
+    late = step("e", lambda work: time.sleep(1.2) or "", 1.0), step("f", see, 10)
+    assert run_steps(begun, late, until=1.4) == 1
+    assert begun.outcome("f")["said"] == "the time of this call is over"
+
+
+def test_jobs_run_at_once_and_those_that_fail_are_said(start):
+    """Guards against one compilation after another, and against one that takes all with it."""
+
+    def compile_all(work):
+        begin = time.monotonic()
+        jobs = {str(number): functools.partial(time.sleep, 0.4) for number in range(6)}
+        results = work.together(jobs | {"bad": lambda: 1 / 0})
+        assert time.monotonic() - begin < 6 * 0.4
+        return ",".join(sorted(results))
+
+    begun = start()
+    assert run_steps(begun, [step("a", compile_all)], until=60) == 0
+    assert begun.outcome("a")["said"] == "0,1,2,3,4,5"
+    assert begun.figures("a", "failed")[0]["job"] == "bad"
+    assert begun.figures("a", "compiled")[0]["ended"] == 6
+
+
+def test_where_rounds_are_wrong_no_speed_is_measured(start, monkeypatch):
+    """And where they are wrong in a graph only, later steps run without one."""
+    monkeypatch.delenv("JSPEC_ONE_GRAPH", raising=False)
+    monkeypatch.setenv("JSPEC_ONE_GRAPH", "1")
+
+    def find(verdict):
+        return lambda work: work.record("verdict", verdict=verdict) or verdict
+
+    begun, asked = start(), []
+    speed = step("speed", lambda work: asked.append(1) or "", needs_right_rounds=True)
+    assert run_steps(begun, [step("seeds", find("graph off")), speed], until=60) == 0
+    assert (len(asked), session.os.environ["JSPEC_ONE_GRAPH"]) == (1, "0")
+    begun.write("figure", "", step="seeds", name="verdict", verdict="wrong")
+    assert run_steps(begun, [speed._replace(name="speed again")], until=60) == 0
+    assert len(asked) == 1
+    assert begun.outcome("speed again")["outcome"] == "left out"
+
+
+def answer(method, tokens, error=None, **changes):
+    return {"rule": "coupled", "filters": True, "method": method, "request": 0, "tokens": tokens,
+            "error": error} | changes  # fmt: skip
+
+
+def test_a_wrong_token_is_found_by_its_index():
+    """Within an arm, beside the arm without a graph, and where an answer has failed."""
+    right = [answer("alone", [1, 2, 3]), answer("in a batch", [1, 2, 3])]
+    reference = {seeds.REFERENCE: right}
+    assert seeds.faults_of(right, reference) == []
+    for tokens, index in (([1, 2, 4], 2), ([1, 2], 2), ([9, 2, 3], 0)):
+        (fault,) = seeds.faults_of([right[0], answer("in a batch", tokens)], reference)
+        assert (fault["index"], fault["said"]) == (index, "differs from alone")
+    silent = [answer("alone", [1, 5, 3]), answer("in a batch", [1, 5, 3])]
+    assert [one["index"] for one in seeds.faults_of(silent, reference)] == [1, 1]
+    (fault,) = seeds.faults_of([answer("alone", [1, 2], "the model gave NaN")], reference)
+    assert (fault["index"], fault["said"]) == (2, "the model gave NaN")
+    assert seeds.faults_of([answer("alone", [7], rule="rejection")], reference) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("wrong", "verdict"),
     [
-        (["correctness", "rooflne"], "expected parts among correctness profile"),
-        ([], "expected parts among"),
-        (["--rehersal", "pair"], "--results=, --models=, --only= or parts; got --rehersal"),
-        (["--results=", "pair"], "got --results="),
-        (["--models=nowhere", "pair"], "expected a folder in --models, got nowhere"),
-        pytest.param(
-            ["shapes"],
-            "expected a GPU that JAX can use, or --rehearse; JAX's backend is cpu",
-            marks=pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is one"),
-        ),
+        ({seeds.OLD}, "settled"),
+        (set(), "not reproduced"),
+        ({seeds.GRAPH, seeds.OLD}, "graph off"),
+        ({seeds.REFERENCE}, "wrong"),
     ],
 )
-def test_what_it_refuses(words, message, tmp_path):
-    status, printed = call(f"--results={tmp_path / 'out'}", *words)
-    assert status == 2
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
-    assert not (tmp_path / "out").exists()
+def test_the_rules_of_decision(wrong, verdict):
+    faults = {arm.name: [answer("alone", [])] * (arm.name in wrong) for arm in arms.FIRST}
+    assert seeds.judge(faults)[0] == verdict
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("PYTHON", "/nonexistent", "expected PYTHON to be a program, got /nonexistent"),
-        ("JAX_PLATFORMS", "wrong", " said: expected JAX_PLATFORMS among "),
-    ],
-)
-def test_why_jspec_cannot_run_is_said(name, value, message, tmp_path):
-    """Guards against a cause that is none: all is installed."""
-    words = "--rehearse", f"--results={tmp_path / 'out'}", "correctness"
-    status, printed = call(*words, **{name: value})
-    assert (status, printed[:7], printed.count("\n")) == (2, "error: ", 1)
-    assert message in printed
-    assert not (tmp_path / "out").exists()
+def test_without_the_reference_nothing_is_known():
+    """Guards against "all right" where the processes died at once."""
+    assert seeds.judge({})[0] == "unknown"
+    assert seeds.judge({seeds.GRAPH: []})[0] == "unknown"
 
 
-def test_a_folder_that_is_not_its_own_stays_as_it_is(tmp_path):
-    """Before any work; a rehearsal's folder is none of a session's."""
-    stub, foreign, rehearsed = (tmp_path / name for name in ("python", "foreign", "rehearsed"))
-    stub.write_text("#!/bin/sh\nprintf 'gpu\\n\\n{}\\n'\n")
-    stub.chmod(0o755)
-    for folder, file in ((foreign, "steps.jsonl"), (rehearsed, "rehearsal-environment.json")):
+def test_the_graph_is_that_of_the_product():
+    with kernels.compiling_for("gpu"):
+        assert kernels.run_options() == arms.GRAPH
+
+
+def test_old_loops_carry_their_condition(monkeypatch):
+    """They compute the same, and their condition is an element of the carry: no operation."""
+    arm = arms.Arm("old", {}, has_carried_loops=True)
+
+    def count(start):
+        return jax.lax.while_loop(lambda n: n < 10, lambda n: n + 3, start)
+
+    before = jax.lax.while_loop, kernels.run_options
+    new = jax.make_jaxpr(count)(1)
+    with arms.rounds_compiled_with(arm):
+        assert int(count(1)) == 10
+        old = jax.make_jaxpr(lambda start: count(start))(1)
+        assert kernels.run_options() == {}
+    assert (jax.lax.while_loop, kernels.run_options) == before
+    sizes = [
+        len(
+            next(eqn for eqn in one.eqns if eqn.primitive.name == "while").params["cond_jaxpr"].eqns
+        )
+        for one in (new, old)
+    ]
+    assert sizes == [1, 0]
+
+
+def test_an_arms_options_are_those_of_the_rounds(monkeypatch):
+    """Guards against arms that all run the same program."""
+    monkeypatch.setattr(arms, "known", dict)
+    request = Request([1, 2, 3], Settings(max_new_tokens=4))
+    with (
+        arms.rounds_compiled_with(arms.Arm("odd", {"xla_no_such_option": 1})),
+        pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"),
+    ):
+        make_generator("none").generate(request)
+
+
+def test_options_that_this_xla_does_not_know_are_left_out():
+    assert arms.known(arms.GRAPH | {"xla_gpu_no_such_option": 1}) == arms.GRAPH
+
+
+@pytest.mark.compile_gpu
+def test_the_race_shows_an_empty_condition(tmp_path):
+    """Compiled for an H100: where it is carried it has no kernel, and where computed it has."""
+    code = (
+        "import sys\nfrom tests.scripts.test_gpu_session import count_empty_conditions\n"
+        "print(count_empty_conditions(sys.argv[1]))"
+    )
+    env = as_users(os.environ) | {"JAX_PLATFORMS": "cpu"}  # there is no GPU
+    counts = [
+        int(subprocess.check_output([sys.executable, "-c", code, condition], env=env, cwd=ROOT))
+        for condition in ("carried", "computed")
+    ]
+    assert counts[0] > counts[1] == 0
+
+
+def count_empty_conditions(condition):
+    """Returns how many loops of the race have a condition without kernels."""
+    (device,) = find_accelerator("h100").devices()
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    sizes = (64, 512), (512, 512)
+    shapes = [jax.ShapeDtypeStruct(size, jnp.float32, sharding=sharding) for size in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        program = jax.jit(race.make_program(condition))
+        program.lower(*shapes).compile(compiler_options=arms.GRAPH | options)
+        paths = pathlib.Path(folder).glob("*thunk_sequence*.txt")
+        text = "".join(path.read_text() for path in paths)
+    assert "kWhile" in text
+    return len(re.findall(r"condition:\s*\n\s*No thunks", text))
+
+
+@pytest.mark.parametrize("condition", ["carried", "computed"])
+def test_the_race_decides_late_whether_its_loop_runs(condition):
+    """The inner loop makes a trip each time: without it the values would be others."""
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
+    kernel = jnp.asarray(np.random.default_rng(1).normal(size=(16, 16)), jnp.float32) / 4
+    found = jax.jit(race.make_program(condition))(values, kernel)
+    other = "computed" if condition == "carried" else "carried"
+    np.testing.assert_allclose(found, jax.jit(race.make_program(other))(values, kernel))
+    assert float(jnp.abs(found).max()) <= 1
+    # cos(x) * 1.5 + 1 over its largest: most values are positive, which tanh alone gives half of.
+    assert float((found > 0).mean()) > 0.6
+
+
+def test_what_the_race_says():
+    assert "too early" in race.decide({"carried; graph": 5, "computed; graph": 0})
+    assert "no cure" in race.decide({"carried; graph": 5, "computed; graph": 1})
+    assert "without a graph, too" in race.decide({"carried; no graph": 1, "carried; graph": 5})
+    assert "no run is wrong" in race.decide({"carried; graph": 0})
+
+
+@pytest.mark.parametrize("name", ["xla, 16 rows"])
+def test_candidates_multiply_alike(name):
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    rows, weights = (jax.random.normal(next(keys), shape) for shape in ((5, 64), (48, 64)))
+    norm, residual = jax.random.normal(next(keys), (64,)), jax.random.normal(next(keys), (5, 24))
+    options = {"norm": norm, "epsilon": 1e-5, "activation": "silu", "residual": residual}
+    expected = products.candidates()["xla"](rows, weights, **options)
+    found = products.candidates()[name](rows, weights, **options)
+    assert expected.shape == (5, 24)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_aims_without_a_figure_are_unknown(start):
+    """And each has a place for its figure: nothing is made up."""
+    begun = start()
+    assert [measured for *_, measured in aim_rows(begun)] == [UNKNOWN] * len(AIMS)
+    rounds = {"choice": "xla", "rounds_a_visit": 16, "share_of_bandwidth": 0.61, "model": "1b"}
+    for rows, speed in ((1, 100.0), (8, 650.0)):
+        begun.write("figure", "", step="models", name="rounds", rows=rows, tokens_a_second=speed,
+                    milliseconds=1.0, **rounds)  # fmt: skip
+    measured = {title: text for title, _, text in aim_rows(begun)}
+    assert measured["plain, of the bandwidth that the machine reaches, XLA's products"] == (
+        "1b 61% by xla"
+    )
+    assert measured["the same, CUDA C++"] == UNKNOWN
+    assert measured["8 and 32 rows, tokens a second of one row's"] == "1b, 8 rows 6.5"
+
+
+def write_parts(folder, content, number):
+    size = -(-len(content) // number)
+    for index in range(number):
+        part = content[index * size : (index + 1) * size]
+        (folder / f"{MODELS[SMOLLM2].file}.{index:02}").write_bytes(part)
+
+
+def test_a_model_is_joined_and_checked(tmp_path, monkeypatch):
+    """In the order of its parts, by length and checksum; nothing half-written stays."""
+    content = bytes(range(256)) * 40
+    small = {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    model = session.dataclasses.replace(MODELS[SMOLLM2], **small)
+    monkeypatch.setattr(subjects, "MODELS", {SMOLLM2: model})
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    parts, goal = tmp_path / "parts", tmp_path / "cache" / "models" / model.file
+    parts.mkdir()
+    assert subjects.join_models(parts) == []
+    write_parts(parts, content, 3)
+    last = parts / f"{model.file}.02"
+    whole = last.read_bytes()
+    last.unlink()
+    (line,) = subjects.join_models(parts)
+    assert "left out: expected 10240 bytes, got" in line
+    assert not goal.exists()
+    last.write_bytes(whole[:-1] + b"x")
+    with pytest.raises(InputError, match="SHA-256"):
+        subjects.join_models(parts)
+    assert list(goal.parent.iterdir()) == []
+    last.write_bytes(whole)
+    assert subjects.join_models(parts) == [f"{SMOLLM2}: put together from 3 parts"]
+    assert goal.read_bytes() == content
+    assert subjects.has_model(SMOLLM2)
+    assert subjects.join_models(parts) == [f"{SMOLLM2}: is in the cache already"]
+    with pytest.raises(InputError, match="expected a folder in --models"):
+        subjects.join_models(tmp_path / "none")
+
+
+def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
+    """Before anything is measured or written."""
+    other, rehearsal = tmp_path / "other", tmp_path / "measured"
+    for folder in (other, rehearsal):
         folder.mkdir()
-        (folder / file).write_text("theirs\n")
-    (tmp_path / "packed.tgz").mkdir()
-    refused = {
-        foreign: "an empty folder, or one that holds environment.json,",
-        rehearsed: "an empty folder, or one that holds environment.json,",
-        ROOT: "an empty folder, or one that holds environment.json,",
-        ROOT / "README.md": "a folder that can be made",
-        "/proc/x": "a folder that can be made",
-        tmp_path / "packed": f"a file or nothing at {tmp_path}/packed.tgz",
+    (other / "notes.txt").touch()
+    record = {"kind": "call", "call": 1, "is_rehearsal": False}
+    (rehearsal / "session.jsonl").write_text(json.dumps(record) + "\n")
+    expected = {
+        ("--part=3",): "part",
+        ("--until=x", "--rehearse"): "until",
+        (): "a GPU that JAX can use, or --rehearse",
+        ("--rehearse", "--models=/no/such/folder"): "a folder in --models",
+        ("--rehearse", f"--results={other}"): "an empty folder or one with session.jsonl",
+        ("--rehearse", f"--results={rehearsal}"): "a journal of a rehearsal",
+        ("--rehearse", "everything"): "flags only",
     }
-    for folder, message in refused.items():
-        status, printed = call(f"--results={folder}", "profile", PYTHON=str(stub))
-        assert (status, printed.count("\n")) == (2, 1), printed
-        assert printed.startswith(f"error: expected {message}")
-    assert [path.name for path in foreign.iterdir()] == ["steps.jsonl"]
-    assert (foreign / "steps.jsonl").read_text() == "theirs\n"
+    env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
+    outcomes = run_many(f"{PROGRAM}.__main__", [list(one) for one in expected], env=env)
+    for message, outcome in zip(expected.values(), outcomes, strict=True):
+        assert message in check_refusal(*outcome)
+    assert len((rehearsal / "session.jsonl").read_text().splitlines()) == 1
 
 
-def test_help_runs_nothing():
-    status, printed = call("--help")
-    assert (status, printed.splitlines()[0][:10]) == (0, "Checks and")
-    assert all(f"\n  {part} " in printed for part in PARTS)
-
-
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
-def test_products_are_measured_on_a_gpu_alone(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.gpu_products", str(tmp_path / "out.jsonl")], cwd=ROOT,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "expected a GPU" in check_refusal(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
-@pytest.mark.parametrize(
-    "words",
-    [("benchmark", "--measure=quantization"), ("experiment", "--config=configs/smoke.py")],
-    ids=" ".join,
-)
-def test_a_program_without_its_gpu_says_so_in_a_line(words, tmp_path):
-    """Guards against a page of JAX's own."""
-    program, *others = words
-    workdir = [f"--workdir={tmp_path}"] * (program == "experiment")
-    done = subprocess.run(
-        [sys.executable, "-m", f"jspec.{program}", *others, *workdir], cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cuda"}, capture_output=True, check=False,
-    )  # fmt: skip
-    message = check_refusal(done.returncode, done.stdout.decode(), done.stderr.decode())
-    assert "expected JAX_PLATFORMS among cpu; got cuda" in message
-
-
-def test_a_part_takes_nine_minutes_and_all_take_thirty_four():
-    """By their own limits, and by those of their steps."""
-    text = SCRIPT.read_text()
-    limits = {name: int(n) for name, n in re.findall(r"\[(\w+)\]=(\d+)", text)}
-    assert tuple(limits) == PARTS
-    assert max(limits.values()) < 540
-    assert sum(limits.values()) <= 2040
-    steps = r"^ +(?:JSPEC_\w+=0 )?(?:step|benchmark|beside|estimate) [\w\"$-]+ (\d+) "
-    for part in PARTS:
-        (body,) = re.findall(rf"^{part}\(\) {{\n(.*?)^}}", text, re.MULTILINE | re.DOTALL)
-        branch = body.replace("    beside smollm2 170", "")  # in the place of the pair
-        seconds = list(map(int, re.findall(steps, branch, re.MULTILINE)))
-        assert seconds
-        assert sum(seconds) <= limits[part], part
-
-
-def test_estimates_meet_rounds_compiled_as_they_are():
-    """Guards against rounds without fused kernels, or a graph, among those that roofline reads."""
-    pattern = r"^ +(JSPEC_\w+=0 )?benchmark (\S*rounds-\S+)"
-    steps = re.findall(pattern, SCRIPT.read_text(), re.MULTILINE)
-    assert {bool(switch) for switch, _ in steps} == {True, False}
-    assert all(name.startswith("rounds-") != bool(switch) for switch, name in steps)
-
-
-def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
-    """Guards against minutes on a GPU that end with a flag or a module that is not there.
-
-    Parts are asked for in another order than theirs, in a folder of an earlier call.
-    """
-    pair = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-instruct"
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "environment.json").write_text("{}")
-    for name in ("3b", "1b", "8b"):
-        (tmp_path / "out" / f"rounds-{name}.jsonl").write_text('{"device": "NVIDIA H100 80GB"}\n')
-    status, printed, commands = call_on_gpu(*reversed(PARTS), models=pair)
-    assert status == 0, printed
-    assert f"goes on in {tmp_path / 'out'}\n" in printed
-    assert tuple(re.findall(r"^== (\w+)", printed, re.MULTILINE)) == PARTS
-    assert "correctness, gpu-tests: done: 2 passed in 1.00s\n" in printed
-    assert "shapes, rounds-3b: done\n" in printed
-    lines = collections.defaultdict(list)
-    for path, *arguments in commands:
-        assert path.split(":")[0] == str(ROOT)  # jspec is not installed there
-        _, program, *flags = arguments[arguments.index("-m") :]
-        lines[program].append(flags)
-    assert [line[0] for line in lines.pop("scripts.compare_times")] == [str(tmp_path / "out")]
-    assert len(lines.pop("scripts.gpu_products")) == 1
-    tests = [word for line in lines.pop("pytest") for word in line if word.startswith("tests/")]
-    assert {"tests/test_gpu.py", "tests/kernels/gpu"} <= set(tests)
-    assert all((ROOT / test).exists() for test in tests)
-    assert set(lines) == {"jspec.audit", "jspec.benchmark", "scripts.compile_for"}
-    assert all("--device=h100" in line for line in lines["scripts.compile_for"])
-    assert any(f"--target={pair[0]}" in line for line in lines["jspec.benchmark"])
-    parsing = [
-        subprocess.Popen([sys.executable, "-c", _PARSE, json.dumps([*own, MISSING])], cwd=ROOT)
-        for own in lines.items()
-    ]
-    assert [process.wait() for process in parsing] == [0] * len(lines)
-    left = [
-        one["step"] for one in read_steps(tmp_path / "out").values() if "left" in one["outcome"]
-    ]
-    assert left == ([] if shutil.which("vllm") else ["vllm"])
-
-
-def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
-    """Every step is on the disk, with what it last said; all of it comes back in one file."""
-    status, printed, commands = call_on_gpu("profile", failing="--drafters=none")
-    assert status == 1
-    assert [command[4].split("=")[-1] for command in commands] == ["profile", "profile"]
-    steps = read_steps(tmp_path / "out")
-    assert [one["outcome"] for one in steps.values()] == ["failed", "done"]
-    failed = steps["profile-plain"]
-    assert failed["said"] == "what went wrong"
-    assert (failed["part"], failed["limit"]) == ("profile", 55)
-    assert "profile, profile-plain: failed: what went wrong\n" in printed
-    assert len(call_on_gpu("profile", "--only=profile-pair")[2]) == 1
-    status, printed, commands = call_on_gpu("profile", "--only=profile-pairs")
-    assert (status, commands) == (2, [])
-    assert "expected steps among profile-plain,profile-pair in --only, got" in printed
-    with tarfile.open(tmp_path / "out.tgz") as file:
-        assert {"out/steps.jsonl", "out/environment.json"} <= set(file.getnames())
-    environment = json.loads((tmp_path / "out" / "environment.json").read_text())
-    assert {"date", "versions", "device", "missing"} <= set(environment)
-
-
-def test_a_step_that_takes_too_long_is_ended(call_on_gpu, tmp_path, monkeypatch):
-    """And those after it still run."""
-    text = SCRIPT.read_text()
-    short = tmp_path / "scripts" / "gpu_session.sh"
-    short.parent.mkdir()
-    assert text.count("benchmark profile-plain 55") == 1
-    short.write_text(text.replace("benchmark profile-plain 55", "benchmark profile-plain 2"))
-    (tmp_path / "jspec").symlink_to(ROOT / "jspec")
-    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", short)
-    status, _, commands = call_on_gpu("profile", slow="--drafters=none")
-    assert status == 1
-    steps = read_steps(tmp_path / "out")
-    assert [one["outcome"] for one in steps.values()] == ["ended", "done"]
-    assert 2 <= steps["profile-plain"]["seconds"] < 20
-    assert len(commands) == 2
-
-
-def test_without_its_files_the_pair_is_left_out_with_a_line(call_on_gpu, tmp_path):
-    """And what its models would be measured with is not run."""
-    status, printed, commands = call_on_gpu("pair")
-    assert (status, commands) == (0, [])
-    left = [one for one in read_steps(tmp_path / "out").values() if one["outcome"] == "left out"]
-    assert [one["step"] for one in left] == ["pair", "smollm2"]
-    assert "pair, pair: left out: no files of qwen2.5-coder-1.5b-instruct and" in printed
-
-
-def test_a_model_is_put_together_from_its_parts(call_on_gpu, tmp_path, monkeypatch):
-    """Guards against parts in a wrong order, and against an incomplete file."""
-    model = MODELS["smollm2-135m-instruct"]
-    folder, path = tmp_path / "parts", tmp_path / "cache" / "models" / model.file
-    folder.mkdir()
-    (folder / f"{model.file}.00").write_bytes(b"begin")
-    status, _, commands = call_on_gpu("pair", f"--models={folder}")
-    assert (status, commands, path.exists()) == (0, [], False)
-    with (folder / f"{model.file}.01").open("wb") as file:
-        file.truncate(model.num_bytes - 5)  # takes no room on the disk
-    status, printed, (command,) = call_on_gpu("pair", f"--models={folder}")
-    assert status == 0, printed
-    assert "--target=smollm2-135m-instruct" in command
-    assert path.stat().st_size == model.num_bytes
-    with path.open("rb") as file:
-        assert file.read(5) == b"begin"
+def test_it_imports_where_little_but_jax_is_installed():
+    """The machine with the GPU cannot download anything."""
+    code = (
+        f"import sys\nsys.modules |= dict.fromkeys({MISSING!r})\n"
+        "import scripts.gpu_session.__main__, scripts.gpu_session.torch_step"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_a_rehearsal_leaves_a_record_of_every_step(tmp_path):
-    """What is cheap of it: a profile, the rounds, and their estimates where there is a compiler."""
-    status, printed = call(
-        "--rehearse", f"--results={tmp_path / 'out'}", "profile", "shapes", "roofline"
-    )
-    steps = read_steps(tmp_path / "out")
-    estimates = {name: one for name, one in steps.items() if name.startswith(("est", "roof"))}
-    assert {one["outcome"] for name, one in steps.items() if name not in estimates} == {"done"}
-    has_compiler = all(one["outcome"] == "done" for one in estimates.values())
-    assert status == (0 if has_compiler else 1), printed
-    assert has_compiler or 'pip install -e ".[compile-gpu]"' in estimates["estimate-1b"]["said"]
-    if has_compiler:
-        assert "a rehearsal's ratios mean nothing" in printed
-        lines = json.loads((tmp_path / "out" / "roofline.jsonl").read_text())["lines"]
-        assert len({line["name"] for line in lines}) == len(lines)
-    for name in ("profile-pair", "rounds-3b", "synthetic-3b"):
-        record = json.loads((tmp_path / "out" / f"{name}.jsonl").read_text())
-        assert record["is_complete"]
-    assert (tmp_path / "out.tgz").stat().st_size < 1 << 20
+def test_a_rehearsal_leaves_a_record_of_every_step(compile_cache, tmp_path):
+    """With tiny models, in five minutes where nothing else runs; and a second call runs nothing."""
+    env = as_users(environment(compile_cache, tmp_path / "home")) | {"JAX_PLATFORMS": "cpu"}
+    arguments = "--rehearse", f"--results={tmp_path / 'out'}"
+    status, printed, errors = run(PROGRAM, *arguments, env=env, timeout=1500)
+    assert status == 0, printed + errors
+    records = lines_of(tmp_path / "out")
+    ends = {one["step"]: one["outcome"] for one in records if one["kind"] == "step"}
+    assert ends.pop("why") == "left out"
+    assert ends == {step.name: "done" for step in plan.STEPS if step.name != "why"}
+    (call,) = [one for one in records if one["kind"] == "call"]
+    assert {"commit", "date", "versions", "device", "command"} <= call.keys()
+    names = {(one["step"], one["name"]) for one in records if one["kind"] == "figure"}
+    assert names >= {
+        ("race", "distances"), ("seeds", "verdict"), ("audit", "check"), ("products", "layer"),
+        ("products", "product"), ("models", "rounds"), ("models", "call"), ("models", "host"),
+        ("drafts", "drafts"), ("torch", "torch"), ("aims", "aim"),
+    }  # fmt: skip
+    figures = [one for one in records if (one["kind"], one.get("step")) == ("figure", "seeds")]
+    by_arm = {one["arm"]: one["number"] for one in figures if one["name"] == "answers"}
+    assert set(by_arm) == {arm.name for arm in arms.FIRST}
+    assert len(set(by_arm.values())) == 1
+    assert min(by_arm.values()) > 0
+    measured = [one for one in records if one.get("name") == "aim"]
+    assert len(measured) == len(AIMS)
+    status, printed, _ = run(PROGRAM, *arguments, env=env, timeout=300)
+    assert printed.count("is in the journal already") == len(ends)

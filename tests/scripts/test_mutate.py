@@ -1,5 +1,6 @@
 """The mutation run: its list fits today's code, and it tells what noticed a mistake."""
 
+import ast
 import functools
 import json
 import pathlib
@@ -41,9 +42,11 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def mistake(was, becomes):
+def mistake(was, becomes, function="count"):
     tests = "tests/test_counting.py"
-    return {"file": "counting.py", "was": was, "becomes": becomes, "tests": tests}
+    return {
+        "file": "counting.py", "function": function, "was": was, "becomes": becomes, "tests": tests
+    }  # fmt: skip
 
 
 def test_every_mistake_can_be_made_today():
@@ -53,18 +56,58 @@ def test_every_mistake_can_be_made_today():
     places = {test.split("::")[0] for each in mistakes for test in each["tests"].split()}
     assert [place for place in sorted(places) if not (ROOT / place).exists()] == []
     assert [each for each in mistakes if each["was"] == each["becomes"]] == []
-    made = [(each["file"], each["was"], each["becomes"]) for each in mistakes]
+    made = [tuple(each[key] for key in ("file", "function", "was", "becomes")) for each in mistakes]
     assert len(set(made)) == len(made)
+    for each in mistakes:
+        ast.parse(mutate.with_mistake((ROOT / each["file"]).read_text(), each))
 
 
-@pytest.mark.parametrize("was", ["i += 2", "i"])
-def test_a_text_occurs_once(project, was):
+@pytest.mark.parametrize(
+    ("was", "function"), [("i += 2", "count"), ("i", "count"), ("return i", "other")]
+)
+def test_what_is_replaced_occurs_once_in_its_function(project, was, function):
     """Guards against a mistake that is not made, or is made in other places too."""
     path = project / "mistakes.toml"
-    lines = [f'{key} = "{value}"' for key, value in mistake(was, "j").items()]
+    lines = [f'{key} = "{value}"' for key, value in mistake(was, "j", function).items()]
     path.write_text("\n".join(["[[mistake]]", *lines]))
     with pytest.raises(InputError, match="once, got"):
         mutate.read_mistakes(path, project)
+
+
+LAID_OUT = """
+class A:
+    def total(self, n):
+        return sum(n, 1.0)
+
+class B:
+    def total(self, n):
+        # What sum(n, 1.0) gives.
+        return sum(
+            n,  # the numbers
+            1.0,
+        )
+    def title(self):
+        return "sum(n, 1.0) # 1"
+
+begin = 1
+"""
+
+
+def test_a_mistake_is_found_whatever_the_layout():
+    """Guards against entries that break when code is reformatted, or moved within its function.
+
+    Comments, line breaks and trailing commas are no tokens; a string is one. What other functions
+    say does not count, and without a function the whole module does.
+    """
+    entry = mistake("sum(n, 1.0)", "sum(n)", "B.total")
+    changed = mutate.with_mistake(LAID_OUT, entry)
+    assert "        return sum(n)\n    def title" in changed
+    assert changed.count("return sum(n, 1.0)") == 1
+    for function, expected in {"A.total": 1, "B": 1, "B.title": 0, "": 2, "total": 0}.items():
+        assert len(mutate.occurrences(LAID_OUT, entry | {"function": function})) == expected
+    for was in ("su(n, 1.0)", "sum(n, 1)", "sum(n 1.0)", '"sum(n'):
+        assert mutate.occurrences(LAID_OUT, entry | {"was": was}) == []
+    assert mutate.with_mistake(LAID_OUT, mistake("begin=1", "begin = 2", ""))[-10:] == "begin = 2\n"
 
 
 @pytest.mark.parametrize(

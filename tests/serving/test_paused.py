@@ -136,6 +136,39 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     assert all(any(prompt[: len(text)] == text for prompt in PROMPTS) for text in texts)
 
 
+def test_an_answer_paused_while_it_is_read_again_goes_on():
+    """Guards against an answer that begins anew, and is streamed twice.
+
+    It loses its slot between two chunks of its second reading: what was saved before still stands.
+    """
+    generator = shared_generator("model", batch_size=3)
+    scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefill_budget=1)
+    request, tokens, results = Request(PROMPTS[0], SETTINGS[0]), [], []
+
+    def keep(update):
+        tokens.extend(update.piece.token_ids)
+        results.append(update.piece.result)
+
+    def step():
+        for update in scheduler.step():
+            update.job.on_update(update)
+
+    scheduler.submit([Job(request, make_row(generator, request), keep)])
+    while len(tokens) < 40:
+        step()
+    (slot,) = scheduler._running
+    scheduler._pause(slot)
+    step()
+    assert scheduler._reading == slot, "it is read in one chunk"
+    scheduler._pause(slot)
+    while scheduler.is_busy:
+        step()
+    expected = shared_generator("model").generate(request)
+    assert tokens == results[-1].token_ids == expected.token_ids
+    assert results[-1].stats.rounds == expected.stats.rounds
+    assert scheduler.num_paused == 2
+
+
 def test_memory_for_less_than_one_request_is_refused():
     with pytest.raises(
         InputError, match=r"cache_bytes of 131072 at least, .* 200 tokens, got 131071"

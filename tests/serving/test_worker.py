@@ -77,7 +77,10 @@ def test_tokens_do_not_depend_on_company(scheduler):
         assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
 
 
-def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies():
+def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies(monkeypatch):
+    """Alone by a program of one row, whose rounds have costs of their own, and in company."""
+    for module in ("jspec.generation.paged_batch", "jspec.serving.worker"):
+        monkeypatch.setattr(f"{module}.row_counts", lambda num_rows: (1, num_rows))
     drafters, options = ("prompt_lookup", "ngram"), {"batch_size": 2, "num_draft_tokens": "auto"}
     numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers
     seconds = tuple(1 + 0.1 * number for number in numbers)
@@ -86,6 +89,7 @@ def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_var
     scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
     asked = [(), (0,), (1,), (None, "none"), (None, drafters[0]), (1, drafters[1])]
     free, plain, one, none, first, second = (answers(own, scheduler, [3], *_)[0] for _ in asked)
+    assert len(scheduler.slots._batch._state.last_token) == 1
     assert len({tuple(each.token_ids) for each in (free, plain, one, none, first, second)}) == 1
     assert plain.stats.num_proposed == none.stats.num_proposed == 0
     assert max(r.num_proposed for r in one.stats.rounds) == 1
@@ -93,6 +97,9 @@ def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_var
     assert max(r.num_proposed for r in second.stats.rounds) == 1
     for each, name in zip((first, second), drafters, strict=True):
         assert {r.drafter for r in each.stats.rounds if r.num_proposed} == {name}
+    in_company = answers(own, scheduler, [3, 6], 0)
+    assert len(scheduler.slots._batch._state.last_token) == 2
+    assert [result.stats.num_proposed for result in in_company] == [0, 0]
     with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
         make_row(own, Request([1], Settings()), None, "model")
 

@@ -56,6 +56,16 @@ def test_rules_are_lossless(rule, shape, draw):
     assert error(rule, shape, draw) < TOLERANCE
 
 
+@pytest.mark.parametrize("shape", ["siblings", "bush"])
+@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL, K_SEQ], ids=["rejection", "block", "k_seq"])
+def test_equal_siblings_are_tried_once(rule, shape):
+    """Guards against a certain draft that is accepted again after it was refused.
+
+    jspec's own drafters merge equal tokens under one parent; a user's own may not.
+    """
+    assert error(rule, shape, "twice") < TOLERANCE
+
+
 def forgetting(target_probs, proposal, tree_):
     """The weights of the right rule, but after a refusal the target's own distribution goes on."""
     rows = jnp.arange(proposal.tokens.shape[0])[:, None]

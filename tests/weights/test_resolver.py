@@ -103,12 +103,16 @@ def test_unknown_dtypes_are_refused(tiny_preset):
 
 
 def test_hub_names_load_from_the_downloaded_folder(tmp_path, params, monkeypatch):
-    """Guards against fetching weights in other formats too: only what is read is asked for."""
-    save_hf(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
-    asked = {}
+    """Guards against fetching weights in other formats too: only what is read is asked for.
 
-    def download(name, allow_patterns):
+    And against a network that `--offline` has forbidden: then only the hub's cache is looked into.
+    """
+    save_hf(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
+    asked, is_local = {}, []
+
+    def download(name, allow_patterns, local_files_only):
         asked[name] = allow_patterns
+        is_local.append(local_files_only)
         return str(tmp_path / "m")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -117,6 +121,9 @@ def test_hub_names_load_from_the_downloaded_folder(tmp_path, params, monkeypatch
     patterns = asked["organisation/model-1.5b"]
     assert all(any(pathlib.PurePath(f).match(p) for p in patterns) for f in files)
     assert not any(pathlib.PurePath("pytorch_model.bin").match(p) for p in patterns)
+    monkeypatch.setenv("JSPEC_OFFLINE", "1")
+    load_model("organisation/model-1.5b")
+    assert is_local == [False, True]
 
 
 def test_hub_failures_are_one_line():

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import torch
 
 from jspec.common.errors import InputError
 from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
 from jspec.weights.torch_file import convert_torch, find_torch_files, read_torch
 from tests import tiny, tiny_eagle
+
+torch = pytest.importorskip("torch")
 
 
 class Evil:

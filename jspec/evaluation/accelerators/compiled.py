@@ -8,7 +8,9 @@ import pathlib
 import re
 import tempfile
 import time
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,13 +19,11 @@ from jspec.evaluation.accelerators.devices import Accelerator
 from jspec.evaluation.accelerators.hlo import Module
 from jspec.evaluation.accelerators.rounds import Assumptions, count_round
 
-_LAUNCH_US = {"gpu": 1.5, "tpu": 0.0}  # of a launch in a graph; of a TPU's nothing is known
-_WAIT_US = 15.0  # of the host's look at a condition
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
     "nvidia-cuda-nvcc",
 )  # fmt: skip
-_VARIABLES = "JSPEC_FUSED", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
+_VARIABLES = "JSPEC_KERNELS", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
 
 
 def compiled_with() -> dict[str, Any]:
@@ -57,24 +57,19 @@ def compile_for(
     )
     begin = time.monotonic()
     try:
-        text, temporary, is_one_graph = _compile(function.lower(*placed), accelerator.backend)
+        program = compile_program(function.lower(*placed), accelerator.backend)
     except (RuntimeError, NotImplementedError) as error:
         reason = describe_error(error)
         if sizes := re.search(r"([\d.]+G) exceeds .*?\(([\d.]+G)\)", reason):  # of a TPU
             reason = f"it takes {sizes[1]} of {sizes[2]}, programs' own memory included"
         raise InputError(f"XLA cannot compile it for {accelerator.name}: {reason}") from None
     seconds = time.monotonic() - begin
-    found = count_round(Module(text), assumed)
-    waits = found.waits if is_one_graph is False else 0.0
-    launched = found.figures["launches_per_round"] * _LAUNCH_US[accelerator.backend]
-    reading = found.figures["bytes_moved"] / accelerator.bandwidth * 1e6
-    joining = found.figures["collectives"] * accelerator.collective_us
-    joining += 2 * found.figures["collective_bytes"] / accelerator.link * 1e6
+    found = count_round(Module(program.text), assumed)
     return found.figures | {
-        "host_waits": waits,
-        "is_one_graph": is_one_graph,
-        "temporary_bytes": temporary,
-        "estimated_us": reading + joining + launched + waits * _WAIT_US,
+        "host_waits": found.waits if program.is_one_graph is False else 0.0,
+        "is_one_graph": program.is_one_graph,
+        "loops_without_condition": program.loops_without_condition,
+        "temporary_bytes": program.temporary_bytes,
         "seconds_to_compile": seconds,
         "loops": found.loops,
         "kernels": {
@@ -84,14 +79,34 @@ def compile_for(
     }
 
 
-def _compile(lowered: Any, backend: str) -> tuple[str, int, bool | None]:
-    """Returns the optimised program, its temporary bytes, and whether a GPU's host starts it once.
+class CompiledProgram(NamedTuple):
+    """What XLA has made of a program.
 
-    Of a TPU, which runs its loops itself, there is nothing to read: None.
+    Attributes:
+      text: the optimised HLO.
+      temporary_bytes: memory beside arguments and results.
+      is_one_graph: whether a GPU's host starts it once; None of a TPU, which runs loops itself.
+      loops_without_condition: loops whose condition has no kernel, which a graph starts too early
+        (see `jspec.kernels.loops`); None of a TPU.
+    """
+
+    text: str
+    temporary_bytes: int
+    is_one_graph: bool | None
+    loops_without_condition: int | None
+
+
+def compile_program(
+    lowered: Any, backend: str, options: Mapping[str, int | str] = MappingProxyType({})
+) -> CompiledProgram:
+    """Compiles what `jax.jit` has lowered, with more of XLA's options besides its own.
+
+    Raises:
+      InputError: XLA does not say what the host starts.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = lowered.compile(compiler_options=options if backend == "gpu" else None)
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True} if backend == "gpu" else {}
+        compiled = lowered.compile(compiler_options={**options, **dump} or None)
         # Passes that change nothing, as with one launch, leave only the text before them.
         endings = "_after_thunk_passes", ""
         found = (pathlib.Path(folder).glob(f"*thunk_sequence{end}.txt") for end in endings)
@@ -101,6 +116,9 @@ def _compile(lowered: Any, backend: str) -> tuple[str, int, bool | None]:
     if backend == "gpu" and not thunks:
         expected = "expected XLA to write the thunks of a GPU's program"
         raise InputError(f"{expected}, got none: jax {jax.__version__} may name them otherwise")
+    text, temporary = compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes
+    if not thunks:
+        return CompiledProgram(text, temporary, None, None)
     is_driven = re.search(r"^\d+: k(While|Conditional)", thunks, re.MULTILINE)
-    is_one_graph = not is_driven if thunks else None
-    return compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, is_one_graph
+    without = re.findall(r"^ *condition:\s*^ *No thunks", thunks, re.MULTILINE)
+    return CompiledProgram(text, temporary, not is_driven, len(without))

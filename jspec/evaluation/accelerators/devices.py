@@ -30,32 +30,14 @@ class Accelerator(NamedTuple):
     Attributes:
       name: as `--device` takes it.
       backend: "gpu" or "tpu".
-      bandwidth: of its memory, in bytes a second, as published.
       memory: its bytes that a program may use.
       description: of a GPU, for XLA; of a TPU, what libtpu calls chips of it, but for their number.
-      link: of its connections to the others of its mesh, in bytes a second in each direction.
-      network: of all that join its host to others, or 0: a TPU's links join hosts as well.
-      collective_us: of a small collective; a guess.
     """
 
     name: str
     backend: str
-    bandwidth: float
     memory: int
     description: str
-    link: float
-    network: float = 0.0
-    collective_us: float = 8.0
-
-    def across(self, hosts: int) -> "Accelerator":
-        """Returns it as one of a mesh over that many hosts, which wait for the network.
-
-        Between two hosts of eight GPUs NCCL's own model of a small sum (src/graph/tuning.cc) has
-        27 microseconds, and within one 10.
-        """
-        if hosts == 1 or not self.network:
-            return self
-        return self._replace(link=min(self.link, self.network), collective_us=25.0)
 
     def size_of(self, tree: Any) -> int:
         """Returns the memory of arrays; a TPU pads two dimensions of each to whole tiles."""
@@ -107,16 +89,13 @@ def find_accelerator(name: str) -> Accelerator:
     if name in _TPUS:
         return _TPUS[name]
     text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
-    # They stand there in this order.
-    bandwidth, memory = re.findall(r"(?:memory_bandwidth|device_memory_size): (\d+)", text)
-    # NVLink 3 and 4; eight times 200 and 400 Gb/s, of a DGX
-    link, network = (300e9, 200e9) if name == "a100" else (450e9, 400e9)
-    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text, link, network)
+    (memory,) = re.findall(r"device_memory_size: (\d+)", text)
+    return Accelerator(name, "gpu", int(_SHARE * int(memory)), text)
 
 
 _SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
 _GPUS = "h200", "h100", "a100"
 _TPUS = {
-    "v5e": Accelerator("v5e", "tpu", 819e9, int(_SHARE * (63 << 28)), "v5litepod", 200e9),
-    "v6e": Accelerator("v6e", "tpu", 1640e9, int(_SHARE * (125 << 28)), "v6e", 448e9),
+    "v5e": Accelerator("v5e", "tpu", int(_SHARE * (63 << 28)), "v5litepod"),
+    "v6e": Accelerator("v6e", "tpu", int(_SHARE * (125 << 28)), "v6e"),
 }

@@ -85,15 +85,21 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
 
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
     """Returns a head of shapes, those of the published heads."""
-    target, own = spec.target_config, {"vocab_size": _HEAD_VOCAB, "tie_embeddings": False}
-    count = target.num_shards  # the head is whole on every device of a mesh
-    names = "num_heads", "num_kv_heads", "hidden_dim"
-    own |= {name: getattr(target, name) * count for name in names}
-    layer = dataclasses.replace(target.as_llama(), num_layers=1, **own)
-    read = default_feature_layers(target.num_layers)
-    config = EagleConfig(layer, target.vocab_size, read, target.num_layers)
+    config = eagle_config(spec)
     params = jax.eval_shape(functools.partial(init_eagle_params, config), jax.random.key(0))
     params = jax.tree.map(
         lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
     )
     return BuiltDrafter(make_eagle_drafter(spec, config), params)
+
+
+def eagle_config(spec: DrafterSpec) -> EagleConfig:
+    """Returns the config of a head as the published ones for a target: one layer, few tokens."""
+    target = spec.target_config
+    changes = {"vocab_size": min(_HEAD_VOCAB, target.vocab_size), "tie_embeddings": False}
+    count = target.num_shards  # the head is whole on every device of a mesh
+    names = "num_heads", "num_kv_heads", "hidden_dim"
+    changes |= {name: getattr(target, name) * count for name in names}
+    layer = dataclasses.replace(target.as_llama(), num_layers=1, **changes)
+    read = default_feature_layers(target.num_layers)
+    return EagleConfig(layer, target.vocab_size, read, target.num_layers)

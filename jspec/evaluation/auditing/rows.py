@@ -15,6 +15,7 @@ from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
 from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
+from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.layout import Layout
 from jspec.generation.own_code import check_own_code
 from jspec.generation.programs import make_spec
@@ -127,6 +128,7 @@ class Rows:
             self.num_draft_tokens = self.drafter.num_draft_tokens
             if subject.num_draft_tokens == AUTO:
                 self._numbers = numbers_of(self.drafter)
+        check_one_graph()
         self._engine = Engine(
             subject.target, self.drafter, self._rule, self._numbers, built.params, around
         )

@@ -1,6 +1,5 @@
-"""Figures of records: rooflines, speed against acceptance, rounds compiled for many devices."""
+"""Figures of records: rooflines, and speed against acceptance."""
 
-import math
 import pathlib
 import re
 import sys
@@ -33,10 +32,7 @@ def draw_files(paths: Sequence[str]) -> None:
             if isinstance(record, dict) and record.keys() >= {"plain_of", "spec_bench"}:
                 print(format_record(record))
                 continue
-            if isinstance(record, dict) and "estimated_us" in record:
-                picture = draw_scaling(path.stem, lines)
-            else:
-                picture = draw_record(path.stem, record)
+            picture = draw_record(path.stem, record)
             if picture is None:
                 said = "no roofline and no synthetic rates: no figure"
                 print(f"note: {path}: {said}", file=sys.stderr, flush=True)
@@ -49,31 +45,6 @@ def draw_files(paths: Sequence[str]) -> None:
             errors.append(str(error))
     if errors:
         raise InputError("; ".join(errors))
-
-
-def draw_scaling(name: str, lines: _Lines) -> Picture:
-    """Returns the figure of rounds compiled for meshes, as `scripts/compile_for.py` writes them."""
-    title = "A round on devices that share each layer: estimates, nothing was measured"
-    versions, first = lines[0]["versions"], lines[0]["settings"]
-    subtitle = f"{first['dtype']} · jax {versions['jax']} · {lines[0]['date']}"
-    return draw(name, scaling_curves(lines), caption="", title=title, subtitle=subtitle)
-
-
-def scaling_curves(lines: _Lines) -> list[Curves]:
-    """Returns the milliseconds of a round by the devices of its mesh, a panel a target."""
-    panels: dict[str, dict[str, dict[int, float]]] = {}
-    for line in lines:
-        about = line["settings"]
-        label = f"{line['device']}, {about['draft'] or 'plain'}"
-        times = panels.setdefault(about["target"], {}).setdefault(label, {})
-        times[math.prod((about["mesh"] or {}).values())] = line["estimated_us"] / 1e3
-    found = []
-    for target, by_label in panels.items():
-        sizes = sorted({size for times in by_label.values() for size in times})
-        own = {label: [times.get(size) for size in sizes] for label, times in by_label.items()}
-        labels = "devices", "estimated milliseconds a round"
-        found.append(Curves(sizes, own, *labels, begins_at_zero=True, title=target, log_x=True))
-    return found
 
 
 def draw_record(name: str, record: Any) -> Picture | None:

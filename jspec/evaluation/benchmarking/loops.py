@@ -64,7 +64,7 @@ def measure_drafting(asked: Measurement) -> Iterator[Outcome]:
     for context in asked.contexts():
         check_range("context", context, _NUM_ROUNDS + 2, 2**20)
     target, _ = asked.models()
-    loops = {"a plain step of the target": call_loop(target, 1, 256)}
+    loops: dict[str, Loop] = {"a plain step of the target": call_loop(target, 1, 256)}
     for name, (drafter, options, temperature) in _DRAFTERS.items():
         spec = make_spec(target, None, drafter, options, int(asked.num_draft_tokens))
         built = make_drafter(drafter, spec).drafter

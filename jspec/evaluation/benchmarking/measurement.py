@@ -26,6 +26,7 @@ from jspec.drafters import (
 from jspec.evaluation.benchmarking.answers import JSPEC_PLAIN
 from jspec.evaluation.benchmarking.by_task import tasks_of
 from jspec.evaluation.benchmarking.transformers_baseline import has_transformers
+from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.flag_values import parse_num_draft_tokens, parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
@@ -75,7 +76,10 @@ class Measurement(types.SimpleNamespace):
         load = functools.partial(load_model, name, dtype=self.dtype)
         if role == "target":
             return load(quantization=parse_quantization(kind), mesh=mesh)
-        return place_model(load(quantization=parse_quantization(kind)), mesh)
+        draft = load(quantization=parse_quantization(kind))
+        if kind == "auto" and mesh is None:
+            draft = with_fast_weights(draft)
+        return place_model(draft, mesh)
 
     def models(self) -> tuple[LoadedModel, LoadedModel | None]:
         """Returns the target, and the draft model or None."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.common.timing import Loop, make_loop, seconds_each, with_first
+from jspec.common.timing import Loop, TurnLoop, make_loop, seconds_each, with_first
 from jspec.common.typing import Logits, RowTokens
 from jspec.drafters import DrafterOptions
 from jspec.drafters.draft_vocabulary import with_draft_vocabulary
@@ -21,7 +21,7 @@ from jspec.generation.capacity import capacity_for
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.kernels import first_argmax
+from jspec.kernels import first_argmax, run_options
 from jspec.models import init_cache, make_apply
 from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
@@ -54,8 +54,10 @@ def time_call(model: LoadedModel, width: int, context: int) -> float:
     return seconds_each(call_loop(model, width, context))
 
 
-def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1) -> Loop:
+def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1) -> TurnLoop:
     """Returns a loop over calls, each with a greedy choice, on what the one before it chose.
+
+    It is compiled as a run of rounds is: on a GPU as one graph.
 
     Args:
       model: whose calls they are.
@@ -75,7 +77,8 @@ def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1)
     dtype, capacity = model.params["embedding"].dtype, capacity_for(context, width)
     cache = init_cache(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
     cache = cache.commit(jnp.full([batch_size], context, jnp.int32))
-    return make_loop(turn, model.params, (cache, jnp.zeros([batch_size, width], jnp.int32)))
+    carry = cache, jnp.zeros([batch_size, width], jnp.int32)
+    return make_loop(turn, model.params, carry, run_options())
 
 
 def choice_lines(vocab_size: int) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError, prefixed_errors
+from jspec.common.shipped import find_shipped
 from jspec.drafters.heads.shipped import find_head
 from jspec.evaluation.analysis.byte_model import load_config
 from jspec.evaluation.experiments.spec import THEORY_TABLES, Experiment
@@ -79,10 +80,10 @@ def find_prompts(experiment: Experiment, base: pathlib.Path | None) -> Experimen
     """Returns the experiment with the paths of the prompts files that it reads.
 
     Relative paths are looked for in the current folder, then in `base`: the folder above the
-    config's, since configs say "configs/...".
+    config's, since configs say "configs/...", and then among jspec's own files.
 
     Raises:
-      InputError: a file is in neither place.
+      InputError: a file is in none of these places.
     """
     if not experiment.needs_prompts:
         return experiment
@@ -99,6 +100,8 @@ def _find(name: str, what: str, base: pathlib.Path | None) -> str:
         return name
     if base is not None and (base / name).is_file():
         return str(base / name)
+    if (shipped := find_shipped(name)) != name:
+        return shipped
     is_elsewhere = base is not None and not pathlib.Path(name).is_absolute()
     places = f", neither in {pathlib.Path.cwd()} nor in {base}" * is_elsewhere
     raise InputError(f"cannot read {what} {name}: No such file{places}; name another in the config")

@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from jspec.common.errors import InputError, describe_error
+from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment, PairSpec
@@ -54,15 +55,30 @@ def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
     return own | missing
 
 
+def find_config(name: str) -> str:
+    """Returns the path of a config: a Python file, or the name of one of jspec's own, as "smoke".
+
+    Raises:
+      InputError: there is none.
+    """
+    for path in (name, f"configs/{name}", f"configs/{name}.py"):
+        if pathlib.Path(path := find_shipped(path)).is_file():
+            return path
+    known = ", ".join(sorted(path.stem for path in config_folder().glob("*.py")))
+    raise InputError(f"no config file {name!r}: expected a Python file, or one of {known}")
+
+
 def load_config(path: str) -> ConfigDict:
     """Returns the config that a file's `get_config` returns; "FILE:TEXT" passes it the text.
+
+    Args:
+      path: see `find_config` for FILE.
 
     Raises:
       InputError: there is no such file, it raises, or it returns something else; one line.
     """
     name, colon, text = path.partition(":")
-    if not pathlib.Path(name).is_file():
-        raise InputError(f"no config file {name!r}")
+    name = find_config(name)
     try:
         get_config = runpy.run_path(name).get("get_config")
         if not callable(get_config):

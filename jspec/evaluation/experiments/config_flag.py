@@ -9,7 +9,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jspec.common.dataclass_fields import check_known
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments.config import load_config
+from jspec.evaluation.experiments.config import find_config, load_config
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
@@ -28,7 +28,8 @@ class _ConfigParser(flags.ArgumentParser):
 CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
-    "The config, a Python file of configs/ or your own; --config.FIELD=VALUE overrides a field.",
+    "The config, the name of one of jspec's own, such as smoke, or a Python file; "
+    "--config.FIELD=VALUE overrides a field.",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder that the run writes to, and in which the same command resumes it."
@@ -39,7 +40,7 @@ flags.FLAGS["config"].parser = _ConfigParser()
 def config_file() -> pathlib.Path:
     """Returns the path of the file that --config names."""
     given = config_flags.get_config_filename(flags.FLAGS["config"])
-    return pathlib.Path(given.partition(":")[0])
+    return pathlib.Path(find_config(given.partition(":")[0]))
 
 
 def _check_field(config: ConfigDict, name: str, text: str | None) -> None:

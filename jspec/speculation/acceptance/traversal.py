@@ -99,7 +99,8 @@ def decided_before(tree: Tree) -> Bool[Array, "b t t"]:
     mask = tree.mask.astype(jnp.float32)
     is_earlier = jnp.pad(tree.is_earlier_sibling, ((0, 0), (1, 0), (1, 0))).astype(jnp.float32)
     # Either j is below i, or their paths part at siblings of which that of j comes first.
-    is_left = jnp.einsum("bia,bac,bjc->bij", mask, is_earlier, mask) > 0
+    left = jnp.einsum("bia,bac,bjc->bij", mask, is_earlier, mask, precision="highest")
+    is_left = left > 0
     is_below = tree.mask.swapaxes(1, 2) & ~jnp.eye(mask.shape[1], dtype=bool)
     return is_left | is_below
 

@@ -108,7 +108,8 @@ def tree_of(proposal: Proposal) -> Tree:
     # Every squaring doubles the length of the paths that are known, beginning with single edges.
     mask = jnp.minimum(edges + jnp.eye(width + 1), 1.0)
     for _ in range(max(proposal.max_depth - 1, 0).bit_length()):
-        mask = jnp.minimum(jnp.einsum("bij,bjk->bik", mask, mask), 1.0)
+        paths = jnp.einsum("bij,bjk->bik", mask, mask, precision="highest")
+        mask = jnp.minimum(paths, 1.0)
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & is_real[:, None, :]
     return Tree(
         parents,

@@ -87,10 +87,9 @@ def _with_marks(
                 for call in message["tool_calls"]
             ]
         marked.append(copy)
-    named = [
-        dict(tool) | {"function": tool["function"] | {"name": mark("tools")}} for tool in tools
-    ]
-    return marked, named, places
+    marked_tools = [dict(tool) | {"function": tool["function"] | {"name": mark("tools")}}
+                    for tool in tools]  # fmt: skip
+    return marked, marked_tools, places
 
 
 def _marked_call(function: Mapping[str, Any], name: str) -> dict[str, Any]:

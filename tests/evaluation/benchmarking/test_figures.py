@@ -6,10 +6,8 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.figures import (
-    draw_files,
     draw_record,
     roofline_curves,
-    scaling_curves,
     synthetic_curves,
 )
 from tests.programs import check_refusal, environment, run
@@ -43,28 +41,6 @@ def test_calls_are_shown_along_each_axis():
     assert by_context.lines["target, measured"] == pytest.approx([4, 8])
     assert by_rows.x == [1, 16]
     assert by_rows.lines["target, at least"] == pytest.approx([1, 1])
-
-
-def test_compiled_rounds_are_shown_by_devices(tmp_path, capsys):
-    """Each pair of models on each device is a line; sizes that were not compiled are left out."""
-
-    def line(device, draft, mesh, microseconds):
-        settings = {"target": "big", "draft": draft, "mesh": mesh, "dtype": "bfloat16"}
-        found = {"device": device, "settings": settings, "estimated_us": microseconds}
-        return found | {"versions": {"jax": "1"}, "date": "today"}
-
-    lines = [
-        line("h100", None, None, 4000),
-        line("h100", None, {"data": 1, "model": 2}, 2500),
-        line("v6e", "small", {"data": 1, "model": 4}, 3000),
-    ]
-    (panel,) = scaling_curves(lines)
-    assert (panel.title, panel.x) == ("big", [1, 2, 4])
-    assert panel.lines == {"h100, plain": [4.0, 2.5, None], "v6e, small": [None, None, 3.0]}
-    path = tmp_path / "scaling.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    draw_files([str(path)])
-    assert "scaling.svg" in capsys.readouterr().out
 
 
 def test_speed_is_shown_beside_the_theorem_where_there_is_one():

@@ -12,6 +12,7 @@ from jspec.evaluation.benchmarking.transformers_baseline import (
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, draft, make_generator, make_model, shared_generator, target
 
+pytest.importorskip("torch")
 PROMPTS = ([5, 9, 77, 9, 5, 9], list(b"abcabcabcabcab"), [3])
 MAX_NEW_TOKENS = 23
 

@@ -10,6 +10,7 @@ from jspec.common.errors import InputError
 from jspec.evaluation.experiments.cells import choose_prompts, make_cells
 from jspec.evaluation.experiments.config import (
     defaults,
+    find_config,
     load_config,
     method,
     ordered,
@@ -163,6 +164,30 @@ def test_a_config_file_that_is_not_there():
     """Guards against a traceback."""
     with pytest.raises(InputError, match=r"no config file 'nowhere\.py'"):
         load_config("nowhere.py")
+
+
+@pytest.mark.parametrize("name", ["smoke", "smoke.py", "configs/smoke.py"])
+def test_jspecs_own_configs_have_names(name, tmp_path, monkeypatch):
+    """Guards against configs and prompts that are found in a checkout alone; one's own come first.
+
+    The file of a package, and that of a checkout where none is installed.
+    """
+    expected = (_FOLDER / "smoke.py").resolve()
+    shipped_prompts = list(read_prompts("configs/prompts.jsonl"))
+    monkeypatch.chdir(tmp_path)
+    assert pathlib.Path(find_config(name)) == expected
+    assert list(read_prompts("configs/prompts.jsonl")) == shipped_prompts
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/smoke.py").write_text("raise ValueError")
+    (tmp_path / "configs/prompts.jsonl").write_text('{"prompt": "mine"}')
+    (tmp_path / "smoke.py").write_text("raise ValueError")
+    assert pathlib.Path(find_config(name)).resolve().is_relative_to(tmp_path)
+    assert [prompt.text for prompt in read_prompts("configs/prompts.jsonl")] == ["mine"]
+    package = tmp_path / "site-packages/jspec"
+    (package / "configs").mkdir(parents=True)
+    (package / "configs/trees.py").write_text("")
+    monkeypatch.setattr("jspec.common.shipped._PACKAGE", package)
+    assert pathlib.Path(find_config("trees")) == package / "configs/trees.py"
 
 
 def test_values_that_json_does_not_have_are_refused():

@@ -1,0 +1,19 @@
+"""Whether jspec may use the network: `--offline`, or $JSPEC_OFFLINE=1, forbids it.
+
+Nothing but models is ever fetched: see `weights.fetch` and `weights.resolver`.
+"""
+
+import os
+
+_VARIABLE = "JSPEC_OFFLINE"
+
+
+def forbid_network() -> None:
+    """Forbids the network to this process and to those that it starts."""
+    os.environ[_VARIABLE] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"  # which other libraries read, too
+
+
+def is_offline() -> bool:
+    """Returns whether the network is forbidden."""
+    return os.environ.get(_VARIABLE, "0") not in ("", "0")

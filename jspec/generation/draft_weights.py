@@ -1,0 +1,67 @@
+"""A draft model's weights where nobody says how: on a GPU in int8, if its blocks are faster so.
+
+Rounding a draft changes no answer's distribution.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jspec import kernels
+from jspec.common.typing import Params
+from jspec.models.config import DecoderConfig
+from jspec.models.decoder import Block, init_cache
+from jspec.models.rope import rope_cos_sin
+from jspec.weights.quantize import is_kernel, quantize
+from jspec.weights.resolver import LoadedModel
+
+_KIND = "int8"
+
+
+def with_fast_weights(draft: LoadedModel) -> LoadedModel:
+    """Returns a draft model of floats, or rounded to int8 where the device is faster with that.
+
+    A block of each is timed once on a device; see `kernels.choose_weights`.
+    """
+    config, dtype = draft.config, draft.params["embedding"].dtype
+    if draft.quantization is not None or draft.mesh is not None or config.num_experts:
+        return draft
+
+    def reference(params: Params, *arrays: Any) -> Any:
+        return Block(config).apply({"params": params}, *arrays, block_offset=0)
+
+    def kinds() -> dict[str, Any]:
+        floats = jax.eval_shape(lambda: draft.params["layers_0"])
+        rounded = jax.eval_shape(lambda params: _rounded(params, dtype), floats)
+        others = _shapes_of_a_call(config, dtype)
+        return {"none": (floats, *others), _KIND: (rounded, *others)}
+
+    if kernels.choose_weights(reference, config, kinds) != _KIND:
+        return draft
+    params = _rounded(draft.params, dtype)
+    return dataclasses.replace(
+        draft, params=params, quantization=_KIND, is_quantization_chosen=True
+    )
+
+
+def _rounded(params: Params, dtype: Any) -> Params:
+    leaves: dict[Any, Any] = dict(flatten_dict(params))
+    for path in filter(is_kernel, leaves):
+        leaves[path] = quantize(leaves[path], path, _KIND, dtype)
+    return unflatten_dict(leaves)
+
+
+def _shapes_of_a_call(config: DecoderConfig, dtype: Any) -> tuple[Any, ...]:
+    """Returns the shapes of a block's stream, rope, visible slots and cache."""
+
+    def make() -> tuple[Any, ...]:
+        x = jnp.zeros([1, 1, config.embed_dim])
+        positions = jnp.zeros([1, 1], jnp.int32)
+        cache = init_cache(config, batch_size=1, capacity=1, dtype=dtype)
+        visible = jnp.zeros([1, 1, cache.num_slots], bool)
+        return x, rope_cos_sin(config, positions), visible, cache.layer(0)
+
+    return jax.eval_shape(make)

@@ -1,0 +1,215 @@
+"""Decoder blocks and packed products, each computed by the candidate that a contest has chosen."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from jspec.common.errors import InputError, describe_error
+from jspec.kernels import library
+from jspec.kernels.backend import backend, has_bfloat16, is_foreign
+from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose
+from jspec.kernels.library import with_derivatives_of
+from jspec.kernels.precision import dot
+from jspec.kernels.race import fastest, race
+from jspec.kernels.trial import Operands, Run, block_operands, product_operands
+
+_CHOICES: dict[Any, set[str]] = {}  # what computes blocks and the products in them, by config
+_CONFIG: contextvars.ContextVar[Any] = contextvars.ContextVar("config", default=None)
+
+
+def block_candidates() -> Sequence[Candidate]:
+    """Returns those of a decoder block on this kind of device besides XLA; a CPU has none."""
+    if not _may_compete():
+        return ()
+    try:
+        from jspec.kernels import cuda_block
+    except ImportError:
+        return ()
+    return [Candidate(*candidate) for candidate in cuda_block.CANDIDATES]
+
+
+def product_candidates() -> Sequence[Candidate]:
+    """Returns those of a packed product; see `block_candidates`."""
+    if not _may_compete():
+        return ()
+    try:
+        from jspec.kernels.cuda_library import is_available
+        from jspec.kernels.cuda_product import MOST_ROWS, multiply, takes_kernel
+    except ImportError:
+        return ()
+
+    def takes(rows: Array, kernel: Any) -> bool:
+        is_known = rows.shape[0] <= MOST_ROWS and takes_kernel(kernel, rows.shape[1])
+        return is_known and is_available()  # which builds the library
+
+    return [Candidate("cuda", takes, multiply)]
+
+
+def compute_block(
+    reference: Callable[..., Any], config: Any, block_offset: int, *operands: Any
+) -> Any:
+    """Returns what a decoder block of the model returns, computed by the chosen candidate.
+
+    The operands are its parameters, `x`, `rope`, `visible` and `cache`, and for a layer whose
+    attention reads something else than `x` that. A candidate has the signature
+    `run(config, block_offset, *operands)`, and `takes(config, params, x, cache)` says whether it
+    computes these; where the chosen one does not, as a prompt's chunk, the reference does.
+    """
+    params, x, _, _, cache, *_ = operands
+    reference = _within(config, reference)
+    taking = {c.name: c for c in block_candidates() if c.takes(config, params, x, cache)}
+    if not taking:
+        return reference(*operands)
+
+    def run_of(candidate: Candidate) -> Run:
+        def run(call: Operands) -> Any:
+            own = call.weights, call.stream, *call.fixed[:2], call.state, *call.fixed[2:]
+            if candidate.takes(config, call.weights, call.stream, call.state):
+                return candidate.run(config, block_offset, *own)
+            return reference(*own)
+
+        return run
+
+    shapes = _shapes(operands)
+    weights, cache_shapes = shapes[0], (shapes[4].keys[0].dtype, shapes[4].keys[0].shape[1::2])
+    key = "block", config, _describe(weights), x.shape[0], type(cache).__name__, cache_shapes
+    draw = functools.partial(block_operands, shapes, block_offset)
+    everyone = [_reference_of(reference), *block_candidates()]
+    contest = Contest("a decoder block", {c.name: run_of(c) for c in everyone}, draw)
+    name = asked_kernels() or choose(key, list(contest.runs), contest.hold)
+    _CHOICES.setdefault(config, set()).add(name if name in taking else XLA)
+    if name not in taking:
+        return reference(*operands)
+    run_block = functools.partial(taking[name].run, config, block_offset)
+    return with_derivatives_of(reference, run_block, *operands)
+
+
+def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -> Array:
+    """Returns the product of rows with a packed kernel, computed by the chosen candidate.
+
+    XLA decodes all of the kernel to memory for more rows than one.
+    """
+    taking = {c.name: c for c in product_candidates() if c.takes(rows, kernel)}
+    if not taking:
+        return reference(rows, kernel)
+
+    def by_reference(rows: Array, kernel: Any) -> Array:
+        if isinstance(kernel, jax.Array):  # decoded, for the precise computation
+            return dot(rows, kernel.reshape(-1, rows.shape[1]))
+        return reference(rows, kernel)
+
+    def run_of(candidate: Candidate) -> Run:
+        def run(call: Operands) -> Any:
+            own = call.stream[0], call.weights
+            return (candidate.run if candidate.takes(*own) else by_reference)(*own)[None], ()
+
+        return run
+
+    shapes = _shapes((rows, kernel))
+    draw = functools.partial(product_operands, shapes)
+    everyone = [_reference_of(by_reference), *product_candidates()]
+    contest = Contest("a packed product", {c.name: run_of(c) for c in everyone}, draw)
+    key = "product", _describe(shapes[1]), rows.dtype.name
+    name = asked_kernels() or choose(key, list(contest.runs), contest.hold)
+    _CHOICES.setdefault(_CONFIG.get(), set()).add(name if name in taking else XLA)
+    if name not in taking:
+        return reference(rows, kernel)
+    return with_derivatives_of(reference, taking[name].run, rows, kernel)
+
+
+def choose_weights(
+    reference: Callable[..., Any], config: Any, make_kinds: Callable[[], Mapping[str, Any]]
+) -> str | None:
+    """Returns the kind of weights by which a block is computed fastest; None where none is chosen.
+
+    `make_kinds` gives the shapes of a block's operands with each kind of weights. They are other
+    numbers, so only their times are compared: the first kind stays unless one is 3 % faster.
+    """
+    if not _has_choice():
+        return None
+    kinds = make_kinds()
+
+    def run(call: Operands) -> Any:
+        own = call.weights, call.stream, *call.fixed[:2], call.state, *call.fixed[2:]
+        return compute_block(reference, config, 0, *own)
+
+    def reach() -> dict[str, Any]:
+        draws = {kind: functools.partial(block_operands, kinds[kind], 0) for kind in kinds}
+        seconds, faults = race({kind: (run, draw) for kind, draw in draws.items()})
+        return {"what": "weights", "choice": fastest(seconds), "seconds": seconds, "faults": faults}
+
+    key = "weights", config, asked_kernels(), *(_describe(shapes[0]) for shapes in kinds.values())
+    return choose(key, list(kinds), reach)
+
+
+def chosen_kernels(config: Any) -> str:
+    """Returns what has computed a model's blocks in this process, as an answer's settings say it.
+
+    On a CPU there is no choice yet: "cpp" where there is a compiler.
+    """
+    if backend() == "cpu":
+        return "cpp" if library.is_available() else XLA
+    return "+".join(sorted(_CHOICES.get(config, {XLA})))
+
+
+@contextlib.contextmanager
+def explained_failures() -> Iterator[None]:
+    """Within it, a program that fails while other kernels than XLA's run says what avoids them.
+
+    Raises:
+      InputError: it has failed, but not for want of memory.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        names = sorted(set().union(*_CHOICES.values()) - {XLA})
+        if not names or "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        raise InputError(
+            f"a program with the kernels {', '.join(names)} failed ({describe_error(error)[:200]}):"
+            f" JSPEC_KERNELS={XLA} in the environment avoids them"
+        ) from error
+
+
+def _has_choice() -> bool:
+    """Returns whether candidates compete on this kind of device."""
+    return backend() == "gpu" and has_bfloat16()
+
+
+def _may_compete() -> bool:
+    """Returns whether another candidate than XLA may be chosen; if not, none is even built."""
+    asked = asked_kernels()
+    return _has_choice() and asked != XLA and not (is_foreign() and asked is None)
+
+
+def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Has the products that a block's reference takes listed with the block's model."""
+
+    @functools.wraps(reference)
+    def named(*operands: Any) -> Any:
+        token = _CONFIG.set(config)
+        try:
+            return reference(*operands)
+        finally:
+            _CONFIG.reset(token)
+
+    return named
+
+
+def _reference_of(reference: Callable[..., Any]) -> Candidate:
+    return Candidate(XLA, lambda *operands: False, reference)
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _describe(shapes: Any) -> Any:
+    """Returns the structure and the shapes of operands, whose representation is the same always."""
+    leaves, structure = jax.tree.flatten(shapes)
+    return str(structure), [(leaf.shape, leaf.dtype.name) for leaf in leaves]

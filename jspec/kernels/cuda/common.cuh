@@ -1,0 +1,202 @@
+// What the kernels need of CUDA, in few functions: launching, waiting for the kernel before, tensor
+// cores and conversions. Without nvcc the header emulation.h of the tests stands in for CUDA, and
+// runs the same sources on a CPU.
+//
+// cuda_bf16.h and cuda_fp16.h are not included: they need a header (nv/target) of a package that JAX
+// does not bring.
+
+#pragma once
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#else
+#include "emulation.h"
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace jspec {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// How a kernel is launched. With `overlaps` it may start before the kernel before it on the stream
+// has ended (programmatic dependent launch, from sm_90 on): it then must call WaitForPrevious before
+// it reads what that kernel wrote, or writes anything at all.
+struct Shape {
+  dim3 grid, block;
+  size_t shared_bytes;
+  bool overlaps;
+};
+
+template <typename T>
+struct Same {
+  using Type = T;
+};
+
+// Launches a kernel; it takes its arguments by value.
+template <typename... Parameters>
+cudaError_t Launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream,
+                   typename Same<Parameters>::Type... arguments) {
+#ifdef __CUDACC__
+  if (shape.shared_bytes > 48 << 10) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = shape.overlaps;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+#else
+  return emulation::Run(shape.grid, shape.block, shape.shared_bytes,
+                        [&] { kernel(arguments...); });
+#endif
+}
+
+// Returns the shared memory of the launch. Its contents are unknown.
+__device__ inline unsigned char* SharedMemory() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+#else
+  return emulation::shared_memory;
+#endif
+}
+
+// Waits until the kernel before has ended, and what it wrote can be read; see Shape.
+__device__ inline void WaitForPrevious() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start as soon as all blocks have come here: it fetches its weights while this
+// one still computes.
+__device__ inline void LetNextStart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ inline void PrefetchToL2(const void* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
+__host__ __device__ inline uint32_t BitsOf(float number) {
+  uint32_t bits;
+  memcpy(&bits, &number, 4);
+  return bits;
+}
+
+__host__ __device__ inline float FloatOf(uint32_t bits) {
+  float number;
+  memcpy(&number, &bits, 4);
+  return number;
+}
+
+// A pair of bfloat16 is the upper halves of two floats, the first one in the low bits.
+__host__ __device__ inline float FirstOf(uint32_t pair) { return FloatOf(pair << 16); }
+__host__ __device__ inline float SecondOf(uint32_t pair) { return FloatOf(pair & 0xffff0000u); }
+
+// Rounds both to the nearest bfloat16, ties to even. What is not a number stays so.
+__host__ __device__ inline uint32_t ToPair(float first, float second) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+#else
+  uint32_t halves[2] = {BitsOf(first), BitsOf(second)};
+  for (uint32_t& bits : halves) {
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    bits = is_nan ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  }
+  return halves[0] | halves[1] << 16;
+#endif
+}
+
+__host__ __device__ inline uint16_t ToBfloat16(float number) {
+  return uint16_t(ToPair(number, 0.0f));
+}
+
+// Returns a · b + c of each of two pairs, rounded once.
+__host__ __device__ inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDA_ARCH__
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return ToPair(FirstOf(a) * FirstOf(b) + FirstOf(c), SecondOf(a) * SecondOf(b) + SecondOf(c));
+#endif
+}
+
+// Loads what is read once: it need not stay in the caches.
+template <class T>
+__host__ __device__ inline T LoadOnce(const void* address) {
+#ifdef __CUDA_ARCH__
+  return __ldcs(static_cast<const T*>(address));
+#else
+  return *static_cast<const T*>(address);
+#endif
+}
+
+// Returns the number of a float16.
+__host__ __device__ inline float FloatOfHalf(uint16_t bits) {
+#ifdef __CUDA_ARCH__
+  float number;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));
+  return number;
+#else
+  const uint32_t sign = uint32_t(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  if (rest < 0x400u) return FloatOf(sign | BitsOf(float(rest) * 0x1p-24f));  // subnormal
+  const uint32_t exponent = rest >= 0x7c00u ? 0x7f800000u : (rest & 0x7c00u) * 0x2000u + 0x38000000u;
+  return FloatOf(sign | exponent | (rest & 0x3ffu) << 13);
+#endif
+}
+
+// sums [16 8] += a [16 16] · b [16 8] of bfloat16 pairs, by a whole warp. With g = lane / 4 and
+// t = lane % 4 a lane holds
+//   a: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), each with the column after it
+//   b: (2t, g), (2t + 8, g), each with the row after it
+//   sums: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+__device__ inline void MultiplyAdd(float (&sums)[4], const uint32_t (&a)[4],
+                                   const uint32_t (&b)[2]) {
+#ifdef __CUDA_ARCH__
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+  struct Operands {
+    uint32_t a[4], b[2];
+  };
+  const auto lanes =
+      emulation::Exchange(kAllLanes, Operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  const int lane = threadIdx.x % kWarp;
+  for (int part = 0; part < 4; ++part) {
+    const int row = lane / 4, column = lane % 4 * 2 + part % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; k += 2) {
+      const uint32_t x = lanes[row * 4 + k % 8 / 2].a[part / 2 + k / 8 * 2];
+      const uint32_t y = lanes[column * 4 + k % 8 / 2].b[k / 8];
+      sum += FirstOf(x) * FirstOf(y) + SecondOf(x) * SecondOf(y);
+    }
+    sums[part] += sum;
+  }
+#endif
+}
+
+}  // namespace jspec

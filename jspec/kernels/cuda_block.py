@@ -1,0 +1,323 @@
+"""A decoder block of few tokens on a GPU, by kernels in CUDA C++: candidates beside XLA's block.
+
+    candidate     products   attention   calls of a layer
+    attention     XLA's      CUDA C++    XLA's, and one
+    cuda          CUDA C++   CUDA C++    five: four products, attention
+    layer         CUDA C++   CUDA C++    one, of six kernels
+    layer-pdl     CUDA C++   CUDA C++    the same; each kernel starts before the last one has ended
+
+All write the block's keys and values into the cache themselves, and read pages through their
+table. A token's result does not depend on how many tokens stand beside it. Which candidate computes
+a model is decided by a trial; see `contest`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32
+
+from jspec.kernels import cuda_library
+from jspec.kernels.contest import Candidate
+from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
+from jspec.kernels.gate import geglu, swiglu
+from jspec.kernels.norm import rms_norm
+from jspec.kernels.packed import JoinedKernel, PackedKernel
+from jspec.kernels.product import product
+from jspec.kernels.quantized import QuantizedKernel
+
+Rope = tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]
+
+_MOST_TOKENS = 16  # of a row
+_HEAD_SIZES = range(32, 257, 32)
+_TILE = 64  # slots; they and the next three are those of cuda/attention.cu
+_STRIP = 16  # slots that follow each other in a page
+_MOST_SPLITS = 32
+_BLOCKS = 256  # twice the multiprocessors of the largest GPUs
+_GATES = {"silu": swiglu, "gelu_tanh": geglu}
+_KERNELS = "qkv", "out", "gate_up", "down"
+
+
+def attend(
+    config: Any,
+    qkv: Float32[Array, "b t k p h"],
+    rope: Rope,
+    visible: Bool[Array, "b t s"],
+    cache: Any,
+    block_offset: int = 0,
+    norms: tuple[Float[Array, "h"], Float[Array, "h"]] | None = None,
+) -> tuple[Float[Array, "b t n h"], Any]:
+    """Writes a block's keys and values and attends to what is visible, in bfloat16.
+
+    Args:
+      config: a decoder's.
+      qkv: the products; p heads for each key/value head, as in `kernels.rotate_heads`.
+      rope: cosines and sines of every token's angles.
+      visible: which slots a query sees; none after the block's, whatever it says.
+      cache: of one layer, contiguous or in pages. Its memory is taken over.
+      block_offset: slots of the block that earlier calls have written.
+      norms: scales of RMSNorms of each query head and of each key head, before the rotation.
+    """
+    b, t, k, p, h = qkv.shape
+    (keys,), (values,) = cache.keys, cache.values
+    operands = _attention_operands(rope, visible, cache, block_offset, norms)
+    mixed = jax.ShapeDtypeStruct((b, t, k * (p - 2), h), keys.dtype)
+    results = (*_shapes_of(keys, values), mixed, *_split_shapes(config, visible))
+    call = jax.ffi.ffi_call("jspec_cuda_attention", results, input_output_aliases={0: 0, 1: 1})
+    keys, values, mixed, *_ = call(keys, values, qkv, *operands, **_attention_attributes(config))
+    return mixed, cache.replace(keys=(keys,), values=(values,))
+
+
+def run_block(
+    multiply: Callable[..., Array],
+    config: Any,
+    block_offset: int,
+    params: Any,
+    x: Float32[Array, "b t d"],
+    rope: Rope,
+    visible: Bool[Array, "b t s"],
+    cache: Any,
+    inputs: Float32[Array, "b t i"] | None = None,
+) -> tuple[Float32[Array, "b t d"], Any]:
+    """Returns what the model's `Block` returns, with one call for each operation.
+
+    Args:
+      multiply: computes products; see `cuda_product.multiply`.
+      config: a decoder's.
+      block_offset: slots of the block that earlier calls have written.
+      params: of a layer.
+      x: the residual stream.
+      rope: cosines and sines of every token's angles.
+      visible: which slots each token sees.
+      cache: of one layer. Its memory is taken over.
+      inputs: what attention reads, as it is, instead of `x` after its norm.
+    """
+    b, t, _ = x.shape
+    k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
+    attention, mlp, epsilon = params["attention"], params["mlp"], config.norm_epsilon
+
+    def norm(name: str) -> dict[str, Any]:
+        if config.norms == "post":
+            return {}
+        return {"norm": params[name]["scale"], "epsilon": epsilon}
+
+    def add(rows: Array, inputs: Array, half: Any, kernel: str, post_norm: str) -> Array:
+        """Adds half of a block to the residual stream."""
+        bias, scale = half.get(f"{kernel}_bias"), config.residual_scale
+        if config.norms == "pre":
+            return multiply(inputs, half[kernel], bias=bias, residual=rows, scale=scale)
+        # A norm of the outputs needs all of them, which no block of threads has: it is XLA's.
+        outputs = multiply(inputs, half[kernel], bias=bias)[None]
+        return rows + scale * rms_norm(outputs, params[post_norm]["scale"], jnp.float32(epsilon))[0]
+
+    rows = x.reshape(b * t, -1)
+    bias = attention.get("qkv_bias")
+    if inputs is None:
+        qkv = multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
+    else:
+        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], bias=bias)
+    qkv = qkv.reshape(b, t, k, g + 2, h)
+    mixed, cache = attend(
+        config, qkv, rope, visible, cache, block_offset, _head_norms(config, attention)
+    )
+    rows = add(rows, mixed.reshape(b * t, -1), attention, "out", "attention_post_norm")
+    gated = multiply(
+        rows,
+        mlp["gate_up"],
+        bias=mlp.get("gate_up_bias"),
+        activation=config.activation,
+        dtype=jnp.bfloat16,
+        **norm("mlp_norm"),
+    )
+    rows = add(rows, gated, mlp, "down", "mlp_post_norm")
+    return rows.reshape(x.shape), cache
+
+
+def multiply_by_xla(
+    rows: Float[Array, "r i"],
+    kernel: Any,
+    *,
+    norm: Float[Array, "i"] | None = None,
+    epsilon: float = 0.0,
+    bias: Float[Array, "..."] | None = None,
+    activation: str | None = None,
+    residual: Float32[Array, "r p"] | None = None,
+    scale: float = 1.0,
+    dtype: Any = jnp.float32,
+) -> Float32[Array, "r p"]:
+    """Returns what `cuda_product.multiply` returns, by XLA, and in float32."""
+    del dtype  # the next product rounds its rows itself
+    if norm is not None:
+        rows = rms_norm(rows[None], norm, jnp.float32(epsilon))[0]
+    if not isinstance(kernel, (QuantizedKernel, PackedKernel, JoinedKernel)):
+        kernel = kernel.reshape(-1, rows.shape[1])  # the others are matrices already
+    outputs = product(rows, kernel)
+    if bias is not None:
+        outputs += bias.reshape(-1).astype(jnp.float32)
+    if activation is not None:
+        outputs = _GATES[activation](outputs.reshape(1, len(rows), 2, -1))[0]
+    if scale != 1.0:
+        outputs *= scale
+    return outputs if residual is None else residual + outputs
+
+
+def run_layer(
+    overlaps: bool,
+    config: Any,
+    block_offset: int,
+    params: Any,
+    x: Float32[Array, "b t d"],
+    rope: Rope,
+    visible: Bool[Array, "b t s"],
+    cache: Any,
+    inputs: Float32[Array, "b t i"] | None = None,
+) -> tuple[Float32[Array, "b t d"], Any]:
+    """Returns the same by one call; see `cuda/layer.cu`.
+
+    `overlaps` lets each of its kernels start while the one before it still runs.
+    """
+    assert inputs is None  # else XLA's norm is left out, and `takes_layer` has seen one
+    b, t, d = x.shape
+    attention, mlp = params["attention"], params["mlp"]
+    (keys,), (values,) = cache.keys, cache.values
+    norms = _head_norms(config, attention)
+    empty = np.zeros([0], np.float32)
+    products, storages, takes_bytes = [], [], []
+    for half, name in zip((attention, attention, mlp, mlp), _KERNELS, strict=True):
+        kernel, bias = half[name], half.get(f"{name}_bias")
+        storage, *weights = storage_of(kernel, _num_inputs(config)[name])
+        storages.append(storage)
+        takes_bytes.append(isinstance(kernel, PackedKernel) and kernel.takes_bytes)
+        products += [empty if operand is None else operand for operand in (*weights, bias)]
+    heads = config.num_heads * config.head_dim
+    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    scratch = (
+        jax.ShapeDtypeStruct((b * t, qkv), jnp.float32),
+        jax.ShapeDtypeStruct((b * t, heads), jnp.bfloat16),
+        *_split_shapes(config, visible),
+        jax.ShapeDtypeStruct((b * t, d), jnp.float32),
+        jax.ShapeDtypeStruct((b * t, config.hidden_dim), jnp.bfloat16),
+    )
+    rows = x.reshape(b * t, d)
+    results = *_shapes_of(keys, values, rows), *scratch
+    call = jax.ffi.ffi_call("jspec_cuda_layer", results, input_output_aliases={0: 0, 1: 1})
+    keys, values, rows, *_ = call(
+        keys,
+        values,
+        rows,
+        *_attention_operands(rope, visible, cache, block_offset, norms),
+        params["attention_norm"]["scale"],
+        params["mlp_norm"]["scale"],
+        *products,
+        storages=np.array(storages, np.int64),
+        takes_bytes=np.array(takes_bytes, np.int64),
+        activation=np.int32(ACTIVATIONS[config.activation]),
+        residual_scale=np.float32(config.residual_scale),
+        overlaps=overlaps,
+        **_attention_attributes(config),
+    )
+    return rows.reshape(x.shape), cache.replace(keys=(keys,), values=(values,))
+
+
+def takes_attention(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:
+    """Returns whether `attend` computes a layer's attention: few tokens, a bfloat16 cache.
+
+    Layers of experts, norms of all heads together and what is split over devices are XLA's.
+    """
+    keys = cache.keys[0]
+    is_known = config.qk_norm in (None, "head") and config.activation in _GATES
+    if not is_known or "down" not in params["mlp"] or cache.is_split:
+        return False
+    if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > MOST_ROWS:
+        return False
+    has_pages = not hasattr(cache, "table") or keys.shape[2] % _STRIP == 0
+    has_heads = config.head_dim in _HEAD_SIZES and keys.dtype == jnp.bfloat16
+    return has_heads and has_pages and cuda_library.is_available()
+
+
+def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:
+    """Returns whether the products are CUDA C++, too: kernels of known formats, whole tiles."""
+    kernels = params["attention"] | params["mlp"]
+    if "down" not in kernels:
+        return False
+    # Attention may read more than the stream, and says how much.
+    sizes = _num_inputs(config) | {"qkv": kernels["qkv"].shape[-1]}
+    has_kernels = all(takes_kernel(kernels[name], sizes[name]) for name in _KERNELS)
+    return has_kernels and takes_attention(config, params, x, cache)
+
+
+def takes_layer(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:
+    """Returns whether one call computes it all: norms before, and of the stream itself."""
+    reads_stream = params["attention"]["qkv"].shape[-1] == x.shape[-1]
+    is_plain = config.norms == "pre" and "attention_norm" in params and reads_stream
+    return is_plain and takes_block(config, params, x, cache)
+
+
+def num_splits(num_heads: int, num_slots: int) -> int:
+    """Returns the splits of each row's key heads, a power of two.
+
+    Each split writes a partial result that is read again, so there are only as many as keep a
+    device busy. They depend on the batch, not on the block.
+    """
+    wanted = _power_of_two(-(-_BLOCKS // num_heads))
+    tiles = -(-num_slots // _TILE)
+    return min(_MOST_SPLITS, wanted, _power_of_two(tiles + 1) // 2)
+
+
+def _power_of_two(size: int) -> int:
+    """Returns the smallest power of two that is not below."""
+    return 1 << (size - 1).bit_length()
+
+
+def _shapes_of(*arrays: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
+
+
+def _split_shapes(config: Any, visible: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the shapes of what each split of attention leaves for their sum."""
+    b, t, s = visible.shape
+    k = config.num_kv_heads
+    parts = b, k, t * config.num_groups, num_splits(b * k, s)
+    return tuple(jax.ShapeDtypeStruct((*parts, size), jnp.float32) for size in (config.head_dim, 2))
+
+
+def _attention_operands(
+    rope: Rope, visible: Array, cache: Any, block_offset: int, norms: tuple[Array, Array] | None
+) -> tuple[Any, ...]:
+    """Returns the operands of attention but for the cache and the products."""
+    nothing = np.zeros([0], np.int32), np.zeros([0], np.float32)
+    table = getattr(cache, "table", nothing[0])
+    scales = (nothing[1], nothing[1]) if norms is None else norms
+    return *rope, cache.length + block_offset, visible, table, *scales
+
+
+def _attention_attributes(config: Any) -> dict[str, np.float32]:
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    cap = config.attention_softcap or 0.0
+    attributes = {"epsilon": config.norm_epsilon, "scale": scale, "cap": cap}
+    return {name: np.float32(number) for name, number in attributes.items()}
+
+
+def _head_norms(config: Any, attention: Any) -> tuple[Array, Array] | None:
+    if config.qk_norm is None:
+        return None
+    return attention["query_norm"]["scale"], attention["key_norm"]["scale"]
+
+
+def _num_inputs(config: Any) -> dict[str, int]:
+    """Returns the inputs of a layer's kernels."""
+    heads = config.num_heads * config.head_dim
+    stream, hidden = config.embed_dim, config.hidden_dim
+    return {"qkv": stream, "out": heads, "gate_up": stream, "down": hidden}
+
+
+CANDIDATES = (
+    Candidate("attention", takes_attention, functools.partial(run_block, multiply_by_xla)),
+    Candidate("cuda", takes_block, functools.partial(run_block, multiply)),
+    Candidate("layer", takes_layer, functools.partial(run_layer, False)),
+    Candidate("layer-pdl", takes_layer, functools.partial(run_layer, True)),
+)

@@ -1,0 +1,306 @@
+"""Products and attention of 1B and 3B by every candidate, and which kernels are best.
+
+A product is timed over as many weights as no cache holds, one after another in one graph. A layer
+is timed in a model of a few layers and hardly any vocabulary, with the kernels of each choice of
+`JSPEC_KERNELS`; what it takes more with 4,096 tokens before it is attention.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.common.errors import describe_error
+from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
+from jspec.common.user_cache import cache_dir
+from jspec.evaluation.analysis.call_cost import Machine, measure_machine, product_loop
+from jspec.evaluation.benchmarking.parts import call_loop
+from jspec.generation.graph_trial import check_one_graph
+from jspec.models import DecoderConfig
+from scripts.gpu_session.arms import GRAPH, SERIALISED, known
+from scripts.gpu_session.session import Session, Work
+from scripts.gpu_session.subjects import SIZES, random_model, shape_of
+
+Product = Callable[..., jax.Array]
+"""(rows [r i], weights [o i], *, norm [i], epsilon, activation, residual [r o]) -> [r o or o/2].
+
+`norm` is that of the rows' RMSNorm, `activation` "silu" of a gate beside a value of it; each may be
+None.
+"""
+
+XLA = "xla"
+_TILE = 16  # rows that tensor cores multiply at once
+_ROWS = 1, 6, 16
+_COLD_BYTES = 1.6e8  # of weights: three times the largest cache
+_MOST_WEIGHTS = 12  # of a program
+_TURNS, _REPEATS = 8, 7
+_FARTHEST = 0.02  # a result from XLA's, as a share of the largest
+_EPSILON = 1e-5
+_LAYERS, _VOCABULARY = 4, 256  # of the model whose layers are timed
+_CALLS = (1, 128), (6, 128), (1, 4096)  # tokens, tokens before them
+
+
+def run(work: Work) -> str:
+    """Times products, then layers by each choice; what matters most comes first."""
+    check_one_graph()  # else what is timed outside a Generator would be none
+    bandwidth(work)
+    shares = _time_layers(work)
+    best = sorted(shares, key=lambda name: -shares[name])
+    # Where nothing is gained, the simplest stays first.
+    if XLA in shares and best[0] != XLA and shares[best[0]] < 1.03 * shares[XLA]:
+        best = [XLA, *(name for name in best if name != XLA)]
+    work.record("chosen", choices=best)
+    _time_products(work)
+    _record_verdicts(work)
+    listed = ", ".join(f"{name} {shares[name]:.0%}" for name in best)
+    return f"layers on one token reach, of the memory's speed, {listed}"
+
+
+def chosen(session: Session) -> list[str]:
+    """Returns the choices of kernels, the best one first; XLA alone before they are known."""
+    found = session.figures("products", "chosen")
+    return found[-1]["choices"] if found and found[-1]["choices"] else [XLA]
+
+
+def choices() -> tuple[str, ...]:
+    """Returns the values of `JSPEC_KERNELS`."""
+    name = "jspec.kernels.contest"
+    if importlib.util.find_spec(name) is None:
+        return (XLA,)
+    return tuple(importlib.import_module(name).NAMES)
+
+
+def candidates() -> dict[str, Product]:
+    """Returns what multiplies a few rows by weights of bfloat16, by name."""
+    found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
+    if has_cuda():
+        multiply = importlib.import_module("jspec.kernels.cuda_product").multiply
+        found["cuda"] = multiply
+        found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
+    return found
+
+
+def has_cuda() -> bool:
+    """Returns whether there are products in CUDA C++; builds the library if need be."""
+    if importlib.util.find_spec("jspec.kernels.cuda_product") is None:
+        return False
+    return importlib.import_module("jspec.kernels.cuda_library").is_available()
+
+
+def multiply_by_xla(
+    rows: jax.Array,
+    weights: jax.Array,
+    *,
+    norm: jax.Array | None = None,
+    epsilon: float = 0.0,
+    activation: str | None = None,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """Multiplies as XLA does; see `Product`."""
+    if norm is not None:
+        squares = jnp.mean(rows * rows, axis=-1, keepdims=True)
+        rows = rows * jax.lax.rsqrt(squares + epsilon) * norm.astype(jnp.float32)
+    result = jnp.dot(rows.astype(weights.dtype), weights.T, preferred_element_type=jnp.float32)
+    if activation is not None:
+        gate, value = jnp.split(result, 2, axis=1)
+        result = jax.nn.silu(gate) * value
+    return result if residual is None else result + residual
+
+
+def multiply_padded(
+    rows: jax.Array, weights: jax.Array, *, residual: jax.Array | None = None, **options: Any
+) -> jax.Array:
+    """Multiplies whole tiles of rows, of which those that are not there are zeros."""
+    count = len(rows)
+    padded = jnp.pad(rows, ((0, -count % _TILE), (0, 0)))
+    result = multiply_by_xla(padded, weights, **options)[:count]
+    return result if residual is None else result + residual
+
+
+def bandwidth(work: Work) -> float:
+    """Returns the bytes a second that the machine itself reads, measured once in a process."""
+    machine = work.session.shared.get("machine")
+    if machine is None:
+        machine = measure_machine("bfloat16") if not work.is_rehearsal else _quick_machine()
+        work.session.shared["machine"] = machine
+        work.record("machine", bandwidth=machine.bandwidth, flop_rate=machine.flop_rate)
+    return machine.bandwidth
+
+
+def _quick_machine() -> Machine:
+    """Returns rates of a product that is too small to tell them, for a rehearsal."""
+    rows, size = 4, 256
+    seconds = least_seconds(product_loop(rows, size, size, "float32"), repeats=1)
+    return Machine(4 * size**2 / seconds, 2 * rows * size**2 / seconds)
+
+
+@contextlib.contextmanager
+def kernels_by(choice: str) -> Iterator[None]:
+    """Within it programs are made of the kernels of one choice."""
+    before = os.environ.get("JSPEC_KERNELS")
+    jax.clear_caches()  # what was traced with other kernels is not what is wanted
+    os.environ["JSPEC_KERNELS"] = choice
+    try:
+        yield
+    finally:
+        os.environ.pop("JSPEC_KERNELS")
+        if before is not None:
+            os.environ["JSPEC_KERNELS"] = before
+        jax.clear_caches()
+
+
+def _time_layers(work: Work) -> dict[str, float]:
+    """Records the layers' times; returns the share of bandwidth of those on one token."""
+    configs, models = {}, {}
+    for size in SIZES:
+        full = shape_of(size, is_rehearsal=work.is_rehearsal)
+        count = min(_LAYERS, full.num_layers)
+        configs[size] = dataclasses.replace(full, num_layers=count, vocab_size=_VOCABULARY)
+        models[size] = random_model(configs[size], f"{size}, {count} layers")
+    loops: dict[tuple[str, str, int, int], TurnLoop] = {}
+    jobs: dict[str, Callable[[], Any]] = {}
+    for choice in choices()[: 2 if work.is_rehearsal else None]:
+        with kernels_by(choice):
+            for size, (width, context) in ((s, c) for s in SIZES for c in _CALLS):
+                key = choice, size, width, context
+                loops[key] = loop = call_loop(models[size], width, context)
+                # Traced here, where the choice holds; compiled by the threads.
+                try:
+                    jobs[" ".join(map(str, key))] = loop.trace()
+                except Exception as error:  # of a candidate
+                    work.record("failed", job=str(key), error=describe_error(error)[:300])
+    ready = work.together(jobs)
+    shares: dict[str, list[float]] = {}
+    for (choice, size, width, context), loop in loops.items():
+        if f"{choice} {size} {width} {context}" not in ready:
+            continue
+        work.check_time()
+        seconds = seconds_each(loop) / configs[size].num_layers
+        share = _layer_bytes(configs[size], context) / seconds / bandwidth(work)
+        work.record(
+            "layer", model=size, choice=choice, tokens=width, context=context,
+            microseconds=1e6 * seconds, share_of_bandwidth=share,
+        )  # fmt: skip
+        if (width, context) == _CALLS[0]:
+            shares.setdefault(choice, []).append(share)
+    return {choice: statistics.fmean(own) for choice, own in shares.items()}
+
+
+def _layer_bytes(config: DecoderConfig, context: int) -> float:
+    """Returns the bytes that a layer reads: weights of bfloat16, keys and values."""
+    heads = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    weights = config.embed_dim * (heads + 3 * config.hidden_dim)
+    return 2 * (weights + 2 * context * config.head_dim * config.num_kv_heads)
+
+
+def product_shapes(config: DecoderConfig) -> dict[str, tuple[int, int, str]]:
+    """Returns outputs, inputs and what comes with the product, of each of a layer's, and the head.
+
+    A norm goes before it, a gate or a residual comes after it.
+    """
+    size, wide = config.embed_dim, config.hidden_dim
+    heads = config.head_dim * config.num_heads
+    return {
+        "gate, up": (2 * wide, size, "norm silu"),
+        "down": (size, wide, "residual"),
+        "q, k, v": (heads + 2 * config.head_dim * config.num_kv_heads, size, "norm"),
+        "output": (size, heads, "residual"),
+        "head": (config.vocab_size, size, ""),
+    }
+
+
+def _time_products(work: Work) -> None:
+    """Records the time of each product by each candidate, shape after shape."""
+    options = known(GRAPH | SERIALISED)  # a graph may run at once what does not hang together
+    for size in SIZES:
+        config = shape_of(size, is_rehearsal=work.is_rehearsal)
+        programs, operands = {}, {}
+        for name, (outputs, inputs, parts) in product_shapes(config).items():
+            drawn = _draw(outputs, inputs, parts, max(_ROWS))
+            for rows in _ROWS:
+                operands[name, rows] = drawn[0][:rows], drawn[1], _first(drawn[2], rows), drawn[3]
+                for by, product in candidates().items():
+                    if product is multiply_padded and rows % _TILE == 0:
+                        continue
+                    own = functools.partial(
+                        product, epsilon=_EPSILON, activation="silu" if "silu" in parts else None
+                    )
+                    run = jax.jit(functools.partial(_chain, own), compiler_options=options)
+                    try:
+                        programs[name, rows, by] = run.lower(*operands[name, rows])
+                    except Exception as error:  # of a candidate
+                        work.record("failed", job=f"{by}: {name}", error=describe_error(error))
+        jobs = {str(key): lowered.compile for key, lowered in programs.items()}
+        compiled = work.together(jobs)
+        for name, rows in operands:
+            by_candidate = {
+                by: compiled[str((name, rows, by))]
+                for by in candidates()
+                if str((name, rows, by)) in compiled
+            }
+            _time_candidates(work, f"{size} {name}", rows, by_candidate, operands[name, rows])
+
+
+def _draw(outputs: int, inputs: int, parts: str, rows: int) -> tuple[Any, ...]:
+    """Returns rows, norm, residual and weights."""
+    count = max(1, min(_MOST_WEIGHTS, round(_COLD_BYTES / (2 * outputs * inputs))))
+    keys = jax.random.split(jax.random.key(0), 4)
+    norm = 1 + jax.random.normal(keys[1], (inputs,), jnp.bfloat16) / 8 if "norm" in parts else None
+    residual = jax.random.normal(keys[2], (rows, outputs)) if "residual" in parts else None
+    shape = count, outputs, inputs
+    weights = jax.random.normal(keys[3], shape, jnp.bfloat16) / inputs**0.5
+    return jax.random.normal(keys[0], (rows, inputs)), norm, residual, list(weights)
+
+
+def _first(residual: jax.Array | None, rows: int) -> jax.Array | None:
+    return None if residual is None else residual[:rows]
+
+
+def _chain(product: Product, rows: Any, norm: Any, residual: Any, weights: list[Any]) -> list[Any]:
+    return [product(rows, own, norm=norm, residual=residual) for own in weights]
+
+
+def _time_candidates(
+    work: Work, name: str, rows: int, programs: dict[str, Any], operands: tuple[Any, ...]
+) -> None:
+    weights = operands[-1]
+    reference: np.ndarray | None = None
+    for by, program in programs.items():
+        work.check_time()
+        result = np.asarray(program(*operands)[-1], np.float32)
+        if by == XLA:
+            reference = result
+        distance = None
+        if reference is not None:
+            distance = float(np.abs(result - reference).max() / np.abs(reference).max())
+        seconds = min(_seconds(program, operands) for _ in range(_REPEATS)) / len(weights)
+        rate = weights[0].nbytes / seconds
+        work.record(
+            "product", product=name, rows=rows, by=by, microseconds=1e6 * seconds,
+            share_of_bandwidth=rate / bandwidth(work), distance=distance,
+            is_right=distance is None or distance <= _FARTHEST,
+        )  # fmt: skip
+
+
+def _seconds(program: Any, operands: tuple[Any, ...]) -> float:
+    def turns() -> Any:
+        return [program(*operands) for _ in range(_TURNS)][-1]
+
+    return timed(turns)[0] / _TURNS
+
+
+def _record_verdicts(work: Work) -> None:
+    """Records what the contests have found, if they were held on this machine."""
+    path = cache_dir() / "kernels.json"
+    if path.is_file():
+        work.record("verdicts", verdicts=json.loads(path.read_text()))

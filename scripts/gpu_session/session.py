@@ -1,0 +1,255 @@
+"""Steps one after another, each within its seconds, and a journal of all that they find.
+
+A step runs in a thread of its own. Where it raises, or its time is over, the next one begins: a
+thread that does not come back (XLA compiles, a kernel hangs) is abandoned, and writes nothing more.
+"""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jspec.common.errors import describe_error
+from jspec.common.journal import Journal, Record
+from scripts.gpu_session.children import Child
+
+MOST_COMPILATIONS = 12  # at a time: XLA uses more than one core for each
+_LEAST_SECONDS = 3.0  # with which a step is begun
+_GRACE = 2.0  # seconds in which a step may notice that its time is over
+
+
+class OutOfTime(Exception):
+    """The time of a step is over."""
+
+
+class LeftOut(Exception):
+    """A step cannot be run here; the text says why."""
+
+
+class Step(NamedTuple):
+    """One step of the plan.
+
+    Attributes:
+      name: in the journal.
+      part: 1 or 2; each part fits into one call.
+      seconds: for which it runs at most; what the steps before it have saved comes on top. A step
+        of none runs in saved time alone.
+      run: does it; returns what is decided by it, in a line.
+      needs_right_rounds: whether it is left out while rounds are known to be wrong.
+    """
+
+    name: str
+    part: int
+    seconds: int
+    run: "Callable[[Work], str]"
+    needs_right_rounds: bool = False
+
+
+class Session:
+    """What the steps share.
+
+    Attributes:
+      is_rehearsal: whether models are tiny and figures mean nothing.
+      records: all lines of the journal, those of earlier calls included.
+      shared: what steps of one call leave for later ones, such as a process in the background.
+    """
+
+    def __init__(self, journal: Journal, begin: float, *, is_rehearsal: bool) -> None:
+        """`begin` is when the program started, by `time.monotonic`."""
+        self._journal, self._begin, self.is_rehearsal = journal, begin, is_rehearsal
+        self.records: list[Record] = journal.read()
+        self.shared: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._call = 1 + sum(record["kind"] == "call" for record in self.records)
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the program started."""
+        return time.monotonic() - self._begin
+
+    def write(self, kind: str, line: str, /, **values: Any) -> None:
+        """Writes a line to the journal, at once, and one for people to standard output."""
+        moment = datetime.datetime.now().isoformat("T", "seconds")
+        record = {"kind": kind, "call": self._call, "at": moment, **values}
+        with self._lock:
+            self._journal.append(record)
+            self.records.append(record)
+        print(f"{self.elapsed():5.0f} s  {line}", flush=True)
+
+    def figures(self, step: str, name: str) -> list[Record]:
+        """Returns what a step has recorded under a name, in this call or an earlier one."""
+        return [
+            record
+            for record in self.records
+            if (record["kind"], record.get("step"), record.get("name")) == ("figure", step, name)
+        ]
+
+    def outcome(self, step: str) -> Record | None:
+        """Returns how a step ended when it was run last; None if it never was."""
+        ends = [one for one in self.records if one["kind"] == "step" and one["step"] == step]
+        return ends[-1] if ends else None
+
+    def close(self) -> None:
+        """Ends the processes that no step has ended."""
+        for shared in self.shared.values():
+            if isinstance(shared, Child):
+                shared.end()
+
+    def verdict(self) -> str:
+        """Returns what the step `seeds` found of rounds; "unknown" before it."""
+        verdicts = self.figures("seeds", "verdict")
+        return verdicts[-1]["verdict"] if verdicts else "unknown"
+
+
+@dataclasses.dataclass
+class Work:
+    """One step at work.
+
+    Attributes:
+      session: whose step it is.
+      name: of the step.
+      deadline: by `time.monotonic`.
+      is_abandoned: whether its time is over, and nothing more is expected of it.
+      children: the processes that it has started, which end with it.
+    """
+
+    session: Session
+    name: str
+    deadline: float
+    is_abandoned: bool = False
+    children: list[Child] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether models are tiny and figures mean nothing."""
+        return self.session.is_rehearsal
+
+    def left(self) -> float:
+        """Returns the seconds that are left."""
+        return self.deadline - time.monotonic()
+
+    def check_time(self) -> None:
+        """Raises `OutOfTime` if its time is over; to be called before each thing that is begun."""
+        if self.is_abandoned or self.left() <= 0:
+            raise OutOfTime
+
+    def record(self, name: str, /, **values: Any) -> None:
+        """Writes what was found under a name, and nothing once the step is abandoned."""
+        if self.is_abandoned:
+            raise OutOfTime
+        shown = ", ".join(f"{key} {_shorten(value)}" for key, value in values.items())
+        said = f"{self.name}: {name}: {shown}"
+        self.session.write("figure", said, step=self.name, name=name, **values)
+
+    def start(self, module: str, *arguments: str, **variables: str) -> Child:
+        """Starts a module of this package in a process that ends with the step."""
+        child = Child(module, arguments, variables)
+        self.children.append(child)
+        return child
+
+    def together(
+        self, jobs: Mapping[str, Callable[[], Any]], what: str = "compiled", share: float = 0.7
+    ) -> dict[str, Any]:
+        """Runs jobs in threads, such as programs to be compiled: XLA releases Python's lock.
+
+        They have a share of the time that is left, so that what has ended can still be measured.
+
+        Returns:
+          What each has returned. Of one that raised, or has not ended in time, the journal says so,
+          and it is left out.
+        """
+        self.check_time()
+        pool = concurrent.futures.ThreadPoolExecutor(MOST_COMPILATIONS)
+        begin = time.monotonic()
+        futures = {name: pool.submit(job) for name, job in jobs.items()}
+        concurrent.futures.wait(futures.values(), timeout=max(share * self.left(), 0))
+        pool.shutdown(wait=False, cancel_futures=True)
+        results = {}
+        for name, future in futures.items():
+            if not future.done() or future.cancelled():
+                self.record("not in time", job=name)
+            elif isinstance(error := future.exception(), Exception):
+                self.record("failed", job=name, error=describe_error(error)[:300])
+            else:
+                results[name] = future.result()
+        seconds = round(time.monotonic() - begin, 1)
+        self.record(what, jobs=len(jobs), ended=len(results), seconds=seconds)
+        self.check_time()
+        return results
+
+
+def run_steps(session: Session, steps: Sequence[Step], *, until: float, scale: float = 1.0) -> int:
+    """Runs steps that the journal does not have yet.
+
+    Args:
+      session: whose steps they are.
+      steps: in their order.
+      until: seconds after the start of the program when the last one has to end.
+      scale: of the steps' seconds.
+
+    Returns:
+      The exit status: 1 if any step failed, or was ended.
+    """
+    planned, status = 0.0, 0
+    for step in steps:
+        before = session.outcome(step.name)
+        if before is not None and before["outcome"] == "done":
+            print(f"{step.name}: is in the journal already: {before['said']}", flush=True)
+            continue
+        planned += step.seconds * scale
+        seconds = min(planned, until) - session.elapsed()
+        begin = time.monotonic()
+        if step.needs_right_rounds and session.verdict() == "wrong":
+            outcome, said = "left out", "rounds are wrong: see the step seeds"
+        elif seconds < _LEAST_SECONDS:
+            outcome, said = "left out", "the time of this call is over"
+        else:
+            if session.verdict() == "graph off":
+                os.environ["JSPEC_ONE_GRAPH"] = "0"
+            outcome, said = _run_step(session, step, begin + seconds)
+        took, limit = round(time.monotonic() - begin, 1), round(max(seconds, 0.0), 1)
+        session.write(
+            "step", f"== {step.name}: {outcome} in {took} of {limit} s: {said}",
+            step=step.name, outcome=outcome, said=said, seconds=took, limit=limit,
+        )  # fmt: skip
+        is_missed = outcome == "left out" and seconds < _LEAST_SECONDS and step.seconds > 0
+        status |= outcome in ("failed", "ended") or is_missed
+    return int(status)
+
+
+def _run_step(session: Session, step: Step, deadline: float) -> tuple[str, str]:
+    """Returns the step's outcome, and what it decided or why it did not end."""
+    work, ends = Work(session, step.name, deadline), []
+
+    def guarded() -> None:
+        try:
+            ends.append(("done", step.run(work)))
+        except OutOfTime:
+            ends.append(("ended", "its time was over"))
+        except LeftOut as reason:
+            ends.append(("left out", str(reason)))
+        except Exception as error:  # whatever a step raises stops no other
+            ends.append(("failed", describe_error(error)[:500]))
+
+    thread = threading.Thread(target=guarded, name=step.name, daemon=True)
+    thread.start()
+    thread.join(max(deadline - time.monotonic(), 0) + _GRACE)
+    work.is_abandoned = True
+    for child in work.children:
+        child.end()
+    return ends[0] if ends else ("ended", "its time was over, and it did not come back")
+
+
+def leave(status: int) -> None:
+    """Ends the process at once, whatever abandoned threads are still doing."""
+    os._exit(status)
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,96 @@
+"""A draft's weights on a device where candidates compete, with times that are given."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.common.memory import Room
+from jspec.generation.draft_weights import with_fast_weights
+from jspec.generation.generator import Generator
+from jspec.generation.request import Settings
+from jspec.kernels import candidates, contest, race, trial
+from jspec.weights.quantize import holds_compact
+from tests.tiny_models import make_model, save_folder
+
+
+@pytest.fixture
+def times(monkeypatch, tmp_path):
+    """Makes candidates compete on a CPU, without any; returns the times that are "measured"."""
+    times = {"none": 1.0, "int8": 0.6}
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    for module, name, value in (
+        (candidates, "_has_choice", lambda: True), (race, "_MOST_BLOCKS", 2), (race, "_TURNS", 2),
+        (trial, "_SLOTS", 128), (contest, "_VERDICTS", {}), (race, "medians", lambda calls: times),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    return times
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0.6, "int8"), (0.98, None), (1.4, None)])
+def test_a_draft_is_rounded_where_its_blocks_are_faster(seconds, kind, times):
+    """By 3 % at least. It is what `quantization="int8"` makes of it."""
+    times["int8"] = seconds
+    draft = make_model()
+    rounded = with_fast_weights(draft)
+    assert (rounded.quantization, rounded.is_quantization_chosen) == (kind, kind is not None)
+    assert holds_compact(rounded.params) == (kind is not None)
+    assert rounded.params.keys() == draft.params.keys()
+
+
+def test_the_verdict_is_kept(times, tmp_path):
+    with_fast_weights(make_model())
+    (verdict,) = json.loads((tmp_path / "cache/kernels.json").read_text())["cpu"][
+        "verdicts"
+    ].values()
+    assert verdict["choice"] == "int8"
+    assert verdict["seconds"] == {
+        "none": {"1": 0.25, "5": 0.25},  # of 2 blocks, 2 turns
+        "int8": {"1": 0.15, "5": 0.15},
+    }
+    contest._VERDICTS.clear()
+    times.clear()  # another race would fail
+    assert with_fast_weights(make_model()).quantization == "int8"
+
+
+def test_it_is_said_and_recorded(times, tmp_path):
+    save_folder(tmp_path / "model")
+    loaded = Generator.load(str(tmp_path / "model"), str(tmp_path / "model"), dtype="float32")
+    described = loaded.describe()
+    assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int8")
+    assert described["kernels"] == described["draft_kernels"]
+    budget = str(loaded.budget(Room(1, 64, 10**6)))
+    assert budget.endswith("(1 row of 64 tokens); the draft's weights in int8: faster here")
+    asked = Generator.load(
+        str(tmp_path / "model"), str(tmp_path / "model"), dtype="float32", draft_quantization="none"
+    )
+    assert asked.describe()["draft_quantization"] == "none"
+    assert str(asked.budget(Room(1, 64, 10**6))).endswith("(1 row of 64 tokens)")
+
+
+def test_a_draft_that_was_asked_for_stays(times):
+    draft = dataclasses.replace(make_model(), quantization="packed")
+    assert with_fast_weights(draft) is draft
+
+
+def test_a_cpu_rounds_nothing_of_itself():
+    draft = make_model()
+    assert with_fast_weights(draft) is draft
+
+
+def test_a_kernel_that_fails_while_an_answer_is_made_costs_one_line(monkeypatch):
+    """Guards against a page of XLA's; what avoids it is said."""
+    generator = Generator(make_model(), drafter="none")
+
+    def fail(*operands):
+        raise jax.errors.JaxRuntimeError("INTERNAL: illegal address\nmore")
+
+    monkeypatch.setattr(generator.engine, "_run", fail)
+    monkeypatch.setattr(candidates, "_CHOICES", {generator.target.config: {"cuda"}})
+    assert generator.describe()["kernels"] in ("cpp", "xla")  # of a CPU
+    with pytest.raises(InputError, match="kernels cuda failed") as failure:
+        generator.generate("hello", Settings(max_new_tokens=4))
+    assert "\n" not in str(failure.value)
+    assert str(failure.value).endswith("JSPEC_KERNELS=xla in the environment avoids them")

@@ -1,0 +1,197 @@
+"""The trial that allows one graph: stand-ins for rounds, its file in the user's cache, real rounds.
+
+A CPU passes for the GPU, and takes the options of a graph without doing anything about them.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jspec import kernels
+from jspec.drafters import draw
+from jspec.generation import graph_trial
+from jspec.kernels import backend
+from jspec.models import cache
+from tests.tiny_models import make_generator
+
+_TRYING = "trying whether rounds may be one graph on this GPU, once for this driver and version"
+_SLOW = "the host drives its loops, and short rounds take longer"
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Lets the default device pass for a GPU whose driver is 580.1, and counts what is compiled."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for name in ("XLA_FLAGS", "JSPEC_ONE_GRAPH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(backend, "_VERDICT", {})
+    machine = {"driver": "580.1", "jaxlib": "0.12.0", "sources": "0123"}
+    monkeypatch.setattr(graph_trial, "_machine", lambda: machine)
+
+
+@pytest.fixture
+def trial(gpu, monkeypatch, capfd):
+    """Returns a function that starts anew with rounds that go wrong in some run of a graph.
+
+    It returns whether a graph is allowed, the lines on standard error, and how many runs were made.
+    """
+
+    def start(wrong_run=None, raises=None):
+        num_runs = 0
+
+        def make(name, options):
+            is_graph = "xla_gpu_graph_min_graph_size" in options
+
+            def run(index):
+                nonlocal num_runs
+                num_runs += 1
+                if raises is not None and is_graph:
+                    raise raises
+                is_wrong = is_graph and index == wrong_run and name == "tree"
+                return [np.arange(5) + index, np.array([2]) + is_wrong]
+
+            return run
+
+        monkeypatch.setattr(backend, "_VERDICT", {})
+        monkeypatch.setattr(graph_trial, "make_runner", make)
+        graph_trial.check_one_graph()
+        graph_trial.check_one_graph()  # which knows by then
+        is_allowed = kernels.run_options() == kernels.one_graph_options()
+        assert is_allowed or kernels.run_options() is None
+        return is_allowed, capfd.readouterr().err.splitlines(), num_runs
+
+    return start
+
+
+def test_right_rounds_are_tried_once_for_all_starts(trial, tmp_path):
+    assert trial() == (True, [_TRYING], 2 * 2 * 6)
+    assert trial() == (True, [], 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["one_graph.json"]
+
+
+@pytest.mark.parametrize("wrong_run", [1, 5])
+def test_one_wrong_run_is_enough_and_is_remembered(trial, wrong_run):
+    """Whichever it is: the second makes the graph, and later ones change its addresses."""
+    reason = f"run {wrong_run + 1} of 6 of a tree of drafts gave other tokens"
+    line = f"jspec: a run is not one graph ({reason}): {_SLOW}"
+    assert trial(wrong_run)[:2] == (False, [_TRYING, line])
+    assert trial() == (False, [line], 0)
+
+
+def test_an_error_is_one_line_and_is_tried_again(trial, tmp_path):
+    """As of an XLA that does not know an option, or of memory that others have taken."""
+    error = jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option:\n'xla_gpu_x'")
+    is_allowed, lines, _ = trial(raises=error)
+    assert not is_allowed
+    assert lines[0] == _TRYING
+    assert lines[1].startswith("jspec: a run is not one graph (JaxRuntimeError: INVALID_ARGUMENT:")
+    assert len(lines) == 2
+    assert not list(tmp_path.iterdir())
+    assert trial()[0]
+
+
+@pytest.mark.parametrize("name", ["driver", "jaxlib", "sources"])
+def test_a_verdict_of_another_driver_or_version_is_tried_again(trial, monkeypatch, tmp_path, name):
+    trial(wrong_run=2)
+    machine = graph_trial._machine() | {name: "new"}
+    monkeypatch.setattr(graph_trial, "_machine", lambda: machine)
+    is_allowed, lines, num_runs = trial()
+    assert (is_allowed, num_runs) == (True, 24)
+    assert len(lines) == 2
+    assert lines[0].endswith("is of another driver or version: tried again")
+    assert trial() == (True, [], 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"KIND": 3}', '{"KIND": {}}', '{"KIND": {"problem": null}}', "\x00"]
+)
+def test_a_damaged_file_is_begun_anew_with_one_line(trial, tmp_path, text):
+    path = tmp_path / "one_graph.json"
+    path.write_text(text.replace("KIND", jax.devices()[0].device_kind))
+    is_allowed, lines, num_runs = trial()
+    assert (is_allowed, num_runs) == (True, 24)
+    assert len(lines) == 2
+    assert "one_graph.json" in lines[0]
+    assert trial() == (True, [], 0)
+
+
+def test_other_devices_verdicts_stay(trial, tmp_path):
+    path = tmp_path / "one_graph.json"
+    path.write_text('{"NVIDIA H100": {"problem": ""}}')
+    trial()
+    assert json.loads(path.read_text()).keys() == {"NVIDIA H100", jax.devices()[0].device_kind}
+
+
+def test_a_file_that_cannot_be_written_is_one_line(trial, monkeypatch, tmp_path):
+    """It is tried at every start then."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        is_allowed, lines, num_runs = trial()
+        assert (is_allowed, num_runs) == (True, 24)
+        assert "one_graph.json" in lines[-1]
+        assert len(lines) <= 3
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_a_home_it_is_tried(trial, monkeypatch):
+    monkeypatch.delenv("JSPEC_CACHE")
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "relative")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: _Relative())
+    assert trial()[0]
+
+
+class _Relative:
+    def is_absolute(self):
+        return False
+
+
+def test_the_user_and_a_cpu_need_no_trial(gpu, monkeypatch, capfd):
+    def fail(name, options):
+        raise AssertionError
+
+    monkeypatch.setattr(graph_trial, "make_runner", fail)
+    monkeypatch.setenv("JSPEC_ONE_GRAPH", "0")
+    graph_trial.check_one_graph()
+    monkeypatch.delenv("JSPEC_ONE_GRAPH")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    graph_trial.check_one_graph()
+    assert capfd.readouterr().err == ""
+    assert kernels.run_options() is None
+
+
+def test_a_generator_is_built_behind_the_trial(trial, monkeypatch):
+    """Guards against an engine that is built before the verdict, whose run is no graph."""
+    monkeypatch.setattr(backend, "_VERDICT", {})
+    monkeypatch.setattr(graph_trial, "find_problem", lambda make: "")
+    make_generator("none")
+    assert kernels.run_options() == kernels.one_graph_options()
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tree", cache), pytest.param("chain", draw, marks=pytest.mark.slow)]
+)
+def test_real_rounds_agree_and_a_loop_that_makes_no_trip_is_seen(monkeypatch, name, module):
+    """Of the negative control one loop of a graph's program, of the path that is kept or of draws
+    at random, is never run, as with a stale condition.
+    """
+    monkeypatch.setattr(graph_trial, "_SUBJECTS", {name: graph_trial._SUBJECTS[name]})
+    assert graph_trial.find_problem(graph_trial.make_runner) == ""
+
+    def make_wrong(name, options):
+        if "xla_gpu_graph_min_graph_size" not in options:
+            return graph_trial.make_runner(name, options)
+        runner = graph_trial.make_runner(name, options)
+
+        def run(index):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "run_if", lambda condition, function, operand: operand)
+                return runner(index)
+
+        return run
+
+    assert "gave other tokens" in graph_trial.find_problem(make_wrong)

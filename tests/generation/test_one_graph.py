@@ -1,0 +1,180 @@
+"""The programs of rounds as XLA compiles them for a GPU that is not there: loops, and products.
+
+Guards against a loop whose condition has no kernels. In one CUDA graph it starts at once, beside
+what should come before it and on a stale condition: drafts are wrong, and at a temperature so may
+the answer be. First answers are right, as a program's first run is no graph.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec import Settings, kernels
+from jspec.drafters import DRAFTERS
+from jspec.evaluation.accelerators.compiled import compile_program
+from jspec.evaluation.accelerators.devices import find_accelerator
+from jspec.evaluation.auditing.subject import cast
+from jspec.generation.batch import needed_switches
+from jspec.speculation.beam import BeamLimits, num_candidates
+from tests import meshes
+
+pytestmark = pytest.mark.compile_gpu
+_CAPACITY = 128
+_QUICK = {"xla_gpu_autotune_level": 0}  # tilings decide no condition
+_SETTINGS = {
+    "greedy": Settings(temperature=0.0),
+    "sampled": Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1),
+}
+_TREE = {"num_draft_tokens": 5, "tree_depth": 2, "tree_branches": 2}
+_DRAWN = {**_TREE, "num_draft_tokens": 4, "tree_draws": "with"}
+_CASCADE, _MERGED = "prompt_lookup+model", "prompt_lookup+recycle+model"
+_ALONE = [(name, kind, 1, {}) for name in DRAFTERS for kind in _SETTINGS]
+_OTHERS = [
+    (_CASCADE, "greedy", 1, {}),
+    (_CASCADE, "sampled", 1, {"num_draft_tokens": "auto"}),
+    ("model", "greedy", 1, _TREE),
+    ("model", "greedy", 1, _DRAWN),
+    ("model", "sampled", 3, _DRAWN),
+    ("eagle", "greedy", 1, _TREE),
+    ("medusa", "greedy", 1, _TREE),
+    ("prompt_lookup", "greedy", 1, _TREE),
+    (_MERGED, "greedy", 1, _TREE),
+    (_MERGED, "sampled", 3, _TREE),
+    ("none", "sampled", 3, {}),
+    ("prompt_lookup", "sampled", 3, {}),
+    ("model", "greedy", 3, {}),
+    ("hierarchical", "greedy", 3, {}),
+    ("prompt_lookup", "greedy", 32, {}),
+    ("model", "greedy", 32, {"num_draft_tokens": "auto"}),
+    (_CASCADE, "sampled", 32, {"num_draft_tokens": "auto"}),
+    ("model", "sampled", 1, {"acceptance": "block"} | _DRAWN),
+    ("model", "sampled", 1, {"acceptance": "coupled"}),
+    ("model", "greedy", 1, {"dtype": "bfloat16"}),
+    ("eagle", "sampled", 1, {"dtype": "bfloat16"}),
+    (_MERGED, "greedy", 3, {"dtype": "bfloat16"} | _TREE),
+    ("prompt_lookup", "greedy", 32, {"dtype": "bfloat16"}),
+]
+_BEAMS = [("none", {}), ("prompt_lookup", {}), ("model", _TREE)]
+
+
+@pytest.fixture(autouse=True)
+def for_a_gpu(monkeypatch):
+    """Traces for a GPU, with the options of one graph, and keeps no program: XLA must dump it."""
+    for name in ("XLA_FLAGS", "JSPEC_ONE_GRAPH"):
+        monkeypatch.delenv(name, raising=False)
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    with kernels.compiling_for("gpu"):
+        yield
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
+def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
+    """Returns a Generator of tiny models, and of a head, table or pattern if it needs one."""
+    trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
+    options["drafter_options"] = meshes.drafter_options(drafter, folder, **trees)
+    options = {"batch_size": batch_size, "acceptance": "rejection"} | options
+    return meshes.make_generator(drafter, None, cast(meshes.target(), dtype), **options)
+
+
+def compile_rounds(function, generator, state):
+    """Returns a program of many rounds, compiled for an H100."""
+    device = find_accelerator("h100").devices()[0]
+    arguments = generator.params, state, jax.ShapeDtypeStruct((), jnp.int32)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    placed = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments
+    )
+    return compile_program(function.lower(*placed), "gpu", _QUICK)
+
+
+def state_of(generator, settings, rows):
+    """Returns the shapes of a state."""
+    switches = needed_switches([settings])
+    return generator.engine.empty_state.eval_shape(rows, _CAPACITY, switches)
+
+
+def check(program, dtype="float32"):
+    """Checks that it is one graph whose loops all wait, and that float32 is multiplied as such."""
+    assert program.is_one_graph
+    assert program.loops_without_condition == 0
+    if dtype == "float32":
+        assert imprecise_products(program.text) == []
+
+
+def imprecise_products(text):
+    """Returns the products of an optimised program that XLA may compute with TF32."""
+    products = re.findall(r'^.*(?: dot\(|custom_call_target="__cublas).*$', text, re.MULTILINE)
+    assert products  # otherwise XLA writes them in another way
+    is_exact = r'operand_precision(={highest,highest}|":\["HIGHEST","HIGHEST"\])'
+    return [line for line in products if not re.search(is_exact, line)]
+
+
+def name_of(case):
+    """Returns the name of a case of the tests."""
+    return "-".join(map(str, case.values())) if isinstance(case, dict) else str(case)
+
+
+@pytest.mark.parametrize(("drafter", "kind", "rows", "options"), _ALONE + _OTHERS, ids=name_of)
+def test_every_loop_of_a_run_waits_for_its_condition(drafter, kind, rows, options, tmp_path):
+    """Each drafter, cascades, trees; one, 3 and 32 rows; float32 and bfloat16."""
+    generator = make_generator(drafter, tmp_path, rows, **options)
+    engine = generator.engine
+    program = compile_rounds(engine._run, generator, state_of(generator, _SETTINGS[kind], rows))
+    check(program, options.get("dtype", "float32"))
+
+
+@pytest.mark.parametrize(("drafter", "options"), _BEAMS, ids=name_of)
+def test_every_loop_of_a_search_waits_for_its_condition(drafter, options, tmp_path):
+    """Beams, alone and with drafts."""
+    generator = make_generator(drafter, tmp_path, **options, acceptance="greedy")
+    engine, read = generator.engine, state_of(generator, _SETTINGS["greedy"], 1)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    limits = BeamLimits(
+        jax.ShapeDtypeStruct(read.stop_ids.shape[1:], jnp.int32),
+        number, number.update(dtype=jnp.float32), number,
+    )  # fmt: skip
+    state = engine.begin_beams.eval_shape(
+        read, number.update(shape=(1,)), limits,
+        num_beams=3, num_candidates=num_candidates(3, 1), max_steps=_CAPACITY,
+    )  # fmt: skip
+    check(compile_rounds(engine._search, generator, state))
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_carried_condition_is_seen(is_computed):
+    """The negative control, and that the loops' helper is enough."""
+
+    def run(x):
+        def body(carry):
+            index, x = carry
+            is_wanted, grow = jnp.sum(x) > index, lambda x: jnp.cos(x) * 2
+            if is_computed:
+                return index + 1, kernels.run_if(is_wanted, grow, x)
+            once = jax.lax.while_loop(
+                lambda carry: carry[0], lambda carry: (jnp.array(False), grow(carry[1])),
+                (is_wanted, x),
+            )  # fmt: skip
+            return index + 1, once[1]
+
+        return jax.lax.while_loop(lambda carry: carry[0] < 5, body, (jnp.float32(0), x))[1]
+
+    sharding = jax.sharding.SingleDeviceSharding(find_accelerator("h100").devices()[0])
+    x = jax.ShapeDtypeStruct((64,), jnp.float32, sharding=sharding)
+    lowered = jax.jit(run, compiler_options=kernels.run_options()).lower(x)
+    program = compile_program(lowered, "gpu")
+    assert program.is_one_graph
+    assert program.loops_without_condition == (0 if is_computed else 1)
+
+
+def test_an_imprecise_product_is_seen():
+    """The negative control: JAX's default, which lets XLA take TF32 for float32."""
+    sharding = jax.sharding.SingleDeviceSharding(find_accelerator("h100").devices()[0])
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding)
+    texts = [
+        compile_program(jax.jit(function).lower(x), "gpu").text
+        for function in (lambda x: x @ x, lambda x: jnp.matmul(x, x, precision="highest"))
+    ]
+    assert [len(imprecise_products(text)) for text in texts] == [1, 0]

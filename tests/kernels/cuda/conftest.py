@@ -1,0 +1,70 @@
+"""The CUDA C++ kernels, compiled by g++ to run in the emulator (`emulation.h`), on a CPU."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from jspec.kernels import build, cuda_library
+
+FOLDER = pathlib.Path(__file__).parent
+CUDA = FOLDER.parents[2] / "jspec" / "kernels" / "cuda"
+# The order of sums is that of the source. What is not aligned ends the process with a message, as a
+# GPU would.
+_OPTIONS = (
+    "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w",
+    "-fsanitize=alignment", "-fno-sanitize-recover=all", f"-I{CUDA}", f"-I{FOLDER}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def emulator(request, tmp_path_factory):
+    """Returns the library of emulated kernels, whose handlers XLA then calls on a CPU."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    recipe = build.Recipe(
+        name="emulated",
+        language="C++",
+        compiler=compiler,
+        variable="PATH",
+        sources=sorted(FOLDER.glob("*.cc")),
+        headers=[*sorted(FOLDER.glob("*.h")), *sorted(CUDA.glob("*.cu*"))],
+        options=_OPTIONS,
+    )
+    cache = getattr(request.config, "cache", None)
+    folder = tmp_path_factory.mktemp("cuda") if cache is None else cache.mkdir("cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JSPEC_CACHE", str(folder))
+        library = build.load_library(recipe)
+    for name in cuda_library.handler_names():
+        handler = jax.ffi.pycapsule(getattr(library, f"emulated_{name}"))
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    return library
+
+
+@pytest.fixture
+def in_order(emulator):
+    """Returns a context in which fibers run in an order: 0, from the last (1), or by a seed."""
+
+    @contextlib.contextmanager
+    def run(order):
+        emulator.jspec_set_order(order)
+        try:
+            yield
+        finally:
+            emulator.jspec_set_order(0)
+
+    return run
+
+
+@pytest.fixture
+def nvcc():
+    """Returns the compiler of CUDA C++."""
+    compiler = cuda_library.find_nvcc()
+    if compiler is None or not os.path.exists(compiler):
+        pytest.skip("no nvcc")
+    return compiler

@@ -1,0 +1,7 @@
+// Attention in the emulator.
+
+#include "handlers.h"
+
+#include "attention.cu"
+
+JSPEC_EMULATED(jspec_cuda_attention)

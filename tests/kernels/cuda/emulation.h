@@ -1,0 +1,265 @@
+// CUDA on a CPU: what g++ needs to compile the kernels, and to run a grid of them, one block after
+// another. The threads of a block are fibers of one thread of the system: they change at barriers
+// and warp exchanges only, in an order that `order` decides. So a run is deterministic, and a barrier
+// that is missing gives another result in another order.
+//
+// What it cannot show: races of blocks, the order of memory between them, and speed. Static shared
+// memory (`__shared__` variables) is not poisoned; the launch's own is. Atomics are left out.
+
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+#define __align__(bytes) alignas(bytes)
+
+struct uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) int4 { int32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+using cudaStream_t = struct NoStream*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "the emulated launch failed";
+}
+// Two multiprocessors: a block of the kernels then takes several tiles.
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 2;
+  return cudaSuccess;
+}
+using std::max;
+using std::min;
+
+// Of the fiber that runs.
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+namespace jspec::emulation {
+
+constexpr int kLanes = 32, kMostThreads = 1024, kStackBytes = 128 << 10;
+constexpr size_t kMostSharedBytes = 227 << 10;  // of a block, on sm_90
+constexpr int kMostSlotBytes = 64;
+
+enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  State state;
+  unsigned mask;  // of lanes for which it waits
+  uint3 thread;
+  std::unique_ptr<char[]> stack;
+};
+
+// 0: threads and blocks run from the first to the last; 1: from the last to the first; else they are
+// shuffled anew in every turn, by this seed.
+inline unsigned order = 0;
+inline std::mutex one_launch;
+inline std::vector<Fiber> fibers(kMostThreads);
+inline ucontext_t scheduler;
+inline int current, num_threads;
+inline const std::function<void()>* kernel;
+alignas(16) inline unsigned char shared_memory[kMostSharedBytes];
+alignas(16) inline unsigned char slots[kMostThreads][kMostSlotBytes];
+
+inline void Yield(State state) {
+  Fiber& fiber = fibers[current];
+  fiber.state = state;
+  swapcontext(&fiber.context, &scheduler);
+}
+
+// Waits for the lanes of the mask: all of them must come with the same mask.
+inline void SyncWarp(unsigned mask) {
+  const int warp = current / kLanes * kLanes;
+  fibers[current].state = State::kAtWarpBarrier;
+  fibers[current].mask = mask;
+  bool are_there = true;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const Fiber& fiber = fibers[warp + lane];
+    are_there &= warp + lane < num_threads && fiber.state == State::kAtWarpBarrier &&
+                 fiber.mask == mask;
+  }
+  for (int lane = 0; are_there && lane < kLanes; ++lane) {
+    if (mask >> lane & 1) fibers[warp + lane].state = State::kReady;
+  }
+  Yield(fibers[current].state);
+}
+
+// Returns the values of all lanes; those outside the mask are all ones, which is NaN as a float.
+template <typename T>
+std::array<T, kLanes> Exchange(unsigned mask, const T& value) {
+  static_assert(sizeof(T) <= kMostSlotBytes);
+  const int warp = current / kLanes * kLanes;
+  std::memcpy(slots[current], &value, sizeof(T));
+  SyncWarp(mask);
+  std::array<T, kLanes> values;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    std::memset((void*)&values[lane], 0xff, sizeof(T));
+    if (mask >> lane & 1) std::memcpy((void*)&values[lane], slots[warp + lane], sizeof(T));
+  }
+  SyncWarp(mask);
+  return values;
+}
+
+inline std::vector<int> Permute(int size, std::mt19937& random) {
+  std::vector<int> places(size);
+  std::iota(places.begin(), places.end(), 0);
+  if (order == 1) std::reverse(places.begin(), places.end());
+  if (order > 1) std::shuffle(places.begin(), places.end(), random);
+  return places;
+}
+
+inline void Start() {
+  (*kernel)();
+  Yield(State::kDone);
+}
+
+// Runs the threads of a block until all are done. False: they wait for each other forever.
+inline bool RunBlock(std::mt19937& random) {
+  for (int i = 0; i < num_threads; ++i) {
+    Fiber& fiber = fibers[i];
+    if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, Start, 0);
+    fiber.state = State::kReady;
+    fiber.thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
+  }
+  while (true) {
+    bool has_run = false;
+    for (int i : Permute(num_threads, random)) {
+      if (fibers[i].state != State::kReady) continue;
+      has_run = true;
+      current = i;
+      threadIdx = fibers[i].thread;
+      swapcontext(&scheduler, &fibers[i].context);
+    }
+    if (has_run) continue;
+    int done = 0, waiting = 0;
+    for (int i = 0; i < num_threads; ++i) {
+      done += fibers[i].state == State::kDone;
+      waiting += fibers[i].state == State::kAtBlockBarrier;
+    }
+    if (done == num_threads) return true;
+    if (done + waiting < num_threads) {
+      std::fprintf(stderr, "emulation: of %d threads %d wait at __syncthreads, %d for their warp\n",
+                   num_threads, waiting, num_threads - done - waiting);
+      return false;
+    }
+    for (int i = 0; i < num_threads; ++i) {
+      if (fibers[i].state == State::kAtBlockBarrier) fibers[i].state = State::kReady;
+    }
+  }
+}
+
+// Runs a grid. Before each block the launch's shared memory is filled with ones, which are NaN.
+inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes,
+                       const std::function<void()>& body) {
+  const std::lock_guard<std::mutex> lock(one_launch);
+  num_threads = block.x * block.y * block.z;
+  if (num_threads < 1 || num_threads > kMostThreads || shared_bytes > kMostSharedBytes ||
+      grid.x * grid.y * grid.z < 1) {
+    return cudaErrorInvalidValue;
+  }
+  kernel = &body;
+  gridDim = grid;
+  blockDim = block;
+  std::mt19937 random(order);
+  for (unsigned i : Permute(grid.x * grid.y * grid.z, random)) {
+    blockIdx = {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)};
+    std::memset(shared_memory, 0xff, sizeof(shared_memory));
+    if (!RunBlock(random)) return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+// Returns the value of a lane among `width` neighbours, or this lane's where that is outside.
+template <typename T>
+T Shuffle(unsigned mask, const T& value, int lane, int width) {
+  const int place = current % kLanes, first = place / width * width;
+  const bool is_inside = lane >= first && lane < first + width;
+  return Exchange(mask, value)[is_inside ? lane : place];
+}
+
+}  // namespace jspec::emulation
+
+inline void __syncthreads() { jspec::emulation::Yield(jspec::emulation::State::kAtBlockBarrier); }
+inline void __syncwarp(unsigned mask = ~0u) { jspec::emulation::SyncWarp(mask); }
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  const int first = jspec::emulation::current % 32 / width * width;
+  return jspec::emulation::Shuffle(mask, value, first + lane % width, width);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 ^ bits, width);
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, int distance, int width = 32) {
+  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 - distance, width);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, int distance, int width = 32) {
+  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 + distance, width);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const auto values = jspec::emulation::Exchange(mask, predicate);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= unsigned(values[lane] != 0) << lane;
+  return bits & mask;
+}
+inline bool __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline bool __all_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask;
+}
+
+template <typename T>
+T __ldcs(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+inline float rsqrtf(float number) { return 1.0f / std::sqrt(number); }
+#define __expf expf
+#define __fdividef(a, b) ((a) / (b))

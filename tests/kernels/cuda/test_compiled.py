@@ -1,0 +1,77 @@
+"""The kernels of a block compile for GPUs: without spills, and as parts of one CUDA graph."""
+
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec import kernels
+from jspec.evaluation.accelerators.devices import find_accelerator
+from jspec.kernels import cuda_block, cuda_library
+from jspec.models import init_cache, make_apply
+from tests.kernels.cuda.conftest import CUDA
+from tests.kernels.families import make_model
+
+_ARCHITECTURES = "sm_80", "sm_90a", "sm_100"
+_KERNELS_OF_A_LAYER = {"attention": 1, "cuda": 5, "layer": 1, "layer-pdl": 1}  # calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_attention_compiles_without_spills(nvcc, architecture, tmp_path):
+    """Three kernels for heads of up to 64, 128 and 256, and the sum of the splits."""
+    command = [nvcc, *cuda_library.recipe(architecture).options, "-Xptxas", "-v", "-c"]
+    include = f"-I{jax.ffi.include_dir()}"
+    source, result = str(CUDA / "attention.cu"), str(tmp_path / "attention.o")
+    outcome = subprocess.run(
+        [*command, include, source, "-o", result], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", outcome.stderr)
+    assert spills == [("0", "0")] * 4, outcome.stderr
+
+
+@pytest.mark.compile_gpu
+@pytest.mark.parametrize("name", [candidate.name for candidate in cuda_block.CANDIDATES])
+def test_decoding_is_one_graph(name, monkeypatch, tmp_path):
+    """A loop of a plain step and a verify call of 5 tokens, compiled for an H100 that is not here:
+    the host starts one command buffer, in which are the candidate's calls, and XLA copies no cache.
+    """
+    monkeypatch.setenv("JSPEC_KERNELS", name)
+    device = find_accelerator("h100").devices()[0]
+    config, params = make_model("llama")
+    apply = make_apply(config)
+
+    def decode(params, tokens, cache):
+        def turn(carry):
+            index, tokens, cache = carry
+            for width in (1, 5):
+                block = jnp.tile(tokens[:, None], (1, width))
+                logits, _, cache = apply(params, block, cache)
+                tokens = jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+                cache = cache.commit(jnp.full([1], width, jnp.int32))
+            return index + 1, tokens, cache
+
+        start = jnp.int32(0), tokens, cache
+        return jax.lax.while_loop(lambda carry: carry[0] < 4, turn, start)
+
+    cache = init_cache(config, batch_size=1, capacity=200, dtype=jnp.bfloat16)
+    operands = params, jnp.zeros([1], jnp.int32), cache
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), operands
+    )
+    with kernels.compiling_for("gpu"):
+        if not cuda_library.is_available():
+            pytest.skip("no nvcc")
+        options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+        lowered = jax.jit(decode, donate_argnums=2).lower(*shapes)
+        program = lowered.compile(compiler_options={**kernels.run_options(), **options})
+    calls = re.findall(r'custom_call_target="jspec_cuda_\w+"', program.as_text())
+    assert len(calls) == 2 * config.num_layers * _KERNELS_OF_A_LAYER[name]
+    assert not re.search(r"bf16\[1,2,216,32\]\S* copy\(", program.as_text())
+    sequences = [*tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")]
+    thunks = re.findall(r"^\d+: k(\w+)", sequences[0].read_text(), re.MULTILINE)
+    assert thunks == ["CommandBuffer"]

@@ -1,0 +1,547 @@
+"""Candidates compete, on a CPU: XLA's block, spoilt or not, stands in for a GPU's kernels.
+
+No test reads a clock: the seconds of each candidate are given.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import kernels
+from jspec.common.errors import InputError
+from jspec.kernels import candidates, contest, library, race, trial, verdicts
+from jspec.kernels.contest import Candidate
+from jspec.models import decoder, init_cache, make_apply
+from jspec.models.cache import causal_mask
+from jspec.models.paged_cache import PagedKVCache
+from jspec.models.rope import rope_cos_sin
+from tests.kernels.families import make_model
+
+CONFIG, PARAMS = make_model("llama")
+CONFIG = dataclasses.replace(CONFIG, num_layers=1)
+FAST = {"xla": 1.0, "cuda": 0.9, "layer": 0.8}
+
+
+@pytest.fixture
+def stage(monkeypatch, tmp_path):
+    """A device on which nothing was tried, with stand-ins, and what was asked of them.
+
+    `seconds` are those of each candidate at width 1, and `wider` at width 5.
+    """
+    stage = types.SimpleNamespace(seconds=FAST, wider=None, timed=[], ran=[], path=tmp_path)
+
+    def medians(calls):
+        for call in calls.values():
+            call()
+        stage.timed.append(sorted(calls))
+        is_wide = len(stage.timed) % 2 == 0 and stage.wider is not None
+        return {name: (stage.wider if is_wide else stage.seconds)[name] for name in calls}
+
+    def take(*stand_ins):
+        monkeypatch.setattr(candidates, "block_candidates", lambda: list(stand_ins))
+
+    def record(candidate):
+        def run(*operands):
+            stage.ran.append((candidate.name, operands[3].shape[1]))
+            return candidate.run(*operands)
+
+        return candidate._replace(run=run)
+
+    stage.take = lambda *stand_ins: take(*map(record, stand_ins))
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.delenv("JSPEC_KERNELS", raising=False)
+    for module, name, value in (
+        (race, "medians", medians), (race, "_MOST_BLOCKS", 2), (race, "_TURNS", 2),
+        (trial, "_SLOTS", 128), (contest, "_VERDICTS", {}), (candidates, "_CHOICES", {}),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    jax.clear_caches()
+    yield stage
+    jax.clear_caches()
+
+
+def is_narrow(config, params, x, cache):
+    return x.shape[1] <= 16
+
+
+def kept(x, cache, width):
+    return x, cache
+
+
+def unchanged(params, rope, seen):
+    return params, rope, seen
+
+
+def stand_in(name="cuda", spoil=kept, change=unchanged):
+    """Returns XLA's block under a name, with its operands changed and its results spoilt."""
+
+    def run(config, block_offset, params, x, rope, visible, cache):
+        params, rope, visible = change(params, rope, visible)
+        module = decoder.Block(config)
+        found = module.apply({"params": params}, x, rope, visible, cache, block_offset)
+        return spoil(*found, x.shape[1])
+
+    return Candidate(name, is_narrow, run)
+
+
+def call(width=3, capacity=40, **changed):
+    """Returns the logits of a block of tokens, compiled anew."""
+    cache = init_cache(CONFIG, batch_size=2, capacity=capacity, dtype=jnp.bfloat16)
+    tokens = jnp.arange(2 * width, dtype=jnp.int32).reshape(2, width) % 40
+    jax.clear_caches()
+    return jax.jit(make_apply(CONFIG))(PARAMS | changed, tokens, cache)[0]
+
+
+def verdict():
+    (only,) = contest._VERDICTS.values()
+    return only
+
+
+def test_a_right_and_fast_candidate_computes_blocks_of_all_widths(stage, capsys):
+    """One contest for plain steps and verify calls, and for caches of other sizes.
+
+    A prompt's chunk, which it does not take, is the reference's.
+    """
+    expected = call(3)
+    stage.take(stand_in())
+    assert kernels.chosen_kernels(CONFIG) in ("cpp", "xla")
+    stage.ran.clear()
+    np.testing.assert_array_equal(call(3), expected)
+    assert stage.ran[-1] == ("cuda", 3)
+    assert {width for _, width in stage.ran} == {1, 3, 5, 16}
+    assert stage.timed == [["cuda", "xla"]] * 2
+    assert {CONFIG: {"cuda"}} == candidates._CHOICES
+    for width, capacity in ((1, 40), (16, 100), (20, 40)):
+        stage.ran.clear()
+        call(width, capacity)
+        assert stage.ran == [("cuda", width)] * (width <= 16)
+    assert len(contest._VERDICTS) == 1
+    assert verdict()["choice"] == "cuda"
+    assert capsys.readouterr().err == (
+        "jspec: trying the kernels for a decoder block on this device, once\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wider", "choice"),
+    [
+        ({"xla": 1.0, "cuda": 0.975}, None, "xla"),
+        ({"xla": 1.0, "cuda": 0.965}, None, "cuda"),
+        ({"xla": 1.0, "cuda": 1.5}, None, "xla"),
+        # Of a round's calls the wide one costs more than the narrow one saves.
+        ({"xla": 1.0, "cuda": 0.8}, {"xla": 1.0, "cuda": 1.15}, "xla"),
+        ({"xla": 1.0, "cuda": 1.05}, {"xla": 2.0, "cuda": 1.5}, "cuda"),
+    ],
+)
+def test_it_must_be_three_per_cent_faster(seconds, wider, choice, stage):
+    stage.take(stand_in())
+    stage.seconds, stage.wider = seconds, wider
+    call(3)
+    assert verdict()["choice"] == choice
+    assert (stage.ran[-1] == ("cuda", 3)) == (choice == "cuda")
+
+
+def test_the_fastest_of_several_is_taken(stage):
+    stage.take(stand_in("cuda"), stand_in("layer"))
+    call(3)
+    assert verdict()["choice"] == "layer"
+    assert verdict()["seconds"]["cuda"] == {"1": 0.9 / 4, "5": 0.9 / 4}  # of 2 blocks, 2 turns
+
+
+def no_feed_forward(params, rope, seen):
+    return params | {"mlp": jax.tree.map(jnp.zeros_like, params["mlp"])}, rope, seen
+
+
+def no_rotation(params, rope, seen):
+    cos, sin = rope
+    return params, (jnp.ones_like(cos), jnp.zeros_like(sin)), seen
+
+
+def hidden_slots(params, rope, seen):
+    return params, rope, seen.at[:, :, 0].set(True)
+
+
+def a_slot_less(params, rope, seen):
+    return params, rope, seen.at[:, :, 30].set(False)
+
+
+def siblings(params, rope, seen):
+    """All tokens of the block before a token, as if it were a chain."""
+    t = seen.shape[1]
+    before = jnp.tril(jnp.ones([t, t], bool))
+    return params, rope, jnp.any(before[None, :, :, None] & seen[:, None], axis=2)
+
+
+def last_key_unwritten(x, cache, width):
+    return x, cache.replace(keys=(cache.keys[0].at[:, 0, 20].set(0),))
+
+
+def wrong_values(x, cache, width):
+    return x, cache.replace(values=(cache.values[0] * 1.02,))
+
+
+SPOILT = {
+    "one number": {"spoil": lambda x, cache, width: (x.at[0, 0, 5].add(0.2), cache)},
+    "NaN": {"spoil": lambda x, cache, width: (x.at[1, -1, 0].set(jnp.nan), cache)},
+    "three per cent": {"spoil": lambda x, cache, width: (x * 1.03, cache)},
+    "no feed-forward layer": {"change": no_feed_forward},
+    "no rotation": {"change": no_rotation},
+    "hidden slots": {"change": hidden_slots},
+    "a slot less": {"change": a_slot_less},
+    "siblings": {"change": siblings},
+    "another slot's keys": {"spoil": last_key_unwritten},
+    "values": {"spoil": wrong_values},
+    "from width 5 on": {"spoil": lambda x, cache, width: (x + float(width > 1), cache)},
+    "from width 16 on": {"spoil": lambda x, cache, width: (x + float(width > 5), cache)},
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_wrong_candidate_is_not_used(name, stage, capsys):
+    """However fast it is; one that is right at width 1 only, too. XLA's numbers stay."""
+    expected = call(3)
+    stage.take(stand_in(**SPOILT[name]))
+    np.testing.assert_array_equal(call(3), expected)
+    assert verdict()["choice"] == "xla"
+    assert "it is wrong" in verdict()["faults"]["cuda"]
+    width = {"from width 5 on": 5, "from width 16 on": 16, "siblings": 5}.get(name, 1)
+    assert f"at width {width} it is wrong" in verdict()["faults"]["cuda"]
+    assert stage.timed == []
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("jspec: the kernel 'cuda' is not used for a decoder block: at width")
+
+
+def test_a_candidate_that_raises_loses_with_one_line(stage, capsys):
+    def fail(*operands):
+        raise RuntimeError("no kernel image.\nand more")
+
+    stage.take(stand_in("layer", fail), stand_in("cuda"))
+    assert jnp.isfinite(call(3)).all()
+    assert verdict()["choice"] == "cuda"
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "jspec: the kernel 'layer' is not used for a decoder block: RuntimeError: no kernel image. "
+        "and more"
+    ]
+
+
+def test_a_candidate_that_fails_when_it_is_timed_loses(stage, capsys):
+    """Guards against a program of many blocks that does not compile, though one does."""
+    calls = []
+
+    def fail_later(x, cache, width):
+        calls.append(width)
+        if len(calls) > len(trial.WIDTHS):
+            raise RuntimeError("too many blocks")
+        return x, cache
+
+    stage.take(stand_in(spoil=fail_later))
+    call(3)
+    assert verdict()["choice"] == "xla"
+    assert verdict()["faults"] == {"cuda": "RuntimeError: too many blocks"}
+
+
+def test_a_candidate_whose_runs_differ_is_not_used(stage):
+    """Each is right but for its last bits."""
+    count = iter(range(10**6))
+
+    def drift(x, cache, width):
+        factor = jax.pure_callback(
+            lambda: np.float32(1 + 1e-6 * next(count)), jax.ShapeDtypeStruct((), jnp.float32)
+        )
+        return x * factor, cache
+
+    stage.take(stand_in(spoil=drift))
+    call(3)
+    assert verdict()["faults"] == {"cuda": "at width 1 its runs differ"}
+
+
+@pytest.mark.skipif(not library.is_available(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("is_poisoned", [True, False])
+def test_a_candidate_that_leaves_memory_unwritten_is_not_used(is_poisoned, stage, monkeypatch):
+    """The negative control: in memory that holds XLA's result it looks right, and would win."""
+
+    def leave(x, cache, width):
+        # What is multiplied by it is nothing that a compiler could leave out.
+        return library.call("unwritten", jnp.zeros_like, library.floats(*x.shape)), cache
+
+    if not is_poisoned:
+        memory, errors, count = [], contest._errors, iter(range(100))
+        num_calls = 2 * len(trial.WIDTHS)
+
+        def remember(operands, results, precise):
+            memory.append(results[0])
+            return errors(operands, results, precise)
+
+        def leftover(shape):
+            """Returns zeros for the reference's runs, then its result for each three runs."""
+            place = next(count) - 2 * num_calls
+            return jnp.zeros(shape.shape) if place < 0 else jnp.copy(memory[place // 3])
+
+        monkeypatch.setattr(contest, "_errors", remember)
+        monkeypatch.setattr(contest, "poisoned", leftover)
+    stage.take(stand_in(spoil=leave))
+    call(3)
+    assert verdict()["choice"] == ("xla" if is_poisoned else "cuda")
+    if is_poisoned:
+        assert "wrong, by nan" in verdict()["faults"]["cuda"]
+
+
+def machine_of(path):
+    return json.loads((path / "kernels.json").read_text())["cpu"]["machine"]
+
+
+def test_a_second_process_reads_the_verdict_and_tries_nothing(stage):
+    stage.take(stand_in())
+    call(3)
+    assert machine_of(stage.path) == verdicts._machine()
+    code = "from tests.kernels.test_contest import decide_elsewhere\ndecide_elsewhere()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": "cpu"}, text=True,
+        capture_output=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cuda\n", "")
+
+
+def decide_elsewhere():
+    """Prints the choice, where a contest would fail."""
+    contest.Contest.hold = None
+    candidates.block_candidates = lambda: [stand_in()]
+    call(3)
+    print(verdict()["choice"])
+
+
+def damage_all(path):
+    path.write_text('{"cpu": {"mach')
+
+
+def damage_the_entry(path):
+    path.write_text('{"cpu": 7}')
+
+
+def damage_the_verdict(path):
+    content = json.loads(path.read_text())
+    (key,) = content["cpu"]["verdicts"]
+    content["cpu"]["verdicts"][key] = {"choice": "another"}
+    path.write_text(json.dumps(content))
+
+
+def change_the_driver(path):
+    path.write_text(path.read_text().replace(verdicts.driver_version(), "1.2.3", 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (damage_all, "damaged JSON"),
+        (damage_the_entry, "damaged: kernels are tried again"),
+        (damage_the_verdict, "expected a verdict under"),
+        (change_the_driver, "driver 1.2.3, now {driver}: kernels are tried again"),
+    ],
+)
+def test_what_is_kept_is_doubted(damage, line, stage, monkeypatch, capsys):
+    """A damaged file, or one of another driver: one line, another contest, and a whole file."""
+    monkeypatch.setattr(verdicts, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(verdicts, "_machine", verdicts._machine.__wrapped__)
+    stage.take(stand_in())
+    call(3)
+    damage(stage.path / "kernels.json")
+    contest._VERDICTS.clear()
+    stage.timed.clear()
+    capsys.readouterr()
+    call(3)
+    assert len(stage.timed) == 2
+    first, *others = capsys.readouterr().err.splitlines()
+    assert line.format(driver="580.65.06") in first
+    assert others == ["jspec: trying the kernels for a decoder block on this device, once"]
+    contest._VERDICTS.clear()
+    call(3)
+    assert len(stage.timed) == 2
+    assert capsys.readouterr().err == ""
+    assert [path.name for path in stage.path.iterdir()] == ["kernels.json"]
+
+
+def test_verdicts_of_other_devices_stay(stage):
+    kept = {"NVIDIA H100": {"machine": {"driver": "1"}, "verdicts": {"a": {"choice": "cuda"}}}}
+    (stage.path / "kernels.json").write_text(json.dumps(kept))
+    stage.take(stand_in())
+    call(3)
+    content = json.loads((stage.path / "kernels.json").read_text())
+    assert content["NVIDIA H100"] == kept["NVIDIA H100"]
+    assert len(content["cpu"]["verdicts"]) == 1
+
+
+def test_a_file_that_cannot_be_written_costs_a_line(stage, monkeypatch, capsys):
+    (stage.path / "file").write_text("")
+    monkeypatch.setenv("JSPEC_CACHE", str(stage.path / "file"))
+    stage.take(stand_in())
+    call(3)
+    assert verdict()["choice"] == "cuda"
+    assert "cannot keep verdicts on kernels in" in capsys.readouterr().err
+    assert sorted(path.name for path in stage.path.iterdir()) == ["file"]
+
+
+def test_a_trial_without_memory_is_tried_again_next_time(stage, monkeypatch, capsys):
+    def fail(*arguments):
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr(trial, "_draw_weights", fail)
+    stage.take(stand_in())
+    call(3)
+    assert verdict() == {"choice": "xla", "problem": "MemoryError: none is left"}
+    assert not (stage.path / "kernels.json").exists()
+    assert "were not tried (MemoryError: none is left); xla is taken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["xla", "cuda", "attention"])
+def test_the_user_chooses(name, stage, monkeypatch, capsys):
+    """Without a trial; where that candidate does not take a block, XLA computes it."""
+    monkeypatch.setenv("JSPEC_KERNELS", name)
+    stage.take(stand_in(spoil=lambda x, cache, width: (x + 1, cache)))
+    call(3)
+    assert stage.ran == [("cuda", 3)] * (name == "cuda")
+    assert contest._VERDICTS == {}
+    assert capsys.readouterr().err == ""
+    assert {CONFIG: {name if name == "cuda" else "xla"}} == candidates._CHOICES
+
+
+def test_an_unknown_kernel_is_refused(monkeypatch):
+    monkeypatch.setenv("JSPEC_KERNELS", "fastest")
+    known = "xla, attention, cuda, layer, layer-pdl"
+    with pytest.raises(InputError, match=f"expected JSPEC_KERNELS among {known}; got 'fastest'"):
+        kernels.check_device()
+
+
+def test_nothing_is_tried_for_a_device_that_is_not_here(stage, monkeypatch):
+    stage.take(stand_in())
+    with kernels.compiling_for("tpu"):
+        cache = init_cache(CONFIG, batch_size=1, capacity=40, dtype=jnp.bfloat16)
+        jax.eval_shape(make_apply(CONFIG), PARAMS, jnp.zeros([1, 3], jnp.int32), cache)
+        assert stage.ran == []
+        monkeypatch.setenv("JSPEC_KERNELS", "cuda")
+        jax.clear_caches()
+        jax.eval_shape(make_apply(CONFIG), PARAMS, jnp.zeros([1, 3], jnp.int32), cache)
+        assert stage.ran == [("cuda", 3)]
+    assert contest._VERDICTS == {}
+
+
+def test_a_cpu_has_no_candidates_and_a_gpu_needs_products_of_bfloat16(monkeypatch):
+    assert not candidates._has_choice()
+    monkeypatch.setattr(candidates, "backend", lambda: "gpu")
+    assert candidates._has_choice()
+    monkeypatch.setattr(candidates, "has_bfloat16", lambda: False)
+    assert not candidates._has_choice()
+    assert candidates.block_candidates() == candidates.product_candidates() == ()
+
+
+def test_derivatives_are_those_of_the_reference(stage):
+    def loss(embedding):
+        return jnp.sum(jnp.sin(call(3, embedding=embedding)))
+
+    slope = jax.grad(loss)(PARAMS["embedding"])
+    plain = loss(PARAMS["embedding"])
+    stage.take(stand_in(spoil=lambda x, cache, width: (x.at[..., 0].add(1e-3), cache)))
+    assert loss(PARAMS["embedding"]) != plain  # it is used
+    np.testing.assert_array_equal(slope, jax.grad(loss)(PARAMS["embedding"]))
+
+
+@pytest.mark.parametrize("name", ["gemma", "biased", "post"])
+@pytest.mark.parametrize(("kind", "has_pages"), [(None, True), ("int8", False), ("q4_0", True)])
+def test_a_right_candidate_passes_whatever_the_model(name, kind, has_pages, stage):
+    """All norms, biases, gates and kinds of weights, in caches and in pages, behind other slots of
+    the same block: XLA's own block is right beside XLA's.
+    """
+    config, params = make_model(name, kind)
+    cache = init_cache(config, batch_size=2, capacity=40, dtype=jnp.bfloat16).layer(0)
+    if has_pages:
+        shape = (5, config.num_kv_heads, kernels.PAGE, config.head_dim)
+        layers = {part: (jnp.zeros(shape, jnp.bfloat16),) for part in ("keys", "values")}
+        table = jnp.asarray([[1, 2], [3, 4]], jnp.int32)
+        cache = PagedKVCache(**layers, length=cache.length, table=table)
+    stage.take(stand_in())
+    compute(config, params["layers_0"], cache)
+    assert {one["choice"] for one in contest._VERDICTS.values()} == {"cuda"}
+
+
+def compute(config, layer, cache, block_offset=2):
+    """Traces a block of three tokens."""
+    positions = jnp.zeros([2, 3], jnp.int32)
+    operands = (
+        layer, jnp.zeros([2, 3, config.embed_dim]), rope_cos_sin(config, positions),
+        cache.visible(causal_mask(3)), cache,
+    )  # fmt: skip
+
+    def run(*operands):
+        return decoder.apply_layer(decoder.Block(config), config, block_offset, *operands)
+
+    return jax.eval_shape(run, *operands)
+
+
+def test_other_weights_are_another_shape(stage):
+    """But slots before the block are not."""
+    stage.take(stand_in())
+    layer = PARAMS["layers_0"]
+    cache = init_cache(CONFIG, batch_size=2, capacity=40, dtype=jnp.bfloat16)
+    compute(CONFIG, layer, cache.layer(0))
+    compute(CONFIG, layer, cache.layer(0), block_offset=0)
+    assert len(contest._VERDICTS) == 1
+    rounded = make_model("llama", "int8")[1]["layers_0"]
+    compute(CONFIG, rounded, cache.layer(0))
+    assert len(contest._VERDICTS) == 2
+
+
+@pytest.mark.parametrize(("spoil", "choice"), [(1.0, "cuda"), (1.02, "xla")])
+def test_packed_products_have_a_contest_of_their_own(spoil, choice, stage, monkeypatch):
+    kernel = make_model("llama", "q4_0")[1]["layers_0"]["attention"]["out"]
+    rows = jnp.ones([3, 128])
+    stand_in = Candidate(
+        "cuda", lambda *_: True, lambda *o: spoil * kernels.packed.packed_product(*o)
+    )
+    monkeypatch.setattr(candidates, "product_candidates", lambda: [stand_in])
+    jax.eval_shape(kernels.product, rows, kernel)
+    assert verdict()["choice"] == choice
+    assert verdict()["what"] == "a packed product"
+
+
+def test_a_race_times_cold_blocks_in_turn(monkeypatch):
+    """As many as fill 256 MB, at most 32, or half of the free memory; each candidate's median."""
+    draw = jax.tree_util.Partial(lambda seed: trial.Operands(jnp.zeros([40 << 18]), *[()] * 3))
+    assert len(race._draw_layers(draw, 1)) == 7  # of 40 MB
+    monkeypatch.setattr(race, "available_bytes", lambda: 250 << 20)
+    assert len(race._draw_layers(draw, 1)) == 3
+    assert len(race._draw_layers(draw, 2)) == 1
+    calls, now = [], iter(range(1000))
+    ticks = {"a": 1, "b": 5}
+
+    def run(name):
+        calls.append(name)
+        for _ in range(ticks[name]):
+            next(now)
+
+    named = {name: (lambda name=name: run(name)) for name in ticks}
+    assert race.medians(named, lambda: float(next(now))) == {"a": 2.0, "b": 6.0}
+    assert calls == ["a", "b"] * 7
+
+
+def test_a_kernel_that_fails_while_it_runs_is_named(stage):
+    error = jax.errors.JaxRuntimeError("INTERNAL: illegal address")
+    with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
+        raise error
+    stage.take(stand_in())
+    call(3)
+    with (
+        pytest.raises(InputError, match="kernels cuda failed") as failure,
+        kernels.explained_failures(),
+    ):
+        raise error
+    assert str(failure.value).endswith(": JSPEC_KERNELS=xla in the environment avoids them")
+    with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
