@@ -24,17 +24,19 @@ def read_kept(path: pathlib.Path) -> dict[str, Any]:
         return {}
 
 
-def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> None:
+def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
     """Replaces the file in one step, so that nobody reads half of it.
 
-    Where it cannot be written, a note says that `what` is not kept.
+    Where it cannot be written, a note says that `what` is not kept, and the result is False.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_json(temporary, entries)
         temporary.replace(path)
+        return True
     except OSError as error:
         note(f"note: cannot keep {what} in {path}: {error.strerror}")
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        return False

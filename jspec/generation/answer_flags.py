@@ -205,7 +205,7 @@ def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | No
     kind = parse_quantization(_DRAFT_QUANTIZATION.value)
     draft = load(DRAFT.value, quantization=kind)
     if kind is None and mesh is None:
-        draft = with_fast_weights(draft)
+        draft = with_fast_weights(draft, _ACCEPTANCE.value)
     return target, place_model(draft, mesh)
 
 

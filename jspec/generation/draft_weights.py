@@ -1,6 +1,6 @@
 """A draft model's weights where nobody says how: on a GPU in int8, if its blocks are faster so.
 
-Rounding a draft changes no answer's distribution.
+By a lossless rule, rounding a draft changes no answer's distribution.
 """
 
 import dataclasses
@@ -12,20 +12,28 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec import kernels
 from jspec.common.typing import Params
+from jspec.generation.graph_trial import check_one_graph
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import Block, init_cache
 from jspec.models.rope import rope_cos_sin
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.weights.quantize import is_kernel, quantize
 from jspec.weights.resolver import LoadedModel
 
 _KIND = "int8"
 
 
-def with_fast_weights(draft: LoadedModel) -> LoadedModel:
+def with_fast_weights(draft: LoadedModel, acceptance: str | AcceptanceRule) -> LoadedModel:
     """Returns a draft model of floats, or rounded to int8 where the device is faster with that.
 
-    A block of each is timed once on a device; see `kernels.choose_weights`.
+    A block of each is timed once on a device, by programs as rounds are; see
+    `kernels.choose_weights`. By a lossy rule the answers depend on the draft: it stays as it is.
     """
+    rule = get_rule(acceptance) if isinstance(acceptance, str) else acceptance
+    if not rule.is_lossless:
+        return draft
+    check_one_graph()
     config, dtype = draft.config, draft.params["embedding"].dtype
     if draft.quantization is not None or draft.mesh is not None or config.num_experts:
         return draft

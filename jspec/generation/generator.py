@@ -105,7 +105,7 @@ class Generator(Programs):
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
         if loaded_draft is not None and draft_quantization in (None, "auto"):
-            loaded_draft = with_fast_weights(loaded_draft)
+            loaded_draft = with_fast_weights(loaded_draft, options.get("acceptance", "rejection"))
         return cls(loaded, loaded_draft, **options)
 
     def __repr__(self) -> str:

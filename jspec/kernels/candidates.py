@@ -16,7 +16,7 @@ from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.precision import dot
 from jspec.kernels.race import fastest, race
-from jspec.kernels.trial import Operands, Run, block_operands, product_operands
+from jspec.kernels.trial import WIDTHS, Operands, Run, block_operands, product_operands
 
 _CHOICES: dict[Any, set[str]] = {}  # what computes blocks and the products in them, by config
 _CONFIG: contextvars.ContextVar[Any] = contextvars.ContextVar("config", default=None)
@@ -26,25 +26,22 @@ def block_candidates() -> Sequence[Candidate]:
     """Returns those of a decoder block on this kind of device besides XLA; a CPU has none."""
     if not _may_compete():
         return ()
-    try:
-        from jspec.kernels import cuda_block
-    except ImportError:
-        return ()
-    return [Candidate(*candidate) for candidate in cuda_block.CANDIDATES]
+    from jspec.kernels import cuda_block  # here, because other devices need not wait for it
+
+    return cuda_block.CANDIDATES
 
 
 def product_candidates() -> Sequence[Candidate]:
     """Returns those of a packed product; see `block_candidates`."""
     if not _may_compete():
         return ()
-    try:
-        from jspec.kernels.cuda_library import is_available
-        from jspec.kernels.cuda_product import MOST_ROWS, multiply, takes_kernel
-    except ImportError:
-        return ()
+    # Here, because other devices need not wait for them.
+    from jspec.kernels.cuda_library import is_available
+    from jspec.kernels.cuda_product import multiply, takes_kernel
 
     def takes(rows: Array, kernel: Any) -> bool:
-        is_known = rows.shape[0] <= MOST_ROWS and takes_kernel(kernel, rows.shape[1])
+        # As many rows as are tried: more of them read the weights several times.
+        is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
         return is_known and is_available()  # which builds the library
 
     return [Candidate("cuda", takes, multiply)]
@@ -79,9 +76,10 @@ def compute_block(
     weights, cache_shapes = shapes[0], (shapes[4].keys[0].dtype, shapes[4].keys[0].shape[1::2])
     key = "block", config, _describe(weights), x.shape[0], type(cache).__name__, cache_shapes
     draw = functools.partial(block_operands, shapes, block_offset)
-    everyone = [_reference_of(reference), *block_candidates()]
+    everyone = [_reference_of(reference), *taking.values()]
     contest = Contest("a decoder block", {c.name: run_of(c) for c in everyone}, draw)
-    name = asked_kernels() or choose(key, list(contest.runs), contest.hold)
+    names = [XLA, *(candidate.name for candidate in block_candidates())]
+    name = asked_kernels() or choose(key, names, contest.hold)
     _CHOICES.setdefault(config, set()).add(name if name in taking else XLA)
     if name not in taking:
         return reference(*operands)
@@ -112,10 +110,11 @@ def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -
 
     shapes = _shapes((rows, kernel))
     draw = functools.partial(product_operands, shapes)
-    everyone = [_reference_of(by_reference), *product_candidates()]
+    everyone = [_reference_of(by_reference), *taking.values()]
     contest = Contest("a packed product", {c.name: run_of(c) for c in everyone}, draw)
     key = "product", _describe(shapes[1]), rows.dtype.name
-    name = asked_kernels() or choose(key, list(contest.runs), contest.hold)
+    names = [XLA, *(candidate.name for candidate in product_candidates())]
+    name = asked_kernels() or choose(key, names, contest.hold)
     _CHOICES.setdefault(_CONFIG.get(), set()).add(name if name in taking else XLA)
     if name not in taking:
         return reference(rows, kernel)

@@ -28,7 +28,7 @@ from jspec.common.kept import note
 from jspec.kernels.backend import is_foreign, run_options
 from jspec.kernels.race import fastest, race
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
-from jspec.kernels.verdicts import Verdict, keep_verdict, recall_verdict
+from jspec.kernels.verdicts import Verdict, keep_verdict, kept_where, recall_verdict
 
 XLA = "xla"
 NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates
@@ -89,19 +89,33 @@ def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
     """Returns which of several names a verdict chooses: reached before, kept, or reached now.
 
     For a device that is not here nothing can be tried, and of several processes each would decide
-    by its own clock: there it is the first. The key's representation must say all that matters.
+    by its own clock: there it is the first. The key's representation must say all that matters but
+    the options of the program. A trial that ends the process is remembered, and not begun again.
     """
     if is_foreign() or jax.process_count() > 1:
         return names[0]
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(repr((key, run_options())).encode()).hexdigest()[:32]
     if digest not in _VERDICTS:
         verdict = recall_verdict(digest, names)
         if verdict is None:
-            verdict = _reach(reach, names[0])
-            if "problem" not in verdict:
-                keep_verdict(digest, verdict)
+            verdict = _reach_and_keep(digest, reach, names[0])
+        elif verdict.get("is_unfinished"):
+            note(f"note: a trial ended its process: {names[0]} is taken; {kept_where()}")
         _VERDICTS[digest] = verdict
     return _VERDICTS[digest]["choice"]
+
+
+def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
+    """Returns a verdict reached now, and keeps it, unless it has a problem."""
+    if not keep_verdict(digest, {"choice": otherwise, "is_unfinished": True}):
+        return _reach(reach, otherwise)
+    try:
+        verdict = _reach(reach, otherwise)
+    except BaseException:  # Ctrl-C is no fault of a kernel
+        keep_verdict(digest, None)
+        raise
+    keep_verdict(digest, None if "problem" in verdict else verdict)
+    return verdict
 
 
 def asked_kernels() -> str | None:

@@ -113,11 +113,12 @@ def _prepare(capability: str | None) -> ctypes.CDLL | None:
         library.jspec_cuda_problem.restype = ctypes.c_char_p
         if here and (problem := library.jspec_cuda_problem()):
             raise OSError(f"the CUDA C++ kernels do not load: {problem.decode()}")
-    except (OSError, ValueError) as error:  # ValueError: no home folder, or quotes in $CUDA_HOME
+        for name in handler_names():
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform="CUDA")
+    # ValueError: no home folder, or quotes in $CUDA_HOME; RuntimeError: JAX has another library's.
+    except (OSError, ValueError, RuntimeError) as error:
         slow = "XLA computes everything, and decoding takes longer"
         print(f"jspec: {error}; {slow}", file=sys.stderr, flush=True)
         return None
-    for name in handler_names():
-        handler = jax.ffi.pycapsule(getattr(library, name))
-        jax.ffi.register_ffi_target(name, handler, platform="CUDA")
     return library

@@ -36,19 +36,24 @@ def recall_verdict(key: str, names: Collection[str]) -> Verdict | None:
     return None
 
 
-def keep_verdict(key: str, verdict: Verdict) -> None:
-    """Adds a verdict to the file; those of another driver, or of older sources, are dropped."""
+def keep_verdict(key: str, verdict: Verdict | None) -> bool:
+    """Adds a verdict to the file, or removes it; those of another driver or source are dropped.
+
+    The result is False where the file cannot be written, and a line has said so.
+    """
     try:
         path = _path()
     except InputError as error:
         note(f"note: cannot keep verdicts on kernels: {error}")
-        return
+        return False
     entries: dict[str, Any] = {}
     with contextlib.suppress(InputError):  # damaged: a line has said so
         entries = read_json(path)  # others may have written meanwhile
     entry = _entry_here(entries, path)
-    entry["verdicts"][key] = verdict
-    keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts on kernels")
+    entry["verdicts"].pop(key, None)
+    if verdict is not None:
+        entry["verdicts"][key] = verdict
+    return keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts on kernels")
 
 
 def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -72,6 +77,11 @@ def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
 @functools.cache
 def _note_once(text: str) -> None:
     note(text)
+
+
+def kept_where() -> str:
+    """Returns what removes all verdicts, for a person."""
+    return f"remove {_path()} to try again"
 
 
 def _path() -> pathlib.Path:

@@ -34,14 +34,14 @@ def test_a_draft_is_rounded_where_its_blocks_are_faster(seconds, kind, times):
     """By 3 % at least. It is what `quantization="int8"` makes of it."""
     times["int8"] = seconds
     draft = make_model()
-    rounded = with_fast_weights(draft)
+    rounded = with_fast_weights(draft, "rejection")
     assert (rounded.quantization, rounded.is_quantization_chosen) == (kind, kind is not None)
     assert holds_compact(rounded.params) == (kind is not None)
     assert rounded.params.keys() == draft.params.keys()
 
 
 def test_the_verdict_is_kept(times, tmp_path):
-    with_fast_weights(make_model())
+    with_fast_weights(make_model(), "rejection")
     (verdict,) = json.loads((tmp_path / "cache/kernels.json").read_text())["cpu"][
         "verdicts"
     ].values()
@@ -52,7 +52,7 @@ def test_the_verdict_is_kept(times, tmp_path):
     }
     contest._VERDICTS.clear()
     times.clear()  # another race would fail
-    assert with_fast_weights(make_model()).quantization == "int8"
+    assert with_fast_weights(make_model(), "rejection").quantization == "int8"
 
 
 def test_it_is_said_and_recorded(times, tmp_path):
@@ -72,12 +72,18 @@ def test_it_is_said_and_recorded(times, tmp_path):
 
 def test_a_draft_that_was_asked_for_stays(times):
     draft = dataclasses.replace(make_model(), quantization="packed")
-    assert with_fast_weights(draft) is draft
+    assert with_fast_weights(draft, "rejection") is draft
+
+
+def test_a_lossy_rule_keeps_the_draft_as_it_is(times):
+    """By such a rule the answers depend on the draft."""
+    draft = make_model()
+    assert with_fast_weights(draft, "typical") is draft
 
 
 def test_a_cpu_rounds_nothing_of_itself():
     draft = make_model()
-    assert with_fast_weights(draft) is draft
+    assert with_fast_weights(draft, "rejection") is draft
 
 
 def test_a_kernel_that_fails_while_an_answer_is_made_costs_one_line(monkeypatch):

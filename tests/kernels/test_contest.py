@@ -389,6 +389,29 @@ def test_a_file_that_cannot_be_written_costs_a_line(stage, monkeypatch, capsys):
     assert sorted(path.name for path in stage.path.iterdir()) == ["file"]
 
 
+def test_a_trial_that_ended_its_process_is_not_begun_again(stage, monkeypatch, capsys):
+    """A kernel may end the process, and would do so at every start; Ctrl-C is no kernel's fault."""
+    path, seen = stage.path / "kernels.json", []
+
+    def end(reach, otherwise):
+        seen.append(path.read_text())
+        raise KeyboardInterrupt
+
+    stage.take(stand_in())
+    with monkeypatch.context() as patch:
+        patch.setattr(contest, "_reach", end)
+        with pytest.raises(KeyboardInterrupt):
+            call(3)
+    assert "is_unfinished" in seen[0]
+    assert "is_unfinished" not in path.read_text()
+    path.write_text(seen[0])  # as a process leaves it that could do nothing any more
+    capsys.readouterr()
+    call(3)
+    assert (verdict()["choice"], stage.timed) == ("xla", [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: a trial ended its process: xla is taken; remove ")
+
+
 def test_a_trial_without_memory_is_tried_again_next_time(stage, monkeypatch, capsys):
     def fail(*arguments):
         raise MemoryError("none is left")
@@ -397,7 +420,7 @@ def test_a_trial_without_memory_is_tried_again_next_time(stage, monkeypatch, cap
     stage.take(stand_in())
     call(3)
     assert verdict() == {"choice": "xla", "problem": "MemoryError: none is left"}
-    assert not (stage.path / "kernels.json").exists()
+    assert json.loads((stage.path / "kernels.json").read_text())["cpu"]["verdicts"] == {}
     assert "were not tried (MemoryError: none is left); xla is taken" in capsys.readouterr().err
 
 

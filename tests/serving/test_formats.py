@@ -304,7 +304,7 @@ def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
     assert call.function.name == "add"
     assert 0 <= json.loads(call.function.arguments)["x"] <= 9
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Well,"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Well, "
     (streamed,) = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
     assert (streamed.function.name, streamed.function.arguments) == (
         call.function.name, call.function.arguments

@@ -36,6 +36,7 @@ SCHEMAS = [
     _PERSON,
     _NAMED,
     {"type": "string", "pattern": "a.c"},
+    {"type": "string", "pattern": r"^\W[^\w][^\W]\D$"},
     {"anyOf": [{"type": "boolean"}, {"type": "array", "minItems": 2, "items": {"const": "x"}}]},
     {"type": "object", "additionalProperties": {"type": "integer"}},
     {"type": "object"},
