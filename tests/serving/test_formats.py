@@ -48,7 +48,9 @@ def named(name):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    calls = "{% for c in m.tool_calls or [] %}"
+    calls += "({{ c.function.name }}{{ c.function.arguments }}){% endfor %}"
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + calls + "{% endfor %}"
     template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
     path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
     options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
