@@ -203,9 +203,10 @@ def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | No
     if DRAFT.value is None:
         return target, None
     kind = parse_quantization(_DRAFT_QUANTIZATION.value)
-    draft = load(DRAFT.value, quantization=kind)
+    load_draft = functools.partial(load, DRAFT.value)
+    draft = load_draft(quantization=kind)
     if kind is None and mesh is None:
-        draft = with_fast_weights(draft, _ACCEPTANCE.value)
+        draft = with_fast_weights(draft, _ACCEPTANCE.value, load_draft)
     return target, place_model(draft, mesh)
 
 

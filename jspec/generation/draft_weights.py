@@ -4,6 +4,7 @@ By a lossless rule, rounding a draft changes no answer's distribution.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,11 +25,16 @@ from jspec.weights.resolver import LoadedModel
 _KIND = "int8"
 
 
-def with_fast_weights(draft: LoadedModel, acceptance: str | AcceptanceRule) -> LoadedModel:
+def with_fast_weights(
+    draft: LoadedModel,
+    acceptance: str | AcceptanceRule,
+    load_rounded: Callable[..., LoadedModel],
+) -> LoadedModel:
     """Returns a draft model of floats, or rounded to int8 where the device is faster with that.
 
     A block of each is timed once on a device, by programs as rounds are; see
     `kernels.choose_weights`. By a lossy rule the answers depend on the draft: it stays as it is.
+    `load_rounded(quantization=...)` loads it again: its weights are rounded once, from the file's.
     """
     rule = get_rule(acceptance) if isinstance(acceptance, str) else acceptance
     if not rule.is_lossless:
@@ -49,10 +55,7 @@ def with_fast_weights(draft: LoadedModel, acceptance: str | AcceptanceRule) -> L
 
     if kernels.choose_weights(reference, config, kinds) != _KIND:
         return draft
-    params = _rounded(draft.params, dtype)
-    return dataclasses.replace(
-        draft, params=params, quantization=_KIND, is_quantization_chosen=True
-    )
+    return dataclasses.replace(load_rounded(quantization=_KIND), is_quantization_chosen=True)
 
 
 def _rounded(params: Params, dtype: Any) -> Params:

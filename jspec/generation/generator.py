@@ -104,8 +104,9 @@ class Generator(Programs):
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
-        if loaded_draft is not None and draft_quantization in (None, "auto"):
-            loaded_draft = with_fast_weights(loaded_draft, options.get("acceptance", "rejection"))
+        if draft is not None and loaded_draft is not None and draft_quantization in (None, "auto"):
+            rule = options.get("acceptance", "rejection")
+            loaded_draft = with_fast_weights(loaded_draft, rule, functools.partial(load, draft))
         return cls(loaded, loaded_draft, **options)
 
     def __repr__(self) -> str:

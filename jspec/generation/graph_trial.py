@@ -11,6 +11,7 @@ Right or wrong, the verdict is kept in the user's cache for the device, its driv
 jspec's sources. An error is not: it may be the moment's.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -25,6 +26,7 @@ from flax.traverse_util import unflatten_dict
 
 from jspec import kernels
 from jspec.common.errors import InputError, describe_error
+from jspec.common.json_lines import read_json
 from jspec.common.kept import keep, note, read_kept
 from jspec.common.typing import Params
 from jspec.common.user_cache import cache_dir
@@ -97,6 +99,8 @@ def _recall_or_try() -> str:
     except Exception as error:  # of XLA, the driver, or Python: whatever it is, no graph
         return describe_error(error)[:200]
     if path is not None:
+        with contextlib.suppress(InputError):  # damaged: a line has said so
+            entries = read_json(path)  # others may have written meanwhile
         keep(path, entries | {kind: {"machine": machine, "problem": problem}}, "the verdict")
     return problem
 

@@ -11,11 +11,7 @@ import jax
 
 from jspec import kernels
 
-GRAPH: dict[str, Any] = {  # what `kernels.run_options` asks for on a GPU: one graph, loops included
-    "xla_gpu_graph_min_graph_size": 1,
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
-    "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
-}
+GRAPH: dict[str, Any] = dict(kernels.one_graph_options())
 NO_GRAPH: dict[str, Any] = {"xla_gpu_enable_command_buffer": ""}
 SERIALISED: dict[str, Any] = {"xla_gpu_command_buffer_scheduling_mode": "SERIALIZE"}
 # Its name differs between versions of XLA.

@@ -8,8 +8,6 @@ is timed in a model of a few layers and hardly any vocabulary, with the kernels 
 import contextlib
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import json
 import os
 import statistics
@@ -26,6 +24,9 @@ from jspec.common.user_cache import cache_dir
 from jspec.evaluation.analysis.call_cost import Machine, measure_machine, product_loop
 from jspec.evaluation.benchmarking.parts import call_loop
 from jspec.generation.graph_trial import check_one_graph
+from jspec.kernels import cuda_library
+from jspec.kernels.contest import NAMES
+from jspec.kernels.cuda_product import multiply
 from jspec.models import DecoderConfig
 from scripts.gpu_session.arms import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work
@@ -74,17 +75,13 @@ def chosen(session: Session) -> list[str]:
 
 def choices() -> tuple[str, ...]:
     """Returns the values of `JSPEC_KERNELS`."""
-    name = "jspec.kernels.contest"
-    if importlib.util.find_spec(name) is None:
-        return (XLA,)
-    return tuple(importlib.import_module(name).NAMES)
+    return tuple(NAMES)
 
 
 def candidates() -> dict[str, Product]:
     """Returns what multiplies a few rows by weights of bfloat16, by name."""
     found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
     if has_cuda():
-        multiply = importlib.import_module("jspec.kernels.cuda_product").multiply
         found["cuda"] = multiply
         found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
     return found
@@ -92,9 +89,7 @@ def candidates() -> dict[str, Product]:
 
 def has_cuda() -> bool:
     """Returns whether there are products in CUDA C++; builds the library if need be."""
-    if importlib.util.find_spec("jspec.kernels.cuda_product") is None:
-        return False
-    return importlib.import_module("jspec.kernels.cuda_library").is_available()
+    return cuda_library.is_available()
 
 
 def multiply_by_xla(

@@ -78,7 +78,7 @@ class Measurement(types.SimpleNamespace):
             return load(quantization=parse_quantization(kind), mesh=mesh)
         draft = load(quantization=parse_quantization(kind))
         if kind == "auto" and mesh is None:
-            draft = with_fast_weights(draft, getattr(self, "acceptance", "rejection"))
+            draft = with_fast_weights(draft, getattr(self, "acceptance", "rejection"), load)
         return place_model(draft, mesh)
 
     def models(self) -> tuple[LoadedModel, LoadedModel | None]:

@@ -43,16 +43,6 @@ __device__ size_t PlaceOf(const AttentionCall& call, int page, int head, int slo
   return ((size_t(page) * call.k + head) * call.page + slot % call.page) * call.h;
 }
 
-__device__ float FloatAt(const Floats& numbers, int place) {
-  if (!numbers.is_bfloat16) return static_cast<const float*>(numbers.data)[place];
-  return FirstOf(static_cast<const uint16_t*>(numbers.data)[place]);
-}
-
-__device__ float SumOfWarp(float x) {
-  for (int bits = 16; bits; bits /= 2) x += __shfl_xor_sync(kAllLanes, x, bits);
-  return x;
-}
-
 struct Head {
   const float* numbers;  // in qkv; null: there is none
   size_t angles;         // where those of its token begin
@@ -99,8 +89,8 @@ __device__ void Rotate(const AttentionCall& call, const Head (&heads)[kHeads]) {
       if (pair >= half) continue;
       float x = first[i][j], y = second[i][j];
       if (head.norm.data) {
-        x *= factor * FloatAt(head.norm, pair);
-        y *= factor * FloatAt(head.norm, pair + half);
+        x *= factor * LoadFloat(head.norm, pair);
+        y *= factor * LoadFloat(head.norm, pair + half);
       }
       const float product = -y * sin[i][j], other = x * sin[i][j];
       head.result[pair] = ToBfloat16(fmaf(x, cos[i][j], product) * head.scale);

@@ -89,10 +89,9 @@ __device__ inline void LetNextStart() {
 #endif
 }
 
-__device__ inline void PrefetchToL2(const void* address) {
-#ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-#endif
+__device__ inline float SumOfWarp(float number) {
+  for (int bits = 16; bits; bits >>= 1) number += __shfl_xor_sync(kAllLanes, number, bits);
+  return number;
 }
 
 __host__ __device__ inline uint32_t BitsOf(float number) {

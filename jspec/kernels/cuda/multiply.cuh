@@ -20,11 +20,6 @@ constexpr int kGroup = 32;    // inputs that are staged, and rounded to bytes, t
 // Two blocks of a few rows fit a multiprocessor, and one block any GPU that has bfloat16.
 constexpr int kMostSharedBytes = 96 << 10;
 
-__device__ inline float LoadFloat(const Floats& numbers, int64_t place) {
-  if (!numbers.is_bfloat16) return static_cast<const float*>(numbers.data)[place];
-  return FloatOf(uint32_t(static_cast<const uint16_t*>(numbers.data)[place]) << 16);
-}
-
 __device__ inline float4 LoadFour(const Floats& numbers, int64_t place) {
   if (!numbers.is_bfloat16) {
     return *reinterpret_cast<const float4*>(static_cast<const float*>(numbers.data) + place);
@@ -32,11 +27,6 @@ __device__ inline float4 LoadFour(const Floats& numbers, int64_t place) {
   const uint16_t* first = static_cast<const uint16_t*>(numbers.data) + place;
   const uint2 pairs = *reinterpret_cast<const uint2*>(first);
   return {FirstOf(pairs.x), SecondOf(pairs.x), FirstOf(pairs.y), SecondOf(pairs.y)};
-}
-
-__device__ inline float SumOfWarp(float number) {
-  for (int bits = 16; bits; bits >>= 1) number += __shfl_xor_sync(kAllLanes, number, bits);
-  return number;
 }
 
 __device__ inline float MaximumOfWarp(float number) {

@@ -1,9 +1,7 @@
 // The product of few rows as a call of XLA's; see product.cuh.
 
-#include "product.cuh"
-
 #include "formats.cuh"
-#include "xla/ffi/api/ffi.h"
+#include "operands.cuh"
 
 namespace jspec {
 
@@ -38,44 +36,31 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-Floats FloatsOf(ffi::AnyBuffer buffer) {
-  if (buffer.element_count() == 0) return {};
-  return {buffer.untyped_data(), buffer.element_type() == ffi::BF16};
-}
-
-template <class T>
-const T* PointerTo(ffi::AnyBuffer buffer) {
-  return buffer.element_count() == 0 ? nullptr : static_cast<const T*>(buffer.untyped_data());
-}
-
-// Arrays that are left out have no elements.
-ffi::Error Run(cudaStream_t stream, ffi::AnyBuffer rows, ffi::AnyBuffer weights,
-               ffi::AnyBuffer units, ffi::AnyBuffer multipliers, ffi::AnyBuffer norm,
-               ffi::AnyBuffer bias, ffi::AnyBuffer residual, ffi::Result<ffi::AnyBuffer> result,
+ffi::Error Run(cudaStream_t stream, Buffer rows, Buffer weights,
+               Buffer units, Buffer multipliers, Buffer norm,
+               Buffer bias, Buffer residual, ffi::Result<Buffer> result,
                int32_t storage, int32_t activation, float epsilon, float scale, bool takes_bytes,
                bool overlaps) {
   Product product;
   product.rows = FloatsOf(rows);
   product.weights = weights.untyped_data();
   product.storage = Storage(storage);
-  product.units = PointerTo<float>(units);
-  product.multipliers = PointerTo<int8_t>(multipliers);
+  product.units = DataOf<float>(units);
+  product.multipliers = DataOf<int8_t>(multipliers);
   product.norm = FloatsOf(norm);
   product.epsilon = epsilon;
   product.takes_bytes = takes_bytes;
   product.bias = FloatsOf(bias);
   product.activation = Activation(activation);
   product.scale = scale;
-  product.residual = PointerTo<float>(residual);
+  product.residual = DataOf<float>(residual);
   product.result = result->untyped_data();
   product.has_bfloat16_result = result->element_type() == ffi::BF16;
   product.num_rows = rows.dimensions()[0];
   product.num_inputs = rows.dimensions()[1];
   product.num_outputs = result->dimensions()[1];
   product.overlaps = overlaps;
-  const cudaError_t error = LaunchProduct(stream, product);
-  if (error == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal(std::string("the product: ") + cudaGetErrorString(error));
+  return ErrorOf(LaunchProduct(stream, product), "the product");
 }
 
 }  // namespace
@@ -84,14 +69,14 @@ ffi::Error Run(cudaStream_t stream, ffi::AnyBuffer rows, ffi::AnyBuffer weights,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_cuda_product, jspec::Run,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Arg<jspec::Buffer>()
+                                  .Ret<jspec::Buffer>()
                                   .Attr<int32_t>("storage")
                                   .Attr<int32_t>("activation")
                                   .Attr<float>("epsilon")

@@ -27,6 +27,11 @@ struct Floats {
   bool is_bfloat16 = false;
 };
 
+__device__ inline float LoadFloat(const Floats& numbers, int64_t place) {
+  if (!numbers.is_bfloat16) return static_cast<const float*>(numbers.data)[place];
+  return FloatOf(uint32_t(static_cast<const uint16_t*>(numbers.data)[place]) << 16);
+}
+
 // With p outputs and o = p of the kernel, or o = 2 p with an activation: the first p are gates, the
 // second what they multiply.
 struct Product {
