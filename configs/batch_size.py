@@ -15,7 +15,7 @@ clearly pays.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:

@@ -14,7 +14,7 @@ clearly pays from 128 on.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _LENGTHS = (8, 16, 32, 64, 128, 256)
 

@@ -16,7 +16,7 @@ Another pair of files: --config=configs/coder_pair.py:target.gguf,draft.gguf.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
+from jspec.lab.experiments.config import defaults, method, ordered, split_pair
 
 _PAIR = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _HEADS = "eagle", "medusa", "blockwise", "lookahead"
 _NUM_DRAFT_TOKENS = 1, 3

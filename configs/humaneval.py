@@ -15,7 +15,7 @@ prompt_lookup:7 1.36 / 0.97, prompt_lookup:auto 1.46 / 1.12, ngram:3 1.33 / 1.03
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:

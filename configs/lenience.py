@@ -20,7 +20,7 @@ Drafts accepted / total variation, measured on the answers of SmolLM2 to 26 prom
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _LAYERS = {"draft_layers": tuple(range(20))}

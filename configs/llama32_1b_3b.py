@@ -18,7 +18,7 @@ Expected on a GPU: not measured yet.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
+from jspec.lab.experiments.config import defaults, method, ordered, split_pair
 
 _TARGET = "meta-llama/Llama-3.2-3B-Instruct"
 _DRAFT = "meta-llama/Llama-3.2-1B-Instruct"

@@ -31,7 +31,7 @@ tokens at T = 0, 9,103 at T = 1); tokens for which a drafter proposes nothing ar
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _PHRASES = (

@@ -16,7 +16,7 @@ Formulas alone: no model is loaded. The paper prints, for free drafts (c = ĉ = 
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults
+from jspec.lab.experiments.config import defaults
 
 
 def get_config() -> ConfigDict:

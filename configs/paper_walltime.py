@@ -17,7 +17,7 @@ at T = 1 1.04, 1.04, 1.00, 0.96, 0.92, 0.67, 0.63. Expectations by position with
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _NUMBERS = {

@@ -15,7 +15,7 @@ decoding's speed at alpha 0.7, in int8 1.60, in int4 1.85; these are limits, see
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, pair, split_pair
+from jspec.lab.experiments.config import defaults, ordered, pair, split_pair
 
 
 def get_config(mine: str = "") -> ConfigDict:

@@ -11,7 +11,7 @@ each timed once, say nothing about speed.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:

@@ -17,7 +17,7 @@ Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, the first prompt of e
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:

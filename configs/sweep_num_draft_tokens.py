@@ -14,7 +14,7 @@ predicted from one half of the prompts by position is at most 7 % off for the ot
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, method, ordered
 
 _NUMBERS = (1, 2, 3, 4, 5, 7, 10)
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import ordered
+from jspec.lab.experiments.config import ordered
 from jspec.training.lookahead import LookaheadTraining
 
 

@@ -12,7 +12,7 @@ tree's drafts are those of all its branches, so "eagle, tree:8" verifies as many
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
+from jspec.lab.experiments.config import defaults, method, ordered, split_pair
 from jspec.weights.published import MODELS
 
 _TREES = {4: (2, 2), 6: (3, 2), 8: (4, 3), 12: (4, 4)}  # drafts: depth, branches

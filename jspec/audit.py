@@ -15,15 +15,16 @@ import time
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.common import cli
+from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.subject import Check, Subject
-from jspec.generation import answer_flags, drafter_flags, mesh_flags, provenance
-from jspec.generation.answer_flags import load_models, read_method, read_settings
+from jspec.generation import provenance
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_temperature
+from jspec.lab.auditing.subject import Check, Subject
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Temperatures
 from jspec.weights.resolver import LoadedModel
@@ -61,7 +62,7 @@ _INCONCLUSIVE = {
 def main() -> None:
     """Runs the checks, prints them one by one, and ends with the verdict."""
     if _LIST_RULES.value:
-        from jspec.evaluation.auditing.rule_list import list_rules
+        from jspec.lab.auditing.rule_list import list_rules
 
         print(list_rules())
         return
@@ -79,7 +80,7 @@ def audit(mesh: Mesh | None) -> None:
     subject = make_subject(mesh)
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
-    from jspec.evaluation.auditing.checks import run_checks
+    from jspec.lab.auditing.checks import run_checks
 
     checks = []
     begin = time.perf_counter()
@@ -164,7 +165,7 @@ def make_record(
     subject: Subject, checks: list[Check], has_passed: bool, seconds: float
 ) -> dict[str, object]:
     """Returns the whole audit as plain values."""
-    from jspec.evaluation.auditing.distribution import FALSE_ALARM
+    from jspec.lab.auditing.distribution import FALSE_ALARM
 
     return {
         **provenance.environment(),

@@ -24,14 +24,18 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli, exchange, processes
+from jspec.cli import measure_flags, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.drafter_flags import read_options
+from jspec.cli.measure_flags import read_flags
+from jspec.common import exchange, processes
 from jspec.common.text_table import format_table
-from jspec.evaluation.benchmarking import measure_flags
-from jspec.evaluation.benchmarking.compare import compare, compare_settings
-from jspec.evaluation.benchmarking.figures import draw_files
-from jspec.evaluation.benchmarking.loops import measure_drafting, measure_quantization
-from jspec.evaluation.benchmarking.measure_flags import read_flags
-from jspec.evaluation.benchmarking.measurement import (
+from jspec.generation.provenance import Recorder
+from jspec.generation.request import Request
+from jspec.lab.benchmarking.compare import compare, compare_settings
+from jspec.lab.benchmarking.figures import draw_files
+from jspec.lab.benchmarking.loops import measure_drafting, measure_quantization
+from jspec.lab.benchmarking.measurement import (
     Measurement,
     Outcome,
     begun_record,
@@ -39,16 +43,12 @@ from jspec.evaluation.benchmarking.measurement import (
     methods_asked_for,
     wants_transformers,
 )
-from jspec.evaluation.benchmarking.profile import measure_profile
-from jspec.evaluation.benchmarking.roofline import measure_roofline
-from jspec.evaluation.benchmarking.same_answers import measure_parity
-from jspec.evaluation.benchmarking.start import measure_start
-from jspec.evaluation.benchmarking.synthetic import measure_synthetic
-from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
-from jspec.generation import mesh_flags
-from jspec.generation.drafter_flags import read_options
-from jspec.generation.provenance import Recorder
-from jspec.generation.request import Request
+from jspec.lab.benchmarking.profile import measure_profile
+from jspec.lab.benchmarking.roofline import measure_roofline
+from jspec.lab.benchmarking.same_answers import measure_parity
+from jspec.lab.benchmarking.start import measure_start
+from jspec.lab.benchmarking.synthetic import measure_synthetic
+from jspec.lab.experiments.kept_drafts import measure_kept_drafts
 
 _OF_ONE_RUN = "coordinator", "process_id"  # flags that do not say what is measured
 flags.adopt_module_key_flags(measure_flags)  # so that --help lists them

@@ -15,13 +15,12 @@ import sys
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import config_flag, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.config_flag import CONFIG, WORKDIR, config_file
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments import config_flag
-from jspec.evaluation.experiments.config import to_plain
-from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR, config_file
-from jspec.evaluation.experiments.run import run_experiment
-from jspec.generation import mesh_flags
+from jspec.lab.experiments.config import to_plain
+from jspec.lab.experiments.run import run_experiment
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 for _flag in mesh_flags.OF_PROCESSES:

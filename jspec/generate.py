@@ -10,14 +10,15 @@ import sys
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.common import cli, processes
-from jspec.common.cli import list_flags
+from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.answer_flags import load_models, read_method, read_rule, read_settings
+from jspec.cli.program import list_flags
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
-from jspec.generation import answer_flags, drafter_flags, mesh_flags
-from jspec.generation.answer_flags import load_models, read_method, read_rule, read_settings
 from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
@@ -112,7 +113,7 @@ def compare(
     drafters: list[str], settings: Settings, texts: list[Prompt], mesh: Mesh | None
 ) -> None:
     """Lets several drafters answer the prompts, and prints their table."""
-    from jspec.evaluation.benchmarking import drafter_table  # which nothing else here needs
+    from jspec.lab.benchmarking import drafter_table  # which nothing else here needs
 
     for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
         if flag.present:

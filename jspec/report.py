@@ -15,10 +15,10 @@ import pathlib
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.report import make_report, publish, write_report
-from jspec.evaluation.reports.workdir import read_workdir
+from jspec.lab.reports.report import make_report, publish, write_report
+from jspec.lab.reports.workdir import read_workdir
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The experiment's folder; may also be given without a flag, as DIR."

@@ -19,12 +19,13 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.common import cli, processes
-from jspec.common.cli import list_flags
+from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.answer_flags import load_models, read_method, read_settings
+from jspec.cli.program import list_flags
+from jspec.common import processes
 from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
-from jspec.generation import answer_flags, drafter_flags, mesh_flags
-from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli, exchange, processes
+from jspec.cli import config_flag, mesh_flags
+from jspec.cli import program as cli
+from jspec.cli.config_flag import CONFIG, WORKDIR
+from jspec.common import exchange, processes
 from jspec.common.errors import InputError
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
-from jspec.evaluation.experiments import config_flag
-from jspec.evaluation.experiments.config import to_plain
-from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
-from jspec.generation import mesh_flags
+from jspec.lab.experiments.config import to_plain
 from jspec.training.loop import describe
 from jspec.training.placement import Placement
 from jspec.training.run import has_begun, read_config, run_training

@@ -31,21 +31,21 @@ from absl import flags
 from jax.sharding import Mesh
 
 from jspec import kernels
-from jspec.common import cli
+from jspec.cli import answer_flags, drafter_flags
+from jspec.cli import program as cli
+from jspec.cli.answer_flags import read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.memory import tree_bytes
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters.eagle import ENTRY
-from jspec.evaluation.accelerators.compiled import compile_for, compiled_with
-from jspec.evaluation.accelerators.devices import Accelerator, find_accelerator
-from jspec.evaluation.accelerators.rounds import Assumptions
-from jspec.evaluation.accelerators.shapes import build_eagle, shape_model
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.generation import answer_flags, drafter_flags
-from jspec.generation.answer_flags import read_method, read_settings
 from jspec.generation.batch import needed_switches
 from jspec.generation.programs import Programs
+from jspec.lab.accelerators.compiled import compile_for, compiled_with
+from jspec.lab.accelerators.devices import Accelerator, find_accelerator
+from jspec.lab.accelerators.rounds import Assumptions
+from jspec.lab.accelerators.shapes import build_eagle, shape_model
+from jspec.lab.analysis.call_cost import CallCost
 from jspec.models.sharding import make_mesh
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import LoadedModel

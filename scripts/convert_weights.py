@@ -20,7 +20,7 @@ import pathlib
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.new_folder import check_new
 from jspec.drafters.heads.folder import round_head

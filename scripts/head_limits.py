@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Array, Float32
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.text_table import format_table
 from jspec.common.typing import Params

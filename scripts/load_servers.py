@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json_lines
 from jspec.common.text_table import format_table

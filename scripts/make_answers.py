@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError, check_range
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output

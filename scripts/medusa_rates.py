@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json_lines
 from jspec.common.typing import Params

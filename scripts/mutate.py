@@ -29,7 +29,7 @@ from xml.etree import ElementTree
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
 from jspec.common.timing import timed

@@ -23,16 +23,16 @@ from absl import flags
 from flax.traverse_util import unflatten_dict
 from prove_cells import SETTINGS, Cell, make_cells, make_controls
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import check_count
 from jspec.common.timing import timed
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.analysis.goodness import Fit, samples_needed
-from jspec.evaluation.auditing import distribution
-from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
-from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Settings
+from jspec.lab.analysis.goodness import Fit, samples_needed
+from jspec.lab.auditing import distribution
+from jspec.lab.auditing.rows import Context, Rows, build_drafter
+from jspec.lab.auditing.subject import Subject
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance import get_rule
 from jspec.weights.resolver import LoadedModel

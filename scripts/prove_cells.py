@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jspec.common.typing import Params
-from jspec.evaluation.auditing import controls, distribution
 from jspec.generation.request import Settings
+from jspec.lab.auditing import controls, distribution
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import Drafter
 

@@ -13,15 +13,15 @@ import sys
 
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import answer_flags, drafter_flags
+from jspec.cli import program as cli
+from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
 from jspec.common.work_dir import make_workdir
-from jspec.evaluation.analysis.trace import to_svg, to_terminal
-from jspec.evaluation.benchmarking.tracing import record_trace
-from jspec.generation import answer_flags, drafter_flags
-from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.programs import Programs
+from jspec.lab.analysis.trace import to_svg, to_terminal
+from jspec.lab.benchmarking.tracing import record_trace
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)

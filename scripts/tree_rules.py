@@ -18,11 +18,10 @@ import numpy as np
 from absl import flags
 from jaxtyping import Array, Float32
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import check_count
-from jspec.drafters.dynamic_tree import Fed, grow_tree
-from jspec.drafters.sampled_tree import draw_tree
 from jspec.drafters.tree_options import LIKELIEST, WITH, WITHOUT, Shape
+from jspec.drafters.trees import Fed, draw_tree, grow_tree
 from jspec.generation.provenance import Recorder
 from jspec.sampling.noise import SHARED
 from jspec.sampling.settings import SamplingSettings

@@ -32,7 +32,7 @@ if _HAS_BEARTYPE:
             "jspec.kernels",
             "jspec.models",
             "jspec.sampling.distribution",
-            "jspec.sampling.filters",
+            "jspec.sampling.distribution",
             "jspec.sampling.settings",
             "jspec.speculation",
             "jspec.drafters",

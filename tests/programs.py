@@ -53,7 +53,7 @@ def run(module, *flags, env, stdin=None, timeout=120):
 _MANY = """
 import contextlib, importlib, io, json, sys
 from absl.testing import flagsaver
-from jspec.common import cli
+from jspec.cli import program as cli
 program = importlib.import_module(sys.argv[1])
 lines, max_arguments, before = json.loads(sys.argv[2])
 exec(before)
@@ -88,7 +88,7 @@ def run_many(module, lines, *, env, max_arguments=0, before=""):
 def call_generate(monkeypatch, capsys, *flags):
     """Runs jspec.generate in this process; returns its status, output and errors."""
     from jspec import generate
-    from jspec.common import cli
+    from jspec.cli import program as cli
 
     monkeypatch.setattr(sys, "argv", ["generate", *flags])
     capsys.readouterr()

@@ -14,7 +14,7 @@ from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
 _WITHOUT_TORCH = """
-from jspec.evaluation.benchmarking import measurement
+from jspec.lab.benchmarking import measurement
 measurement.has_transformers = lambda: False
 """
 
@@ -58,8 +58,8 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
 _FAILING = """
 import sys
 from jspec import benchmark
-from jspec.common import cli
-from jspec.evaluation.benchmarking import answers, compare, measurement
+from jspec.cli import program as cli
+from jspec.lab.benchmarking import answers, compare, measurement
 
 class Models:
     def __init__(self, target, draft, **options):

@@ -9,7 +9,7 @@ import time
 import pytest
 from absl.testing import flagsaver
 
-from tests.evaluation.experiments.tiny import (
+from tests.lab.experiments.tiny import (
     TEMPLATE,
     done_cells,
     plain_config,
@@ -17,7 +17,7 @@ from tests.evaluation.experiments.tiny import (
     write_config,
     write_prompts,
 )
-from tests.evaluation.reports.test_document import check_page
+from tests.lab.reports.test_document import check_page
 from tests.programs import check_refusal, environment, run
 from tests.tiny_models import save_folder
 
@@ -38,7 +38,7 @@ def config_file(folder, tmp_path):
 def experiment(monkeypatch, capsys, tmp_path):
     """Returns a function that runs the program in this process."""
     from jspec import experiment
-    from jspec.common import cli
+    from jspec.cli import program as cli
 
     def run_it(*flags):
         monkeypatch.setattr(sys, "argv", ["experiment", *flags])
@@ -130,7 +130,7 @@ BAD_FILES = {
     "def get_config(): raise ValueError('no\\nway')": "ValueError: no way",
     "def get_config(): raise OSError('no\\nway')": "OSError: no way",
     "def get_config(): return None": "expected get_config() to return a ConfigDict, got NoneType",
-    "from jspec.evaluation.experiments.config import defaults\n"
+    "from jspec.lab.experiments.config import defaults\n"
     "def get_config():\n  c = defaults(); c.batch_size = 3; return c": "no field 'batch_size'",
 }
 

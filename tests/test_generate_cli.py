@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jspec.common.memory import device_name
-from jspec.evaluation.benchmarking.drafter_table import format_comparison
+from jspec.lab.benchmarking.drafter_table import format_comparison
 from tests.programs import as_users, call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
@@ -237,7 +237,7 @@ def test_an_interrupt_is_heard_within_the_garbage_collectors_callbacks():
     """Guards against a Ctrl-C that Python drops there, printing that it ignores an exception."""
     program = """
 import gc, time
-from jspec.common import cli
+from jspec.cli import program as cli
 
 def _xla_gc_callback(phase, info):  # as JAX has one
     print("collecting", flush=True)

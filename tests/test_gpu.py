@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.checks import _TEXTS, check_seeds, run_checks
-from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
 from jspec.kernels import attend, contest
+from jspec.lab.auditing.checks import _TEXTS, check_seeds, run_checks
+from jspec.lab.auditing.subject import cast
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
-from tests.evaluation.auditing.subjects import SETTINGS, make_subject
 from tests.kernels.families import FAMILIES
 from tests.kernels.families import make_model as make_family
+from tests.lab.auditing.subjects import SETTINGS, make_subject
 from tests.tiny_models import CONFIG, make_generator, make_model, peaked_params
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]

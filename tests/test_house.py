@@ -17,7 +17,7 @@ PROGRAMS = {
 # From the bottom to the top: a package imports only packages before it.
 PACKAGES = (
     "common", "kernels", "models", "sampling", "weights", "speculation", "drafters", "generation",
-    "serving", "training", "evaluation",
+    "serving", "training", "lab", "cli",
 )  # fmt: skip
 # Of the machines on which this was written; no user has them.
 MACHINE_PATHS = re.compile(r"/(?:work|farm|root)/")

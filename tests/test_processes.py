@@ -13,7 +13,7 @@ import pytest
 
 from jspec.common import processes
 from jspec.common.errors import InputError
-from tests.evaluation.experiments.tiny import TEMPLATE
+from tests.lab.experiments.tiny import TEMPLATE
 from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 from tests.training.on_meshes import begin, check_alike, kinds, losses, prepare

@@ -29,7 +29,7 @@ def call(monkeypatch, capsys):
     import jax
 
     from jspec import train
-    from jspec.common import cli
+    from jspec.cli import program as cli
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["train", *map(str, arguments)])

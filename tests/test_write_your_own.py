@@ -7,14 +7,14 @@ import shutil
 import pytest
 
 import jspec
-from jspec.common.cli import _import_all
+from jspec.cli.program import _import_all
 from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS, DrafterOptions
 from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.drafters.tree_options import TreeSizeOptions
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
-from tests.evaluation.experiments.tiny import write_prompts
+from tests.lab.experiments.tiny import write_prompts
 from tests.programs import check_refusal, environment, run, run_many
 from tests.speculation.enumeration import all_counts, worst_error
 from tests.speculation.test_lossless import distributions

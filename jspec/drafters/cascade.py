@@ -10,20 +10,37 @@ proposed.
 
 A member that calls the target hands its cache on to the next ones and to the verify call, whoever
 has proposed: to go back to the cache from before would copy it.
+
+With `tree_depth` the members share one tree, where all drafts are certain.
+
+    lookup   a ── b ── c        0.5 0.4 0.3
+    head     a ─┬─ b            0.6 0.3            merged   a ─┬─ b ── c
+             e  └─ d            0.2   0.1                   e  └─ d
+
+Every member's drafts carry estimates of how likely each is kept: a head's are its probabilities,
+those of a chain follow from its kind, as a longer match is followed more faithfully. The best ones
+of all members are put forward. Where a member is sure, later ones are not asked, and a head does
+not run.
+
+Drafts of several members that begin alike are one path (SpecInfer, arXiv 2305.09781). A node's
+score is the logarithm of an estimate of the probability that the target says its whole path; of
+several estimates the largest counts. Of all nodes the best are taken: see `speculation.best_nodes`.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
+from jspec.speculation.acceptance.tree import tree_of
 from jspec.speculation.acceptance.types import Proposal, as_tree
+from jspec.speculation.best_nodes import NEVER, best_tree
 from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import (
     Drafter,
@@ -220,3 +237,166 @@ def _own_limit(
     wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
     # 0 for a row that is taken: a draft model then lags there and need not catch up.
     return jnp.where(is_open, wanted, 0)
+
+
+class Branches(NamedTuple):
+    """Continuations of each text, of which several may begin alike.
+
+    Attributes:
+      tokens: [b n w].
+      scores: of each beginning, [b n w]; see above. -inf from a branch's end on.
+    """
+
+    tokens: Int32[Array, "b n w"]
+    scores: Float32[Array, "b n w"]
+
+
+def join_branches(parts: Sequence[Branches]) -> Branches:
+    """Returns all branches of several sources, padded to the longest."""
+    width = max(part.tokens.shape[2] for part in parts)
+
+    def join(name: str, filling: float) -> Array:
+        leaves = [getattr(part, name) for part in parts]
+        missing = [((0, 0), (0, 0), (0, width - leaf.shape[2])) for leaf in leaves]
+        padded = map(functools.partial(jnp.pad, constant_values=filling), leaves, missing)
+        return jnp.concatenate(list(padded), axis=1)
+
+    return Branches(join("tokens", 0.0), join("scores", NEVER))
+
+
+def branches_of(
+    proposal: Proposal, first: Float32[Array, "b"], later: Float32[Array, "b"]
+) -> Branches:
+    """Returns the drafts of a proposal as branches, one for each node of a tree.
+
+    Those of a chain, or of a tree without scores, are estimated to be kept with the probabilities
+    `first` and `later` of each row, once the drafts before them are.
+    """
+    scores = proposal.scores
+    if proposal.parents is None:
+        place = jnp.arange(proposal.width)
+        is_real = place < proposal.num_tokens[:, None]
+        chain = jnp.where(is_real, _by_depth(first, later, place), NEVER)
+        return Branches(proposal.tokens[:, None], chain[:, None])
+    tree = tree_of(proposal)
+    if scores is None:
+        scores = jax.vmap(_by_depth)(first, later, tree.depths[:, 1:] - 1)
+    # The slot on each node's path at each depth; the node itself is the last one.
+    depth = jnp.arange(1, proposal.max_depth + 1)
+    at_depth = tree.mask[:, 1:, None, 1:] & (tree.depths[:, None, None, 1:] == depth[:, None])
+    slot = jnp.argmax(at_depth, axis=-1)  # [b w depth]
+    is_node = at_depth.any(axis=-1) & tree.is_real[..., None]
+
+    def along(leaf: Array) -> Array:
+        return jax.vmap(lambda row, index: row[index])(leaf, slot)
+
+    return Branches(along(proposal.tokens), jnp.where(is_node, along(scores), NEVER))
+
+
+def _by_depth(first: Array, later: Array, place: Array) -> Array:
+    return jnp.log(first)[..., None] + place.astype(jnp.float32) * jnp.log(later)[..., None]
+
+
+def have_same_paths(tokens: Int32[Array, "b n w"]) -> Bool[Array, "b n n w"]:
+    """Returns whether two branches have their first tokens in common, up to each place."""
+    return jnp.cumprod(tokens[:, :, None] == tokens[:, None], axis=-1, dtype=jnp.int8) > 0
+
+
+def merge_branches(
+    branches: Branches, num_draft_tokens: int, wanted: RowCounts, num_children: int | None = None
+) -> Proposal:
+    """Returns the tree of the best nodes, at most `num_draft_tokens` and `wanted` of each row.
+
+    Of each node's children at most the best `num_children` are taken.
+    """
+    tokens, (b, n, w) = branches.tokens, branches.tokens.shape
+    # By the smallest on the path: a source may be surer of a path than of its beginning.
+    scores = jax.lax.cummin(branches.scores, axis=2)
+    is_node = scores > NEVER
+    same = have_same_paths(tokens) & is_node[:, :, None] & is_node[:, None]
+    # Each path belongs to the first branch that has it; so its beginning comes first.
+    owner = jnp.argmax(same, axis=2).astype(jnp.int32)
+    scores = jnp.max(jnp.where(same, scores[:, None], NEVER), axis=2)
+    is_own = is_node & (owner == jnp.arange(n)[:, None])
+    if num_children is not None and num_children < n:
+        is_few = _is_among_best(same, jnp.where(is_own, scores, NEVER), num_children)
+        # What hangs on a node that is left out is left out as well.
+        is_few = jnp.take_along_axis(is_few, owner, axis=1)
+        is_own &= jnp.cumprod(is_few, axis=2, dtype=jnp.int8) > 0
+    scores = jnp.where(is_own, scores, NEVER)
+    above = owner[..., :-1] * w + jnp.arange(w - 1)
+    parents = jnp.pad(above, ((0, 0), (0, 0), (1, 0)), constant_values=-1)
+    flat = [leaf.reshape(b, n * w) for leaf in (tokens, scores, parents)]
+    return best_tree(*flat, num_draft_tokens=num_draft_tokens, wanted=wanted, max_depth=w)
+
+
+def _is_among_best(
+    same: Bool[Array, "b n n w"], scores: Float32[Array, "b n w"], number: int
+) -> Bool[Array, "b n w"]:
+    """Returns whether at most `number` nodes have the same parent and come first by score."""
+    is_sibling = jnp.pad(same[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
+    mine, other = scores[:, :, None], scores[:, None]
+    is_first = jnp.tri(scores.shape[1], k=-1, dtype=bool)[..., None]
+    is_better = (other > mine) | ((other == mine) & is_first & (other > NEVER))
+    return jnp.sum(is_sibling & is_better, axis=2) < number
+
+
+# Where a first draft is kept this often, a head in addition costs more than it brings: SmolLM2.
+_SURE = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedCascadeDrafter(CascadeDrafter):
+    """Merges what its members propose; see `CascadeDrafter`."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of the members; what several propose together has that of the most expensive."""
+        own = super().kinds
+        # A path may begin as one member has it and go on as another does.
+        most = max(min(kind.most, self.num_draft_tokens) for kind in own)
+        # All of them end up in one tree, for which no member has to make way for a better one.
+        changes = {"most": most, "is_tree": True, "is_certain": False}
+        return tuple(kind._replace(**changes) for kind in own)
+
+    def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
+        """Returns the rows in which the next members are asked, too: where this one is not sure."""
+        is_sure = jnp.array([kind.first >= _SURE for kind in self.kinds])[proposal.kind]
+        return ~(is_turn & is_sure)
+
+    def propose(
+        self, params: Params, state: tuple[Any, ...], inputs: RoundInputs
+    ) -> tuple[Proposal, tuple[Any, ...]]:
+        """Asks each member for the rows in which no earlier one is sure."""
+        proposal, states = super().propose(params, state, inputs)
+        # Each member has kept to the limit alone. What is drafted is not given up any more.
+        kinds = range(len(self.kinds))
+        limits = [inputs.limit(jnp.full_like(inputs.last_token, kind)) for kind in kinds]
+        limit = functools.reduce(jnp.maximum, limits)
+        return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
+
+    def merge(
+        self, proposals: Sequence[Proposal], turns: Sequence[RowFlags], reads_probs: Any
+    ) -> Proposal:
+        """Returns the best drafts of all members, which have no distributions."""
+        del reads_probs
+        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
+        # Those that propose whenever they are asked are models and heads: the round costs as they
+        # do, and what is kept decides whether they are asked again.
+        own = (kind for member in self.members for kind in member.kinds)
+        is_model = jnp.array([one.is_certain for one in own])
+        parts, kind = [], jnp.full_like(proposals[0].num_tokens, -1)
+        for proposal, is_turn in zip(proposals, turns, strict=True):
+            assert proposal.kind is not None
+            first, later = rates[proposal.kind].T
+            parts.append(branches_of(proposal, first, later))
+            is_like = (kind < 0) | is_model[proposal.kind] | ~is_model[jnp.maximum(kind, 0)]
+            kind = jnp.where(is_turn & is_like, proposal.kind, kind)
+        most = jnp.full_like(kind, self.num_draft_tokens)
+        silent, is_open = [], jnp.ones_like(turns[0])
+        for member, proposal, is_turn in zip(self.members, proposals, turns, strict=True):
+            # A model that was too unsure has run, whoever else proposes; `auto` is to know it.
+            silent += [is_open & ~is_turn] * len(member.kinds)
+            is_open &= self.leaves_open(proposal, is_turn)
+        tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
+        return tree.replace(kind=jnp.maximum(kind, 0), silent=jnp.stack(silent, axis=1))

@@ -18,15 +18,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import Params, RowCounts
+from jspec.drafters.cascade import Branches, have_same_paths, merge_branches
 from jspec.drafters.memory import History
-from jspec.drafters.merged_tree import Branches, have_same_paths, merge_branches
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.drafters.suffix import SuffixDrafter
-from jspec.drafters.suffix_matches import Matches, count_votes, own_matches
+from jspec.drafters.suffix import Matches, SuffixDrafter, count_votes, own_matches
 from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.best_nodes import NEVER
-from jspec.speculation.kinds import Kind
+from jspec.speculation.control import Kind
 from jspec.speculation.types import RoundInputs
 
 _NUM_PLACES = 8  # that `prompt_lookup` asks; later ones are hardly ever right

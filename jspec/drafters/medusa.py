@@ -21,13 +21,12 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.dynamic_tree import if_wanted
 from jspec.drafters.heads.keep_rates import Rates, read_rates
 from jspec.drafters.heads.medusa_heads import MedusaConfig, load_medusa, medusa_logits
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
-from jspec.drafters.static_tree import best_static_tree
 from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
+from jspec.drafters.trees import best_static_tree, if_wanted
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.best_nodes import best_tree

@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
-from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.draw import DrawFn
+from jspec.drafters.chain import ChainDrafter, DrawFn
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.ngram_matches import (
     Window,

@@ -19,8 +19,8 @@ from jaxtyping import Array, Int16, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
-from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.sampling.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 from jspec.weights import TokenizerLike

@@ -19,8 +19,8 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import BlockFlags, Params, Tokens
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
-from jspec.drafters.static_tree import best_static_tree
 from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
+from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.best_nodes import best_tree

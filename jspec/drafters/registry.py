@@ -22,9 +22,8 @@ from jspec.drafters import (
     suffix,
     tables,
 )
-from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.cascade import CascadeDrafter, MergedCascadeDrafter
 from jspec.drafters.heads.shipped import shipped_head
-from jspec.drafters.merged_cascade import MergedCascadeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,

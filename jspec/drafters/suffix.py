@@ -2,29 +2,283 @@
 
 Where `prompt_lookup` copies what followed the last place that agrees longest, this drafter asks all
 of them, in the row's own text and in a corpus of earlier answers, and takes the continuation on
-which they agree most; see `suffix_matches`. It drafts further after long matches, and stops where
+which they agree most. It drafts further after long matches, and stops where
 what follows is a matter of chance. Drafts follow from the text alone, so their distribution is
 one-hot. No match, no draft.
+
+place       tokens that agree    votes    what followed there
+      17             5                 1         x y z
+       8             5                 1         x y q
+      31             3                1/16       x u v
+       4             2                1/64       w w w
+
+Every place votes for what followed it, with a quarter of the weight for each token less that
+agrees: the longest matches decide, and shorter ones where these are divided. The share of the votes
+for a continuation's first j tokens estimates the probability that the target will say them, and the
+sum of these shares is the expected number of accepted drafts: the score of SuffixDecoding (arXiv
+2411.04975, section 3.3). The paper grows a path of high shares greedily; here all continuations
+that were seen are compared, and the one with the largest sum is taken.
+
+All sums are of powers of two, and exact in float32. So their order, which may differ with the batch
+or the device, changes nothing.
+
+Earlier texts are sorted by what stands before each place:
+
+    texts                a b c d - x b c e -
+    sorted, last first   a | x | b a | b x | c b a | c b x | ...
+
+The places that agree longest with a text's end are neighbours of where the end itself would stand
+in this order: a suffix array of the reversed texts. A search with 15 pivots at a time finds it in a
+few dependent reads; nothing is copied back to the host.
 """
 
 import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int, Int32
 
-from jspec.common.typing import Params, RowCounts
+from jspec.common.errors import InputError, prefixed_errors
+from jspec.common.typing import DraftTokens, Params, RowCounts
+from jspec.drafters.cascade import have_same_paths
 from jspec.drafters.memory import History, Remembering
+from jspec.drafters.prompt_lookup import match_lengths
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
-from jspec.drafters.suffix_corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
-from jspec.drafters.suffix_matches import (
-    MOST_PLACES,
-    MOST_TOKENS,
-    Matches,
-    choose_continuation,
-    own_matches,
-)
+from jspec.drafters.token_texts import is_json_lines, read_plain, read_token_texts
 from jspec.drafters.tree_options import TreeSizeOptions, certain_tree_shape
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
+from jspec.weights import TokenizerLike
+
+# A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
+_BASE, _MOST_TOKENS_LESS = 4.0, 6
+MOST_PLACES = MOST_TOKENS = 64
+_NOTHING = -1
+
+
+class Matches(struct.PyTreeNode):
+    """Earlier places that agree with the end of each text.
+
+    Attributes:
+      agreement: how many tokens agree, [b m], less what the place is trusted less; negative for no
+        place at all.
+      followed: the tokens after each place, [b m w]; negative from the end of its text on.
+    """
+
+    agreement: Int32[Array, "b m"]
+    followed: Int32[Array, "b m w"]
+
+    def join(self, other: Self) -> Self:
+        """Returns the places of both; of equals these come first."""
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, other)
+
+
+class Votes(NamedTuple):
+    """What the places say of each continuation.
+
+    Attributes:
+      counts: votes for its first tokens, up to each, [b m w].
+      shares: of all votes, [b m w].
+      is_worth: whether the token is worth drafting, [b m w]; those that are come first.
+      longest: tokens that agree at the place that agrees longest, [b]; negative without a place.
+    """
+
+    counts: Float32[Array, "b m w"]
+    shares: Float32[Array, "b m w"]
+    is_worth: Bool[Array, "b m w"]
+    longest: RowCounts
+
+
+class Choice(NamedTuple):
+    """One continuation of each text.
+
+    Attributes:
+      tokens: [b w]; those from `num_tokens` on mean nothing.
+      num_tokens: how many are worth drafting, [b].
+      agreement: of the place that agrees longest, [b]; negative where there is none.
+    """
+
+    tokens: DraftTokens
+    num_tokens: RowCounts
+    agreement: RowCounts
+
+
+def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:
+    """Returns the places in each text that agree longest with its end, of equals the most recent.
+
+    A place so recent that the text runs out before `width` tokens goes on with what followed it: a
+    repetition is continued. Matches longer than `max_match` count as this long.
+    """
+    capacity = text.tokens.shape[1]
+    lengths = match_lengths(text, max_match)
+    # One order over both criteria. In float32, as XLA sorts whole rows of integers on a CPU; it is
+    # exact below 2^24, and beyond that only confuses neighbours.
+    rank = lengths.astype(jnp.float32) * capacity + jnp.arange(capacity, dtype=jnp.float32)
+    _, place = jax.lax.top_k(rank, min(num_places, capacity))
+    period = jnp.maximum(text.length[:, None] - 1 - place, 1)[..., None]
+    slots = place[..., None] + 1 + jnp.arange(width) % period
+    rows = jnp.arange(slots.shape[0])[:, None]
+    length = lengths[rows, place]
+    agreement = jnp.where(length > 0, length, _NOTHING)
+    return Matches(agreement, text.tokens.at[rows[..., None], slots].get(mode="clip"))
+
+
+def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
+    """Returns the votes for every continuation.
+
+    At most `growth` times as many tokens as agree are worth drafting, and none with a smaller share
+    of the votes than `min_share`. There are at most `MOST_PLACES` places and `MOST_TOKENS` tokens.
+    """
+    agreement, followed = matches.agreement, matches.followed
+    longest = jnp.max(agreement, axis=1)
+    num_less = longest[:, None] - agreement
+    has_vote = (agreement >= 0) & (num_less <= _MOST_TOKENS_LESS)
+    weights = jnp.where(has_vote, _BASE ** -num_less.astype(jnp.float32), 0.0)
+    # Whether two places have the first j tokens in common; past the end of a text there are none.
+    agree = have_same_paths(followed) & (followed >= 0)[:, None]
+    agreeing = agree.astype(jnp.float32)
+    counts = jnp.einsum("bk,bikw->biw", weights, agreeing, precision="highest")
+    # Past the end of its text a continuation has no vote.
+    total = jnp.sum(weights, axis=1)[:, None, None]
+    is_worth = (counts > 0) & (counts >= min_share * total)
+    most = jnp.floor(growth * jnp.maximum(longest, 1).astype(jnp.float32))
+    is_worth &= jnp.arange(followed.shape[2]) < most.astype(jnp.int32)[:, None, None]
+    return Votes(counts, counts / jnp.maximum(total, 1.0), is_worth, longest)
+
+
+def choose_continuation(matches: Matches, *, growth: float, min_share: float) -> Choice:
+    """Returns the continuation with the most votes, of equals the first; see `count_votes`."""
+    votes = count_votes(matches, growth=growth, min_share=min_share)
+    score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
+    best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
+    # Votes only fall along a continuation, so the tokens that are worth it come first.
+    num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
+    return Choice(matches.followed[rows, best], num_tokens, votes.longest)
+
+
+MAX_MATCH = 16  # tokens that are compared; a power of two
+_BETWEEN = -1  # stands between two texts, and agrees with nothing
+_BRANCHES = 16  # of the search
+
+
+class Corpus(NamedTuple):
+    """The texts and the order of their places.
+
+    Attributes:
+      tokens: all texts, `MAX_MATCH` negative ids before them and one after each.
+      order: the places that are followed by a token of the same text, sorted.
+    """
+
+    tokens: Int32[Array, "n"]
+    order: Int32[Array, "p"]
+
+
+def load_corpus(path: str, tokenizer: TokenizerLike, vocab_size: int) -> Corpus:
+    """Reads texts: a JSONL file of answers or texts, see `read_token_texts`, or one plain text.
+
+    Prompts that stand beside answers are left out: they are not what the target says.
+
+    Raises:
+      InputError: an unreadable file, one without two tokens in a row, or an id that is none.
+    """
+    if is_json_lines(path):
+        texts = list(read_token_texts(path, tokenizer, with_prompts=False))
+    else:
+        texts = [tokenizer.encode(read_plain(path), add_bos=False)]
+    with prefixed_errors(path):
+        return make_corpus(texts, vocab_size)
+
+
+def make_corpus(texts: Iterable[Sequence[int]], vocab_size: int) -> Corpus:
+    """Sorts the places of texts, in numpy: about two seconds for a million tokens.
+
+    Raises:
+      InputError: no text of two tokens, or an id outside the vocabulary.
+    """
+    parts = [np.full(MAX_MATCH, _BETWEEN, np.int64)]
+    for text in texts:
+        if len(text) and not 0 <= min(text) <= max(text) < vocab_size:
+            raise InputError(
+                f"expected token ids from 0 to {vocab_size - 1}, got {min(text)} to {max(text)}"
+            )
+        parts.append(np.asarray([*text, _BETWEEN], np.int64))
+    tokens = np.concatenate(parts)
+    is_place = np.append((tokens[:-1] >= 0) & (tokens[1:] >= 0), False)
+    if not is_place.any():
+        raise InputError("expected a text of at least two tokens, got none")
+    order = np.argsort(_ranks(tokens), kind="stable")
+    order = order[is_place[order]]
+    return Corpus(jnp.asarray(tokens, jnp.int32), jnp.asarray(order, jnp.int32))
+
+
+def _ranks(tokens: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """Returns the rank of each place by its `MAX_MATCH` last tokens, the newest first."""
+    ranks, length = tokens - _BETWEEN, 1
+    while length < MAX_MATCH:  # the ranks by some tokens give those by twice as many
+        before = np.concatenate([np.zeros(length, np.int64), ranks[:-length]])
+        pairs = ranks * (ranks.max() + 1) + before
+        ranks = np.unique(pairs, return_inverse=True)[1]
+        length *= 2
+    return ranks
+
+
+def corpus_matches(corpus: Corpus, text: History, *, num_places: int, width: int) -> Matches:
+    """Returns the places of the corpus that agree longest with each text's end, some that do not.
+
+    There are `num_places`; of more that agree equally long, neighbours in the order. They are
+    trusted one token less than places in the text itself.
+    """
+    slots = text.length[:, None] - 1 - jnp.arange(MAX_MATCH)
+    end = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
+    end = jnp.where(slots >= 0, end, _BETWEEN)
+    num_sorted = len(corpus.order)
+    begin = _search(corpus, end) - num_places // 2
+    begin = jnp.clip(begin, 0, max(num_sorted - num_places, 0))
+    index = begin[:, None] + jnp.arange(num_places)
+    place = corpus.order.at[index].get(mode="clip")
+    before = _ending(corpus, place)
+    # Before the beginning of a text nothing agrees, whatever the other text has there.
+    agrees = (before == end[:, None]) & (before >= 0)
+    length = jnp.cumprod(agrees, axis=2, dtype=jnp.int32).sum(axis=2, dtype=jnp.int32)
+    followed = corpus.tokens.at[place[..., None] + 1 + jnp.arange(width)].get(mode="clip")
+    # After the end of a text there is nothing, though another text begins there.
+    is_text = jnp.cumprod(followed >= 0, axis=2, dtype=jnp.int32) > 0
+    agreement = jnp.where(index < num_sorted, length, 0) - 1
+    return Matches(agreement, jnp.where(is_text, followed, _BETWEEN))
+
+
+def _ending(corpus: Corpus, place: Int32[Array, "b m"]) -> Int32[Array, "b m l"]:
+    """Returns the tokens up to places of the corpus, the newest first."""
+    # The ids before the first text leave room for the oldest.
+    return corpus.tokens[jnp.maximum(place[..., None] - jnp.arange(MAX_MATCH), 0)]
+
+
+def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
+    """Returns how many places come before each end in the order; or more, if all of them do."""
+    num_sorted = len(corpus.order)
+    step = _BRANCHES
+    while step <= num_sorted:
+        step *= _BRANCHES
+    found = jnp.zeros(end.shape[:1], jnp.int32)
+    while step > 1:  # the number sought is from `found` on, and less than `step` above it
+        step //= _BRANCHES
+        pivot = found[:, None] + step * jnp.arange(1, _BRANCHES) - 1
+        place = corpus.order.at[pivot].get(mode="clip")
+        is_before = _comes_before(_ending(corpus, place), end[:, None])
+        found += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
+    return found
+
+
+def _comes_before(one: Int32[Array, "b m l"], other: Int32[Array, "b #m l"]) -> Bool[Array, "b m"]:
+    """Returns where one sequence comes before another: by the first token that differs."""
+    first = jnp.argmax(one != other, axis=2)[..., None]
+    difference = jnp.take_along_axis(one - other, first, axis=2)
+    return difference[..., 0] < 0
+
 
 _NUM_PLACES = MOST_PLACES // 2  # that are asked in the text, and as many in the corpus
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on 39

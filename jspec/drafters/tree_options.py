@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.drafters.spec import DrafterSpec, Options, option
-from jspec.speculation.kinds import Kind
+from jspec.speculation.control import Kind
 
 LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
 

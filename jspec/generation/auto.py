@@ -17,11 +17,10 @@ from jspec.common.kept import keep, note, read_kept
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
-from jspec.generation.calibration import measure_costs
-from jspec.generation.costs import RoundCosts
+from jspec.generation.costs import RoundCosts, measure_costs
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
-from jspec.speculation.kinds import drafters_of
+from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 
 AUTO = "auto"
@@ -36,6 +35,22 @@ def numbers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns the numbers of drafts to choose from, in increasing order from 0."""
     width = drafter.num_draft_tokens
     return (*(number for number in _NUMBERS if number < width), width)
+
+
+def parse_num_draft_tokens(text: str) -> int | str:
+    """Returns the number of draft tokens that a flag's text asks for, or "auto".
+
+    Raises:
+      InputError: the text is neither.
+    """
+    if text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"expected num_draft_tokens to be a whole number or auto, got {text!r}"
+        ) from None
 
 
 def check_costs(costs: RoundCosts, engine: Engine) -> None:

@@ -1,31 +1,287 @@
-"""The rows that run together on the device, and which request is in which row."""
+"""The rows that run together on the device, and which request is in which row.
+
+A round computes the rows up to the last one that runs:
+
+    rows      0   1   2   3 | 4   5   6   7
+    running   x   x       x |                   the state has rows 0 to 3
+
+A round takes longer with more rows, whether they run or not, and a server has slots for more
+requests than there mostly are. Rows stay at their places: a new request takes the first free one,
+so that those at the end are empty again before long.
+
+Prompts are read chunk by chunk. A row that has the pages of a prompt's first chunks in its table,
+and into which the snapshots of these chunks were put, in order, is bit for bit as if it had read
+them. Nothing here knows what a drafter remembers: a snapshot has whatever reading a chunk may
+change. A cache that a drafter fills only once it proposes stays empty, and the drafter catches up
+in its first round, as after every prompt.
+"""
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.generation.answer import Drafts, Round
-from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
-from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.engine import NARROW_PROMPT, Engine
 from jspec.generation.programs import Programs
-from jspec.generation.reading import Reading, token_logprobs
 from jspec.generation.request import Settings
-from jspec.generation.rows import Row
+from jspec.generation.result import TokenLogprob
+from jspec.generation.rows import Row, next_smaller
 from jspec.generation.stats import RoundCounts
+from jspec.models import KVCache
+from jspec.models.cache import PagedKVCache, caches_in, map_caches
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.tree import depth_of
-from jspec.speculation.types import SpecState, StepInfo, tree_depth
+from jspec.speculation.control import drafters_of
+from jspec.speculation.logprobs import TokenLogprobs
+from jspec.speculation.prefill import insert
+from jspec.speculation.types import ModelParams, SpecState, StepInfo, tree_depth
+
+
+def emptied(
+    put: Callable[..., SpecState], state: SpecState, row: int, nothing: SpecState
+) -> SpecState:
+    """Returns the state with an empty row in the place of an ended one, put there by `insert`.
+
+    What the answer asked for would go on to cost the others. The drafter's state stays, as it is
+    the largest part, and nobody asks for the row's drafts.
+    """
+    draft = state.draft
+    state = put(state.replace(draft=None), row, nothing.replace(draft=None))
+    return state.replace(draft=draft)
+
+
+def take_row(state: SpecState, row: Int32[Array, ""]) -> SpecState:
+    """Returns one row's state."""
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=row, slice_size=1)
+    return jax.tree.map(take, state)
+
+
+def run_alone(
+    state: SpecState, row: Int32[Array, ""], read: SpecState, saved: SpecState
+) -> SpecState:
+    """Returns the state with one row running, which has read its text and surely drafts."""
+    control = saved.control
+    if control is not None:
+        # Who has nothing to read is not asked, and leaves the round to a model, which has the text.
+        names = drafters_of(control.kinds)
+        reading = control.reading[
+            :, jnp.array([names.index(kind.drafter) for kind in control.kinds])
+        ]
+        control = control.replace(forced=jnp.where(reading > 0, control.numbers[-1], 0))
+    own = read.replace(last_token=saved.last_token, control=control)
+    state = insert(state, row, own)
+    return state.replace(is_done=jnp.arange(len(state.is_done)) != row)
+
+
+def settle(saved: SpecState, after: SpecState, row: Int32[Array, ""]) -> SpecState:
+    """Returns what was saved; what its drafter has not read again is missing from its caches."""
+    lengths = iter([cache.length[row] for cache in caches_in(after.draft)])
+
+    def cut(cache: Any) -> Any:
+        return cache.rollback(jnp.minimum(cache.length, next(lengths)))
+
+    return saved.replace(draft=map_caches(cut, saved.draft))
+
+
+_STEP = 4  # a round of four rows takes at most half as long again as one of one row
+
+
+def row_counts(num_rows: int) -> tuple[int, ...]:
+    """Returns the numbers of rows for which rounds are compiled, rising to `num_rows`.
+
+    Each is a program, and a quarter of the next; a single row has one of its own, as its products
+    are the fastest. Few rows, up to 7, have no others.
+    """
+    counts = [num_rows]
+    while counts[0] >= 2 * _STEP:
+        counts.insert(0, counts[0] // _STEP)
+    return (1, *counts) if 1 < counts[0] < num_rows else tuple(counts)
+
+
+def fitted(
+    state: SpecState,
+    num_needed: int,
+    counts: Sequence[int],
+    make_empty: Callable[[int], SpecState],
+) -> SpecState:
+    """Returns a state of the fewest of `counts` rows that are enough; what is left out is empty.
+
+    `make_empty` returns a state of as many rows as are to be added.
+    """
+    # Step by step, so that few programs are compiled for it.
+    while len(state.last_token) < num_needed:
+        found = len(state.last_token)
+        more = counts[counts.index(found) + 1] - found
+        state = _with_more(state, make_empty(more))
+    while (place := counts.index(len(state.last_token))) and counts[place - 1] >= num_needed:
+        state = _with_fewer(state, counts[place - 1])
+    return state
+
+
+# The jit boundary. Nothing is donated: results have other shapes than the arguments.
+@jax.jit
+def _with_more(state: SpecState, others: SpecState) -> SpecState:
+    return jax.tree.map(lambda own, more: jnp.concatenate([own, more]), state, others)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _with_fewer(state: SpecState, num_rows: int) -> SpecState:
+    return jax.tree.map(lambda leaf: leaf[:num_rows], state)
+
+
+Snapshot = tuple[Array, ...]
+
+
+class Reading:
+    """A prompt on its way into a state of one row.
+
+    Attributes:
+      prompt: its token ids.
+      state: the row's, after what was read so far.
+      scores: of each token read but the first, if they are wanted; then all of it is read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: ModelParams,
+        prompt: Sequence[int],
+        state: SpecState,
+        calls: Sequence[tuple[int, int]],
+        is_scored: bool = False,
+    ) -> None:
+        """Nothing is read yet; `calls` are the engine's `chunks` of the prompt."""
+        self.prompt, self.state = prompt, state
+        self._engine, self._params, self._calls = engine, params, calls
+        self._num_read = 0  # calls
+        self.scores: list[TokenLogprob] | None = [] if is_scored else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the whole prompt was read, and the first token drawn."""
+        return self._num_read == len(self._calls)
+
+    @property
+    def next_chunk(self) -> tuple[int, int]:
+        """First token and width of the chunk that is read next."""
+        return self._calls[self._num_read]
+
+    def read(self) -> int:
+        """Reads the next chunk; returns its number of tokens."""
+        begin, width = self.next_chunk
+        self.state, found = self._engine.read(
+            self._params, self.state, self.prompt, begin, width, has_scores=self.scores is not None
+        )
+        if self.scores is not None:
+            found = jax.tree.map(operator.itemgetter(0), jax.device_get(found))
+            # After the prompt's last token comes one that is not the prompt's.
+            self.scores += token_logprobs(found, min(width, len(self.prompt) - begin - 1)) or ()
+        self._num_read += 1
+        return min(width, len(self.prompt) - begin)
+
+    def put(self, snapshots: "Snapshots", found: Sequence[Snapshot]) -> None:
+        """Puts snapshots in the place of the next chunks, whose tokens they must have."""
+        for snapshot in found:
+            self.state = snapshots.put(self.state, snapshot, self.next_chunk[0])
+            self._num_read += 1
+
+
+class Snapshots:
+    """Copies what reading changes out of states of one row, and into others.
+
+    The states are those of a batch of pages, without their layers.
+
+    Attributes:
+      copy: (state, first token, width) -> the snapshot of the chunk there, which was read last.
+      put: (state, snapshot, first token) -> the state, donated, with the snapshot.
+    """
+
+    def __init__(
+        self, engine: Engine, params: ModelParams, capacity: int, switches: Switches
+    ) -> None:
+        """Finds out which leaves a snapshot has; nothing is compiled yet."""
+        one, other = (
+            engine.empty_state.eval_shape(1, slots, switches) for slots in (capacity, 2 * capacity)
+        )
+        changed = jax.tree.unflatten(jax.tree.structure(one), engine.is_read_into(params, one))
+        axes = jax.tree.map(_token_axis, one, other)
+        # Of the leaves that reading changes: the number, and the axis of tokens if it has one.
+        pairs = zip(*(jax.tree.leaves(bare(tree)) for tree in (axes, changed)), strict=True)
+        self._parts = [(n, axis) for n, (axis, is_changed) in enumerate(pairs) if is_changed]
+        # The jit boundary. A row's state is donated, a snapshot never: other rows have it, too.
+        self.copy = jax.jit(self._copy, static_argnums=2)
+        self.put = jax.jit(self._put, donate_argnums=0)
+
+    def _copy(self, state: SpecState, begin: Int32[Array, ""], width: int) -> Snapshot:
+        leaves, slice_of = jax.tree.leaves(state), jax.lax.dynamic_slice_in_dim
+        # A copy, or it would share the buffer of a leaf that the next chunk is written into.
+        return tuple(
+            jnp.copy(leaves[number]) if axis == _NO_AXIS
+            else slice_of(_as_bits(leaves[number]), begin, width, axis)
+            for number, axis in self._parts
+        )  # fmt: skip
+
+    def _put(self, state: SpecState, snapshot: Snapshot, begin: Int32[Array, ""]) -> SpecState:
+        leaves, structure = jax.tree.flatten(state)
+        for (number, axis), part in zip(self._parts, snapshot, strict=True):
+            old = leaves[number]
+            if axis == _NO_AXIS:  # the next chunk must not be written into the snapshot
+                leaves[number] = jnp.copy(part)
+            else:
+                new = jax.lax.dynamic_update_slice_in_dim(_as_bits(old), part, begin, axis)
+                leaves[number] = jax.lax.bitcast_convert_type(new, old.dtype)
+        return jax.tree.unflatten(structure, leaves)
+
+
+def token_logprobs(found: TokenLogprobs | None, count: int) -> list[TokenLogprob] | None:
+    """Returns the first `count` log-probabilities of one row; None for None."""
+    if found is None:
+        return None
+    ids, best = found.top_ids, found.top
+    tops: list[Sequence[tuple[int, float]]] = [()] * count
+    # Where no row asks for them, all ids are -1.
+    if count and ids is not None and best is not None and ids[0, 0] >= 0:
+        pairs = zip(ids[:count].tolist(), best[:count].tolist(), strict=True)
+        tops = [list(zip(*pair, strict=True)) for pair in pairs]
+    raw, processed = found.raw[:count].tolist(), found.processed[:count].tolist()
+    return list(map(TokenLogprob, raw, processed, tops))
+
+
+_NO_AXIS = -1
+
+
+def bare(state: Any, table: Any = False) -> Any:
+    """Returns a state with paged caches in place of its caches: with this table, and no layers."""
+
+    def to_pages(cache: KVCache) -> PagedKVCache:
+        kept = {"length": cache.length, "is_split": cache.is_split}
+        return PagedKVCache(keys=(), values=(), table=table, **kept)
+
+    return map_caches(to_pages, state)
+
+
+def _as_bits(leaf: Array) -> Array:
+    # XLA on CPU may convert the whole of a bfloat16 array, and back, to write a slice of it.
+    is_short = leaf.dtype == jnp.bfloat16
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint16) if is_short else leaf
+
+
+def _token_axis(one: jax.ShapeDtypeStruct, other: jax.ShapeDtypeStruct) -> int:
+    """Returns the axis along which leaves of two capacities differ; -1 if there is none."""
+    pairs = enumerate(zip(one.shape, other.shape, strict=True))
+    return next((axis for axis, (size, larger) in pairs if size != larger), _NO_AXIS)
 
 
 class Batch:

@@ -18,8 +18,14 @@ from jspec.generation.result import Beam, Piece, Result
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.speculation.acceptance.tree import depth_of
-from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, Beams, num_candidates
-from jspec.speculation.beam_round import BeamInfo, BeamState
+from jspec.speculation.beam import (
+    EARLY_STOPPING,
+    BeamInfo,
+    BeamLimits,
+    Beams,
+    BeamState,
+    num_candidates,
+)
 from jspec.speculation.types import tree_depth
 
 

@@ -11,21 +11,19 @@ import numpy as np
 from jspec import kernels
 from jspec.common import exchange
 from jspec.common.typing import ApplyFn, Params
-from jspec.generation.capacity import capacity_for
 from jspec.generation.layout import Layout
-from jspec.generation.rows import Row, empty_state, finish_row, with_request
+from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.beam_round import BeamInfo, BeamState, beam_round
+from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import prefill_chunk
-from jspec.speculation.step import speculative_step
+from jspec.speculation.round import speculative_step, with_whole_logits
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
-from jspec.speculation.verify_call import with_whole_logits
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 

@@ -20,11 +20,11 @@ from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, device_name, tree_bytes
-from jspec.generation.state_specs import page_spec, state_specs
+from jspec.generation.rows import page_spec, state_specs
 from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
 from jspec.sampling.settings import Switches
-from jspec.speculation.beam_round import BeamState
+from jspec.speculation.beam import BeamState
 from jspec.speculation.prefill import insert
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel

@@ -19,9 +19,8 @@ from jspec.common.errors import InputError, check_type, describe_error
 from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, DrafterEntry
 from jspec.drafters.cascade import CascadeDrafter
-from jspec.generation.capacity import capacity_for
 from jspec.generation.layout import Layout
-from jspec.generation.rows import empty_state
+from jspec.generation.rows import capacity_for, empty_state
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import BUILT_IN

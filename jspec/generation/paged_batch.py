@@ -11,15 +11,24 @@ from jspec.common import exchange
 from jspec.common.errors import InputError
 from jspec.common.memory import available_bytes
 from jspec.generation.answer import Round
-from jspec.generation.batch import Batch
+from jspec.generation.batch import (
+    Batch,
+    Reading,
+    Snapshot,
+    Snapshots,
+    bare,
+    emptied,
+    fitted,
+    row_counts,
+    run_alone,
+    settle,
+    take_row,
+)
 from jspec.generation.programs import Programs
-from jspec.generation.reading import Reading, Snapshot, Snapshots, bare
 from jspec.generation.request import Settings
-from jspec.generation.row_count import fitted, row_counts
 from jspec.generation.rows import Row, with_request
-from jspec.generation.saved_row import emptied, run_alone, settle, take_row
 from jspec.kernels import PAGE
-from jspec.models.paged_cache import (
+from jspec.models.cache import (
     caches_in,
     empty_layers,
     map_caches,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float32, Int16, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import RowTokens
-from jspec.drafters.pattern_automaton import ByteAutomaton, compile_pattern
+from jspec.sampling.pattern_automaton import ByteAutomaton, compile_pattern
 from jspec.sampling.processor import Processor
 from jspec.weights.resolver import LoadedModel
 

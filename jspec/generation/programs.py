@@ -21,9 +21,8 @@ from jspec.drafters import (
     name_of,
 )
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
-from jspec.generation.calibration import measure_costs
 from jspec.generation.compile_notice import CompileNotice
-from jspec.generation.costs import RoundCosts
+from jspec.generation.costs import RoundCosts, measure_costs
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
 from jspec.generation.graph_trial import check_one_graph

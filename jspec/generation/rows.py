@@ -1,4 +1,8 @@
-"""A request as one row of a batch: checks that need the model, and its state on the device."""
+"""A request as one row of a batch: checks that need the model, and its state on the device.
+
+A cache has one of a few sizes, so that few programs are compiled. On a mesh the rows of a state lie
+over `data`, and the heads of its caches over `model`.
+"""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -7,18 +11,68 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jspec.common.errors import InputError
 from jspec.generation.request import Settings
-from jspec.models import init_cache
+from jspec.kernels import MODEL_AXIS
+from jspec.models import KVCache, init_cache
+from jspec.models.cache import PagedKVCache
 from jspec.sampling.distribution import SamplingSettings
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import Control
-from jspec.speculation.ends import silence
 from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.round import silence
 from jspec.speculation.types import Drafter, SpecState
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import used_vocab_size
+
+_SMALLEST_CAPACITY = 512
+_SMALLEST_IN_BETWEEN = 3072
+
+
+def capacity_for(max_length: int, head_room: int) -> int:
+    """Returns the smallest of a few capacities that is enough: 512, 1024, 2048, 3072, 4096, ...
+
+    A block of `head_room` tokens may be written after the last token of a row.
+    """
+    num_slots = max_length + head_room
+    double = max(_SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
+    between = double // 4 * 3  # doubling a large cache is expensive
+    return between if between >= max(num_slots, _SMALLEST_IN_BETWEEN) else double
+
+
+def next_smaller(capacity: int) -> int:
+    """Returns the capacity below one of them; 0 below the smallest."""
+    if capacity <= _SMALLEST_CAPACITY:
+        return 0
+    if capacity & (capacity - 1):  # three quarters of a power of two
+        return capacity // 3 * 2
+    return capacity // 4 * 3 if capacity > _SMALLEST_IN_BETWEEN else capacity // 2
+
+
+def state_specs(state: Any, rows: tuple[str, ...]) -> Any:
+    """Returns the spec of each leaf of a state whose rows are split over these axes, or none."""
+
+    def of(part: Any) -> Any:
+        layer = PartitionSpec(*rows)
+        if isinstance(part, PagedKVCache):
+            layer = page_spec(part.is_split)
+        elif isinstance(part, KVCache) and part.is_split:
+            layer = PartitionSpec(*(rows or (None,)), MODEL_AXIS)
+        return jax.tree.map(lambda leaf: layer if leaf.ndim == 4 else PartitionSpec(*rows), part)
+
+    return jax.tree.map(of, state, is_leaf=lambda part: isinstance(part, KVCache))
+
+
+def page_spec(is_split: bool) -> PartitionSpec:
+    """Returns the spec of a layer's pages, whose heads are split or not.
+
+    Each row of the mesh has room for all of them. All read every prompt, into the same pages; what
+    an answer adds is written by the row of the mesh that it is in, and read by no other.
+    """
+    return PartitionSpec(None, MODEL_AXIS) if is_split else PartitionSpec()
+
 
 MAX_STOP_IDS = 8
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int
 
-from jspec.models.config import DecoderConfig
-from jspec.models.rope_scaling import RopeScaling
+from jspec.models.config import DecoderConfig, RopeScaling
 
 
 def rope_frequencies(config: DecoderConfig, kind: str = "global") -> Float32[np.ndarray, "half"]:

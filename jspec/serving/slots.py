@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from jspec.common.memory import tree_bytes
 from jspec.generation.answer import Round
+from jspec.generation.batch import Reading, Snapshot
 from jspec.generation.paged_batch import PAGE, PagedBatch
-from jspec.generation.reading import Reading, Snapshot
 from jspec.generation.rows import Row
 from jspec.serving.page_pool import PagePool
 from jspec.serving.prefix_tree import Node, PrefixTree, path

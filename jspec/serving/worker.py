@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
+from jspec.generation.batch import row_counts
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
-from jspec.generation.row_count import row_counts
 from jspec.generation.rows import Row
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import Switches

@@ -22,17 +22,50 @@ where no draft is ever accepted, the answer takes 1 % more than plain decoding, 
 A tree is drafted whole or not at all. The drafter's own estimates say how many nodes to verify.
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
 later one that always has one, where that promises more tokens per second.
+
+In a batch a round is as wide as its widest row, and all rows wait for it.
+
+What a row would draft alone is therefore not always worth it for the batch. With E_r(c) the tokens
+that row r is expected to emit in a round with c drafts, the most that any row may have is the c
+that maximises sum_r E_r(min(c, c_r)) / seconds(c), where c_r is what the row wants itself.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowFlags
-from jspec.speculation.kinds import Kind, drafters_of
+
+
+class Kind(NamedTuple):
+    """A kind of proposal, whose drafts are accepted about equally often.
+
+    Attributes:
+      drafter: the name of the drafter; kinds of one drafter cost the same.
+      first: assumed probability, before any round, that the first draft is accepted.
+      later: likewise for a later draft once those before it are accepted.
+      most: the most drafts that such a proposal can have.
+      is_certain: whether the drafter makes such a proposal in every round in which it is asked.
+      costs_when_silent: whether the drafter runs a model before it proposes nothing.
+      is_tree: whether the proposal is a tree with scores; `most` is then its greatest depth.
+    """
+
+    drafter: str
+    first: float
+    later: float
+    most: int = 2**31 - 1
+    is_certain: bool = False
+    costs_when_silent: bool = False
+    is_tree: bool = False
+
+
+def drafters_of(kinds: Sequence[Kind]) -> list[str]:
+    """Returns the names of the drafters that make these kinds of proposals, each once, in order."""
+    return list(dict.fromkeys(kind.drafter for kind in kinds))
+
 
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
@@ -248,3 +281,53 @@ class Control(struct.PyTreeNode):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later
         return jnp.stack([expected[number] for number in self.numbers], axis=-1)
+
+
+_FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
+_MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
+
+
+def with_own_costs(control: Control, is_free: RowFlags) -> Control:
+    """Returns the control with what rounds of as many rows as there are cost.
+
+    They lie between those of one row and those of all. Only the rows that are free count that: the
+    others' drafts, and so their tokens, must not depend on their company.
+    """
+    if len(is_free) >= control.num_rows:
+        return control
+    share = (len(is_free) - 1) / (control.num_rows - 1)
+    fewer = control.alone + (control.costs - control.alone) * share
+    return control.replace(costs=jnp.where(is_free[:, None, None], fewer, control.costs))
+
+
+def agree(
+    control: Control, kind: RowCounts, wanted: RowCounts, is_running: RowFlags, is_free: RowFlags
+) -> RowCounts:
+    """Returns how many drafts each row has, [b]: at most those that it wants.
+
+    Args:
+      control: of the rows; where it knows of one row alone, they have what they want.
+      kind: of each row's proposal.
+      wanted: drafts that each row wants, or has.
+      is_running: whether the row takes part.
+      is_free: whether the row's tokens are the same with any number of drafts; others keep theirs,
+        as what they say must not depend on their company.
+    """
+    if control.num_rows == 1 or kind.shape[0] == 1:
+        return wanted
+    numbers = jnp.asarray(control.numbers, jnp.int32)
+    own = jnp.sum(numbers < wanted[:, None], axis=-1)  # the place of each row's number
+    places = jnp.minimum(jnp.arange(len(control.numbers)), own[:, None])
+    expected = control.expected_tokens(kind, is_proven=False)
+    tokens = jnp.take_along_axis(expected, places, axis=1)
+    seconds = control.costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
+    # A row that may not draft is no reason for the others not to.
+    seconds = jnp.where((seconds < _FORBIDDEN).all(axis=1, keepdims=True), seconds, 0.0)
+    seconds = seconds * jnp.where(numbers > 0, _MARGIN, 1.0)
+
+    def total(of_rows: jnp.ndarray) -> jnp.ndarray:
+        return jnp.sum(jnp.where(is_running[:, None], of_rows, 0.0), axis=0)
+
+    # Rows differ in seconds by their contexts alone; where none runs, nothing is chosen.
+    most = numbers[jnp.argmax(total(tokens) / jnp.maximum(total(seconds), 1e-9))]
+    return jnp.where(is_free, jnp.minimum(wanted, most), wanted)

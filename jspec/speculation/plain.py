@@ -7,10 +7,9 @@ from jspec.common.typing import AnyLogits, ApplyFn, Probs, RowCounts, RowSeeds, 
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.round import as_read, cut_at_end, silence
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
-from jspec.speculation.verify_call import as_read
 
 
 def plain_step(

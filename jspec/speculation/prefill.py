@@ -10,8 +10,8 @@ from jspec.common.typing import ApplyFn, RowCounts, Tokens
 from jspec.kernels import whole
 from jspec.speculation.logprobs import TokenLogprobs, token_logprobs
 from jspec.speculation.plain import draw_next
+from jspec.speculation.round import as_read
 from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
-from jspec.speculation.verify_call import as_read
 
 
 def prefill_chunk(

@@ -21,8 +21,7 @@ from jspec.common.typing import (
 from jspec.kernels import zeros_if
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.control import Control
-from jspec.speculation.kinds import Kind
+from jspec.speculation.control import Control, Kind
 from jspec.speculation.logprobs import TokenLogprobs
 
 

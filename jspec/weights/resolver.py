@@ -15,16 +15,15 @@ from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
-from jspec.weights import gguf_model, hf, orbax_checkpoint
-from jspec.weights.fetch import fetch
-from jspec.weights.gguf_config import read_gguf_config
-from jspec.weights.gguf_file import GgufFile
-from jspec.weights.gguf_tokenizer import build_tokenizer
-from jspec.weights.published import MODELS, SMOLLM2
+from jspec.weights import gguf as gguf_model
+from jspec.weights import hf, orbax_checkpoint
+from jspec.weights.gguf import GgufFile, read_gguf_config
+from jspec.weights.published import MODELS, SMOLLM2, fetch
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.spread import spread_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
+from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
 _RANDOM = "random:"

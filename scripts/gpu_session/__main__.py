@@ -54,7 +54,7 @@ if __name__ == "__main__":  # before JAX is imported
 import jax
 from absl import flags
 
-from jspec.common import cli
+from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache

@@ -5,14 +5,14 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from jspec.evaluation.auditing.caches import check_caches
-from jspec.evaluation.auditing.checks import check_parity
-from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
-from jspec.evaluation.auditing.rows import Rows, choose_context
-from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.request import Settings
 from jspec.kernels import run_options
+from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.checks import check_parity
+from jspec.lab.auditing.distribution import NUM_TOKENS, check_distribution
+from jspec.lab.auditing.rows import Rows, choose_context
+from jspec.lab.auditing.subject import Check, Subject
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model
 from scripts.gpu_session.session import Work

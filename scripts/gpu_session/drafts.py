@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import ENTRY, make_eagle_drafter
 from jspec.drafters.heads.eagle_module import init_eagle_params
-from jspec.evaluation.accelerators.shapes import eagle_config
-from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.generation.generator import Generator
 from jspec.generation.request import Settings
+from jspec.lab.accelerators.shapes import eagle_config
+from jspec.lab.analysis.theory import expected_tokens
 from jspec.speculation.acceptance.synthetic import seed_of
 from scripts.gpu_session.products import bandwidth, chosen, kernels_by
 from scripts.gpu_session.session import Work

@@ -21,12 +21,12 @@ import numpy as np
 from jspec.common.errors import describe_error
 from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
 from jspec.common.user_cache import cache_dir
-from jspec.evaluation.analysis.call_cost import Machine, measure_machine, product_loop
-from jspec.evaluation.benchmarking.parts import call_loop
 from jspec.generation.graph_trial import check_one_graph
 from jspec.kernels import cuda_library
 from jspec.kernels.contest import NAMES
 from jspec.kernels.cuda_product import multiply
+from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
+from jspec.lab.benchmarking.parts import call_loop
 from jspec.models import DecoderConfig
 from scripts.gpu_session.arms import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work

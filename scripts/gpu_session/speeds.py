@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jspec.common.timing import Loop, seconds_each, timed
-from jspec.evaluation.benchmarking.parts import call_loop
-from jspec.evaluation.benchmarking.roofline import model_cost
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
+from jspec.lab.benchmarking.parts import call_loop
+from jspec.lab.benchmarking.roofline import model_cost
 from jspec.speculation.types import SpecState
 from jspec.weights.resolver import LoadedModel
 from scripts.gpu_session.products import bandwidth, chosen, kernels_by

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
-from jspec.evaluation.auditing.subject import Subject
-from jspec.evaluation.auditing.subject import cast as cast_model
 from jspec.generation.request import Settings
+from jspec.lab.auditing.subject import Subject
+from jspec.lab.auditing.subject import cast as cast_model
 from jspec.models import PRESETS, DecoderConfig
 from jspec.weights.published import MODELS, PublishedModel
 from jspec.weights.random_weights import random_params

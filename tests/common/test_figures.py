@@ -8,8 +8,8 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, as_label, draw, looks, new_figure
-from tests.evaluation.conftest import figures as figures_fixture
-from tests.evaluation.drawn import bars_of, legend_of, lines_of
+from tests.lab.conftest import figures as figures_fixture
+from tests.lab.drawn import bars_of, legend_of, lines_of
 
 figures = figures_fixture
 

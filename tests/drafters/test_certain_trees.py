@@ -9,8 +9,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.cascade import CascadeDrafter
-from jspec.drafters.merged_cascade import MergedCascadeDrafter
+from jspec.drafters.cascade import CascadeDrafter, MergedCascadeDrafter
 from jspec.drafters.options import check_options
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle, tiny_medusa

@@ -11,15 +11,15 @@ import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.draft_vocabulary import draft_ids
-from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.distribution import FALSE_ALARM, check_distribution
-from jspec.evaluation.auditing.rows import build_drafter
+from jspec.lab.auditing import controls
+from jspec.lab.auditing.distribution import FALSE_ALARM, check_distribution
+from jspec.lab.auditing.rows import build_drafter
 from jspec.models import init_cache, make_apply
 from jspec.weights.quantize import quantize
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.drafters.test_model import observe, run_propose
-from tests.evaluation.auditing.subjects import make_rows, make_subject
+from tests.lab.auditing.subjects import make_rows, make_subject
 
 SIZE = 70
 PROMPT = list(b"why is the sky blue")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.draw import Drawing, draw_from_distribution, draw_one
+from jspec.drafters.chain import Drawing, draw_from_distribution, draw_one
 from jspec.sampling.settings import SamplingSettings
 from tests.speculation.drive import QUICK
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dynamic_tree import grow_tree
-from jspec.drafters.eagle_tree import EagleTreeDrafter
-from jspec.drafters.model import ModelDrafter
-from jspec.drafters.model_tree import ModelTreeDrafter
+from jspec.drafters.eagle import EagleTreeDrafter
+from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
 from jspec.drafters.tree_options import Shape
+from jspec.drafters.trees import grow_tree
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, assert_committed_equal

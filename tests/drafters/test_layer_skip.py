@@ -10,9 +10,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from jspec.cli.drafter_flags import read_drafter
 from jspec.common.errors import InputError
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, choose_layers
-from jspec.generation.drafter_flags import read_drafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import layered

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jspec.drafters.lookup_tree import LookupTreeDrafter, SuffixTreeDrafter
 from jspec.drafters.recycle import RecycleTreeDrafter
-from jspec.drafters.static_tree import best_static_tree
 from jspec.drafters.tree_options import Shape
+from jspec.drafters.trees import best_static_tree
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.drafters.test_prompt_lookup import as_history

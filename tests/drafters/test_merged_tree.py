@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.merged_tree import Branches, branches_of, join_branches, merge_branches
+from jspec.drafters.cascade import Branches, branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.best_nodes import prune
 from tests.drafters.test_dynamic_tree import paths_of

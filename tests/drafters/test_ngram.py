@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.drafters.ngram import NgramDrafter
-from jspec.evaluation.analysis.goodness import goodness_of_fit
+from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches

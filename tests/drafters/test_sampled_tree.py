@@ -10,11 +10,10 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.eagle_tree import EagleTreeDrafter
-from jspec.drafters.model import ModelDrafter
-from jspec.drafters.model_tree import ModelTreeDrafter
-from jspec.drafters.sampled_tree import draw_tree
+from jspec.drafters.eagle import EagleTreeDrafter
+from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
 from jspec.drafters.tree_options import Shape
+from jspec.drafters.trees import draw_tree
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle

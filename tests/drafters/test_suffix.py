@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.suffix import SuffixDrafter
-from jspec.drafters.suffix_corpus import MAX_MATCH, make_corpus
-from jspec.drafters.suffix_matches import own_matches
+from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus, own_matches
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
-from jspec.drafters.suffix_corpus import MAX_MATCH, corpus_matches, load_corpus, make_corpus
+from jspec.drafters.suffix import MAX_MATCH, corpus_matches, load_corpus, make_corpus
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.drafters.test_suffix import agreeing

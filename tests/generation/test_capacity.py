@@ -1,6 +1,6 @@
 """Few sizes of caches, each with room for a block after the last token."""
 
-from jspec.generation.capacity import capacity_for
+from jspec.generation.rows import capacity_for
 
 
 def test_the_block_counts():

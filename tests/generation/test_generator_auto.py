@@ -192,7 +192,7 @@ def test_a_row_chooses_for_itself(monkeypatch):
 
     Costs are those of the row's own length: a longer neighbour has a cache of another size.
     """
-    monkeypatch.setattr("jspec.generation.capacity._SMALLEST_CAPACITY", 256)
+    monkeypatch.setattr("jspec.generation.rows._SMALLEST_CAPACITY", 256)
     by_context = dataclasses.replace(
         CHEAP["model"],
         contexts=(256, 512),
@@ -267,7 +267,7 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
         drafting = 0.01 * forced[0] + 0.002 * max(missed, 0) if forced[0] else 0.0
         return num_rounds * (1 + drafting)
 
-    monkeypatch.setattr("jspec.generation.calibration._time_visit", visit)
+    monkeypatch.setattr("jspec.generation.costs._time_visit", visit)
     costs = make_auto("model", costs=None, max_seq_len=200).measure_costs()
     assert costs.reading[0] == pytest.approx((0.002,))
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
@@ -287,7 +287,7 @@ def test_other_work_on_the_machine_slows_no_number_more_than_another(monkeypatch
         count += num_rounds
         return num_rounds * (1 + 0.1 * forced[0]) * (2 if count <= 5 * 4 + 2 else 1)
 
-    monkeypatch.setattr("jspec.generation.calibration._time_visit", visit)
+    monkeypatch.setattr("jspec.generation.costs._time_visit", visit)
     costs = make_auto("prompt_lookup", costs=None, max_seq_len=200).measure_costs()
     plain, *others = costs.seconds[0][0]
     assert [other / plain for other in others] == pytest.approx([1.1, 1.3, 1.7])

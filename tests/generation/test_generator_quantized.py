@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.auditing.subject import cast
 from jspec.generate import list_notes
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.lab.auditing.subject import cast
 from jspec.weights import load_model
 from jspec.weights.quantize import KINDS
 from tests.programs import call_generate, check_refusal

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec import kernels
-from jspec.drafters import draw
+from jspec.drafters import chain as draw
 from jspec.generation import graph_trial
 from jspec.kernels import backend
 from jspec.models import cache

@@ -10,8 +10,8 @@ from tests.meshes import CONFIG, PROMPTS, replica_groups, run_on_devices
 
 # What runs in the process: everything that the quick tests ask, as each start takes seconds.
 _QUICK = """
-from jspec.evaluation.accelerators.hlo import array_sizes
-from jspec.evaluation.accelerators.traffic import COLLECTIVES
+from jspec.lab.accelerators.hlo import array_sizes
+from jspec.lab.accelerators.traffic import COLLECTIVES
 from jspec.sampling.settings import Switches
 import jax, re
 import numpy as np
@@ -215,7 +215,7 @@ report(found)
 
 _PACKED = """
 import gguf, pathlib, tempfile
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from jspec.common.errors import InputError
 from tests.weights.toys import write_gguf, unpack
 

@@ -13,10 +13,10 @@ import pytest
 
 from jspec import Settings, kernels
 from jspec.drafters import DRAFTERS
-from jspec.evaluation.accelerators.compiled import compile_program
-from jspec.evaluation.accelerators.devices import find_accelerator
-from jspec.evaluation.auditing.subject import cast
 from jspec.generation.batch import needed_switches
+from jspec.lab.accelerators.compiled import compile_program
+from jspec.lab.accelerators.devices import find_accelerator
+from jspec.lab.auditing.subject import cast
 from jspec.speculation.beam import BeamLimits, num_candidates
 from tests import meshes
 

@@ -19,7 +19,7 @@ import jspec
 from jspec.drafters.memory import Stateless
 from jspec.speculation.acceptance.rejection import RULE
 from jspec.speculation.types import Kind
-from tests.evaluation.auditing.subjects import models
+from tests.lab.auditing.subjects import models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ found |= {
     "object": told("ngram", RULE._replace(accept=lambda probs, proposal, noise: 1 / 0)),
     "right rule": told("prompt_lookup", RULE._replace(is_lossless=False)),
 }
-from jspec.evaluation.auditing.rows import build_drafter
-from jspec.evaluation.auditing.subject import Subject
+from jspec.lab.auditing.rows import build_drafter
+from jspec.lab.auditing.subject import Subject
 try:
     build_drafter(Subject(models()[0], None, "own", 2, "rejection", jspec.Settings()))
 except jspec.InputError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.kernels import smallest_rank, threshold
-from jspec.sampling.filters import _rank
+from jspec.sampling.distribution import _rank
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.distribution import check_distribution
-from jspec.evaluation.auditing.rows import Rows, choose_context
-from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.request import Settings
+from jspec.lab.auditing.distribution import check_distribution
+from jspec.lab.auditing.rows import Rows, choose_context
+from jspec.lab.auditing.subject import Subject
 from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal

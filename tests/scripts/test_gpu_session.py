@@ -20,8 +20,8 @@ import pytest
 from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
-from jspec.evaluation.accelerators.devices import find_accelerator
 from jspec.generation.request import Request, Settings
+from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import arms, plan, products, race, seeds, session, subjects
 from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.evaluation.reports.workdirs import cells, trace, write
+from tests.lab.reports.workdirs import cells, trace, write
 from tests.programs import check_refusal, environment, run, run_many
 from tests.tiny_models import save_folder
 

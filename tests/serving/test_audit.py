@@ -5,10 +5,10 @@ import concurrent.futures
 import numpy as np
 import pytest
 
-from jspec.evaluation.analysis.goodness import goodness_of_fit
-from jspec.evaluation.auditing.distribution import joint_distribution, path_logits
-from jspec.evaluation.auditing.rows import Context
 from jspec.generation.request import Settings
+from jspec.lab.analysis.goodness import goodness_of_fit
+from jspec.lab.auditing.distribution import joint_distribution, path_logits
+from jspec.lab.auditing.rows import Context
 from tests.serving.served import Served
 from tests.tiny_models import make_generator, target
 

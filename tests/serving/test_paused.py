@@ -11,7 +11,7 @@ from jspec.generation.request import Request, Settings
 from jspec.serving.job import Job
 from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
-from jspec.speculation.kinds import drafters_of
+from jspec.speculation.control import drafters_of
 from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}

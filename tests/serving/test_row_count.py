@@ -3,8 +3,8 @@
 import pytest
 
 from jspec.common.timing import compile_clock
+from jspec.generation.batch import row_counts
 from jspec.generation.request import Settings
-from jspec.generation.row_count import row_counts
 from jspec.serving.worker import make_scheduler
 from tests.serving.test_slots import submit
 from tests.tiny_models import make_generator, shared_generator

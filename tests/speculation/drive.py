@@ -14,7 +14,7 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import prefill_chunk
-from jspec.speculation.step import speculative_step
+from jspec.speculation.round import speculative_step
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
 PROMPT_WIDTH = 16

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.model_tree import ModelTreeDrafter
+from jspec.drafters.model import ModelTreeDrafter
 from jspec.drafters.tree_options import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
-from jspec.speculation import beam_round
+from jspec.speculation import beam
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
 from tests import tiny
 from tests.speculation.drive import QUICK, Engine, assert_committed_equal
@@ -60,7 +60,7 @@ def begin(engine, prompt):
         jnp.float32(1.0),
         jnp.int32(EARLY_STOPPING.index(False)),
     )
-    return beam_round.BeamState.begin(
+    return beam.BeamState.begin(
         read,
         jnp.array(prompt[-1:], jnp.int32),
         limits,
@@ -73,7 +73,7 @@ def begin(engine, prompt):
 def compiled(engine):
     """Returns the round of an engine's target and drafter."""
     target = engine.step.keywords["target"]
-    call = functools.partial(beam_round.beam_round, target=target, drafter=engine.drafter)
+    call = functools.partial(beam.beam, target=target, drafter=engine.drafter)
     return jax.jit(call, compiler_options=QUICK)
 
 
@@ -125,7 +125,7 @@ def test_rounds_leave_the_caches_of_a_fresh_prefill(engine_of, prompts, fresh_ca
 
 def test_rows_that_stay_where_they_were_are_seen(engine_of, prompts, fresh_cache, monkeypatch):
     """Negative control: the checks above notice a cache that keeps another beam's row."""
-    monkeypatch.setattr(beam_round, "_reorder", lambda rows, row: rows)
+    monkeypatch.setattr(beam, "_reorder", lambda rows, row: rows)
     engine = engine_of("plain")
     with pytest.raises(AssertionError):
         run_checked(engine, compiled(engine), prompts[1], fresh_cache)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.draw import draw_from_distribution
+from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.hierarchical import HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.speculation.acceptance.types import Proposal

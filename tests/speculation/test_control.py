@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation import step
+from jspec.speculation import round as step
 from jspec.speculation.acceptance.tree import path_of, tree_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
-from jspec.speculation.control import Control
-from jspec.speculation.kinds import Kind
+from jspec.speculation.control import Control, Kind
 
 NUMBERS = (0, 1, 3, 7)
 KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))

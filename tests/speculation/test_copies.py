@@ -17,7 +17,7 @@ from jspec.drafters.recycle import RecycleDrafter
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
-from jspec.speculation.step import speculative_step
+from jspec.speculation.round import speculative_step
 from jspec.speculation.types import ModelParams, SpecState
 from tests import tiny_lookahead
 from tests.tiny import CONFIG, empty_cache

@@ -26,16 +26,15 @@ from jspec.drafters.heads.medusa_heads import MedusaConfig
 from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.medusa import MedusaDrafter
 from jspec.drafters.tables import table_params
-from jspec.evaluation.analysis.goodness import goodness_of_fit
-from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.distribution import joint_distribution, path_logits
-from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
+from jspec.lab.analysis.goodness import goodness_of_fit
+from jspec.lab.auditing import controls
+from jspec.lab.auditing.distribution import joint_distribution, path_logits
+from jspec.lab.auditing.rows import Context, first_tokens
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.control import Control
-from jspec.speculation.kinds import drafters_of
-from jspec.speculation.step import speculative_step
+from jspec.speculation.control import Control, drafters_of
+from jspec.speculation.round import speculative_step
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.cases import slow_unless

@@ -18,7 +18,7 @@ from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import RULES, get_rule, is_match_at_zero
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.judge import judge
+from jspec.speculation.round import judge
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH = 3, 3

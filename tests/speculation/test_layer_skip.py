@@ -9,9 +9,8 @@ import pytest
 
 from jspec.drafters.model import ModelState
 from jspec.models import make_apply
-from jspec.speculation.control import Control
-from jspec.speculation.kinds import Kind
-from jspec.speculation.step import speculative_step
+from jspec.speculation.control import Control, Kind
+from jspec.speculation.round import speculative_step
 from tests import layered
 from tests.cases import slow_unless
 from tests.layered import ALL, FIRST, SUBSET, build

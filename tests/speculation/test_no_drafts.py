@@ -8,7 +8,7 @@ import pytest
 
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.step import speculative_step
+from jspec.speculation.round import speculative_step
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache

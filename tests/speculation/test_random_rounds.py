@@ -23,7 +23,7 @@ from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.memory import History, ReadingLastOutput
 from jspec.drafters.model import ModelDrafter
 from jspec.speculation.control import Control
-from jspec.speculation.step import speculative_step
+from jspec.speculation.round import speculative_step
 from tests import layered, tiny
 from tests.cases import slow_unless
 from tests.layered import ALL, FIRST, SUBSET

@@ -16,8 +16,8 @@ from jspec.generation.request import Settings
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
+from jspec.speculation.round import speculative_step
 from jspec.speculation.runners_up import learn, runners_up
-from jspec.speculation.step import speculative_step
 from tests import tiny
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_copies import make_state

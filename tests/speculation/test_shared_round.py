@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.shared_round import agree, with_own_costs
+from jspec.speculation.control import agree, with_own_costs
 from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
 
 ALL = jnp.ones([4], bool)

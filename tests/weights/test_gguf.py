@@ -11,7 +11,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.models.config import RopeScaling
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, unpack, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType
@@ -64,7 +64,7 @@ def test_long_tensors_are_read_in_chunks(tmp_path, monkeypatch):
     """Guards against an off-by-one at the seams: one chunk a few blocks, the last one short."""
     path = _write(tmp_path / "m.gguf", kinds={"": _KINDS.Q4_1})
     whole = _load(path)[1]
-    monkeypatch.setattr("jspec.weights.gguf_file._CHUNK_BLOCKS", 7)
+    monkeypatch.setattr("jspec.weights.gguf._CHUNK_BLOCKS", 7)
     for name, tensor in _load(path)[1].items():
         np.testing.assert_array_equal(tensor, whole[name])
 
@@ -260,7 +260,7 @@ def test_a_wrong_number_of_tensors_or_axes_is_refused_at_once(tmp_path, monkeypa
     place, _ = _tensor_entry(content, b"blk.1.attn_q.weight")
     struct.pack_into("<I", fewer_axes, place, 1)  # the next name's length is then an offset
     path.write_bytes(fewer_axes)
-    monkeypatch.setattr("jspec.weights.gguf_file._MAX_NAME_BYTES", 1000)
+    monkeypatch.setattr("jspec.weights.gguf._MAX_NAME_BYTES", 1000)
     with pytest.raises(InputError, match="a text of at most 1000 bytes, got"):
         _load(path)
 
@@ -281,7 +281,7 @@ def test_lists_have_a_bounded_length(tmp_path, monkeypatch):
     """Guards against a list of every byte of a large file, ten times as large in memory."""
     tokens = {"ggml.token_type": [1] * 50}
     path = _write(tmp_path / "m.gguf", tokens=tokens)
-    monkeypatch.setattr("jspec.weights.gguf_file._MAX_VALUES", 49)
+    monkeypatch.setattr("jspec.weights.gguf._MAX_VALUES", 49)
     with pytest.raises(InputError, match="a list of at most 49 values, got 50"):
         _load(path)
 

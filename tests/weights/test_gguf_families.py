@@ -11,7 +11,7 @@ from jspec.common.errors import InputError
 from jspec.kernels import PackedKernel
 from jspec.models import init_cache, make_apply
 from jspec.models.families import FAMILIES as KNOWN
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
 from tests.weights.family_gguf import write_family

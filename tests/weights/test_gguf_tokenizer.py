@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.weights.gguf_file import GgufFile
-from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.gguf import GgufFile
+from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 from tests.weights.toys import GGUF_CONFIG, byte_level_vocabulary, random_tensors, write_gguf
 

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import normalizers
 
 from jspec.common.user_cache import cache_dir
-from jspec.weights.gguf_file import GgufFile
-from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.gguf import GgufFile
 from jspec.weights.published import MODELS
+from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
 from jspec.weights.tokenizers.tokenizer import learn_bpe
 from tests.weights.tokenizer_texts import many_texts
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf

@@ -7,7 +7,7 @@ import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
 from jspec.weights import hf
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from tests.models.family_checkpoints import make_checkpoint

@@ -17,7 +17,7 @@ from jspec.common.memory import tree_bytes
 from jspec.kernels import JoinedKernel, PackedKernel, library
 from jspec.models import init_cache, make_apply
 from jspec.weights import load_model, resolver
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType
@@ -125,7 +125,7 @@ def test_the_memory_asked_for_is_that_taken(tmp_path, monkeypatch, kinds):
 
 _PEAK = """
 import pathlib, sys
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 
 def status(name):
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.models import PRESETS, QuantizedKernel
-from jspec.weights.gguf_model import load_gguf
+from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.quantize import INTEGERS, KINDS, check_kind, dequantize, quantize

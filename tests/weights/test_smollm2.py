@@ -6,8 +6,7 @@ import pytest
 from jspec.common.user_cache import cache_dir
 from jspec.models.config import PRESETS
 from jspec.weights import load_model
-from jspec.weights.fetch import fetch
-from jspec.weights.published import SMOLLM2
+from jspec.weights.published import SMOLLM2, fetch
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 from tests.weights.toys import unpack
 

@@ -3,9 +3,8 @@
 import difflib
 from collections.abc import Sequence
 
-from jspec.models.families.family import Family
+from jspec.models.families.family import Family, GgufForm
 from jspec.models.families.gemma import GEMMA2, GEMMA3
-from jspec.models.families.gguf_form import GgufForm
 from jspec.models.families.granite import GRANITE
 from jspec.models.families.llama import LLAMA
 from jspec.models.families.mistral import MISTRAL

@@ -11,12 +11,14 @@ from typing import Any
 from jspec.models.config import DecoderConfig
 from jspec.models.families.family import (
     ATTENTION_BIAS,
+    WINDOW_KEYS,
     Family,
+    GgufForm,
+    complete_window,
     read_layer_types,
     window_fields,
     write_layer_types,
 )
-from jspec.models.families.gguf_form import WINDOW_KEYS, GgufForm, complete_window
 from jspec.models.families.hf_rope import as_number, as_settings, write_rope
 
 _KEYS = ATTENTION_BIAS | {

@@ -3,8 +3,7 @@
 from typing import Any
 
 from jspec.models.config import DecoderConfig
-from jspec.models.families.family import BIASES, Family
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import BIASES, Family, GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:

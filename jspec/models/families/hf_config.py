@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.models.config import DecoderConfig
+from jspec.models.config import MAX_SIZE, DecoderConfig
 from jspec.models.families import FAMILIES, find_family
 from jspec.models.families.hf_rope import as_number, read_rope, write_rope
-from jspec.models.rope_scaling import MAX_SIZE
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.models.rope_scaling import MAX_FLOAT, ROPE_KINDS, RopeScaling
+from jspec.models.config import MAX_FLOAT, ROPE_KINDS, RopeScaling
 
 _ORIGINAL = "original_max_position_embeddings"
 # Keys of each kind, and the fields of `RopeScaling` that they become.

@@ -1,7 +1,6 @@
 """Llama (arXiv 2307.09288, 2407.21783), and SmolLM2: what the other families are compared with."""
 
-from jspec.models.families.family import BIASES, Family
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import BIASES, Family, GgufForm
 
 LLAMA = Family(
     "LlamaForCausalLM",

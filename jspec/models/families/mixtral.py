@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jspec.models.families.family import Family, read_window, write_window
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import Family, GgufForm, read_window, write_window
 
 EXPERT_KEYS = {
     "num_local_experts": "num_experts",

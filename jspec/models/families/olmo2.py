@@ -1,7 +1,6 @@
 """OLMo 2 (arXiv 2501.00656): norms after attention and feed-forward, and of all query heads."""
 
-from jspec.models.families.family import ATTENTION_BIAS, Family
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import ATTENTION_BIAS, Family, GgufForm
 
 OLMO2 = Family(
     "Olmo2ForCausalLM",

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.models.families.family import Family, read_window, write_window
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import Family, GgufForm, read_window, write_window
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from jspec.models.config import DecoderConfig
 from jspec.models.families.family import (
     ATTENTION_BIAS,
     Family,
+    GgufForm,
     read_layer_types,
     window_fields,
     write_layer_types,
 )
-from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:

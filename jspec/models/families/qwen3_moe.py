@@ -3,8 +3,7 @@
 from typing import Any
 
 from jspec.models.config import DecoderConfig
-from jspec.models.families.family import Family
-from jspec.models.families.gguf_form import GgufForm
+from jspec.models.families.family import Family, GgufForm
 from jspec.models.families.mixtral import EXPERT_COUNTS, EXPERT_KEYS, IGNORED
 from jspec.models.families.qwen import QWEN3
 

@@ -13,8 +13,7 @@ import pytest
 
 from jspec.kernels import PAGE
 from jspec.kernels.cuda_block import attend, num_splits
-from jspec.models.cache import TAIL, KVCache
-from jspec.models.paged_cache import PagedKVCache
+from jspec.models.cache import TAIL, KVCache, PagedKVCache
 from tests.cases import slow_unless
 from tests.kernels.families import CONFIG, random_tree
 

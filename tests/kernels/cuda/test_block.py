@@ -12,9 +12,8 @@ import pytest
 from jspec.drafters.heads.eagle_module import EagleConfig, EagleLayer, init_eagle_params
 from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, cuda_library
 from jspec.models import init_cache
-from jspec.models.cache import TAIL, KVCache
+from jspec.models.cache import TAIL, KVCache, PagedKVCache
 from jspec.models.decoder import Block
-from jspec.models.paged_cache import PagedKVCache
 from jspec.models.rope import rope_cos_sin
 from tests.cases import slow_unless
 from tests.kernels.families import CONFIG, assert_close, make_model, random_tree

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from jspec import kernels
-from jspec.evaluation.accelerators.devices import find_accelerator
 from jspec.kernels import cuda_block, cuda_library
+from jspec.lab.accelerators.devices import find_accelerator
 from jspec.models import init_cache, make_apply
 from tests.kernels.cuda.conftest import CUDA
 from tests.kernels.families import make_model

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from jspec import kernels
-from jspec.evaluation.accelerators.devices import find_accelerator
 from jspec.kernels import build, cuda_library
 from jspec.kernels.cuda_product import multiply
+from jspec.lab.accelerators.devices import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
 
 prepare = cuda_library._prepare.__wrapped__  # without the memory of the process

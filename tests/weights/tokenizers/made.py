@@ -21,9 +21,9 @@ from tokenizers import (
 )
 
 from jspec.weights import Tokenizer as OwnTokenizer
-from jspec.weights.gguf_file import GgufFile
-from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.gguf import GgufFile
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
 from jspec.weights.tokenizers.tokenizer import learn_bpe
 
 MADE = ("byte level", "strips", "keeps", "unigram", "wordpiece", "words", "suffixes", "bytes")

@@ -1,0 +1,1 @@
+"""Flags and command lines of the programs."""

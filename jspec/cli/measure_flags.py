@@ -1,0 +1,191 @@
+"""The flags of `python -m jspec.benchmark`, and which mode of measuring reads which of them."""
+
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from jspec.cli import drafter_flags, mesh_flags
+from jspec.cli.program import list_flags
+from jspec.common.errors import InputError, check_range
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.generation.request import Settings
+from jspec.lab.benchmarking.llama_cpp_baseline import check_programs
+from jspec.weights.published import MODELS, SMOLLM2
+from jspec.weights.quantize import QUANTIZATION_FLAG
+
+for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
+    if _flag.name != "drafter":  # --drafters stands here for it
+        flags.declare_key_flag(_flag.name)
+flags.adopt_module_key_flags(mesh_flags)
+
+_MODELS = "draft target_quantization draft_quantization drafters num_draft_tokens"
+_PROMPTS = "prompts_file num_prompts max_new_tokens"
+_DEVICES = "mesh coordinator num_processes process_id"
+_READ_BY = {  # besides those of `_ALWAYS`
+    "methods": f"{_MODELS} {_PROMPTS} per_category repeats temperature acceptance max_seq_len "
+    f"decoding transformers compiled llama_cpp {_DEVICES}",
+    "roofline": f"{_MODELS} quick",
+    "synthetic": f"{_MODELS} {_PROMPTS} repeats synthetic_acceptance",
+    "start": "drafters max_new_tokens repeats",
+    "sampling": f"{_MODELS} max_new_tokens repeats",
+    "drafting": "num_draft_tokens context repeats",
+    "quantization": "context repeats",
+    "acceptance": f"drafters {_PROMPTS} temperature",
+    "profile": f"{_MODELS} context max_new_tokens temperature trace_folder",
+    "parity": f"{_MODELS} {_PROMPTS} batch_size {_DEVICES}",
+}
+_MEASURE = (
+    "What to measure. methods: whole answers of jspec and of other libraries; roofline: calls and "
+    "rounds beside the least time that this machine needs; synthetic: speed by a given probability "
+    "of acceptance; start: a process up to its first answer; sampling: filters and processors; "
+    "drafting: the drafters that look back in the text, alone; quantization: bytes and steps of "
+    "rounded weights; acceptance: accepted drafts, expected and observed; profile: a profiler's "
+    "trace of an answer; parity: whether greedy answers equal those of plain decoding."
+)
+_ALWAYS = ("measure", "draw", "target", "dtype", "output_json")
+_HOLDERS = [
+    mesh_flags.MESH,
+    *mesh_flags.OF_PROCESSES,
+    flags.DEFINE_enum(
+        "measure",
+        "methods",
+        list(_READ_BY),
+        _MEASURE,
+    ),
+    flags.DEFINE_list(
+        "draw", None, "Measure nothing, but draw a figure of each of these records (of roofline or "
+        "synthetic), beside it, or print the tables of one of methods; separated by commas."
+    ),
+    flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
+    flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
+    flags.DEFINE_list(
+        "drafters",
+        None,
+        "Drafters to measure, separated by commas. DRAFTER:NUMBER sets its number of drafts per "
+        "round, DRAFTER:auto adapts it (not for start and acceptance). start, sampling and profile "
+        "take one drafter. Default: none, prompt_lookup and the default of jspec.generate, or what "
+        "fits --measure.",
+    ),
+    flags.DEFINE_string(
+        "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round, for drafters "
+        "without a :NUMBER."
+    ),
+    flags.DEFINE_string(
+        "prompts_file",
+        "configs/prompts.jsonl",
+        "File with one JSON object per line, with `prompt` or Spec-Bench's `turns`.",
+    ),
+    flags.DEFINE_integer("num_prompts", 13, "Number of prompts, evenly spaced over the file."),
+    flags.DEFINE_integer(
+        "per_category", None, "Number of prompts of each category, in place of --num_prompts."
+    ),
+    flags.DEFINE_integer("max_new_tokens", 128, "Most tokens of an answer."),
+    flags.DEFINE_integer(
+        "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's "
+        "context."
+    ),
+    flags.DEFINE_integer("repeats", 5, "Number of repeats of each measurement."),
+    flags.DEFINE_float("temperature", 0.0, "Temperature of the answers; above 0, prompt k of "
+        "repeat r has the seed 1000 r + k."),
+    flags.DEFINE_string("acceptance", "rejection", "The rule that accepts or rejects drafts."),
+    flags.DEFINE_bool("decoding", False, "Time decoding alone, without prefill."),
+    flags.DEFINE_enum(
+        "dtype", None, ["bfloat16", "float32"], "The number type of weights. Default: bfloat16; "
+        "float32 with --measure=parity."
+    ),
+    flags.DEFINE_enum(
+        "target_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the target's "
+        "weights, which makes it another model; packed leaves those of a .gguf file as they are; "
+        "packed_a8 does, and rounds the inputs of products to 8 bits: another model, too; none "
+        "makes them floats."
+    ),
+    flags.DEFINE_enum(
+        "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "
+        "weights; packed leaves those of a .gguf file as they are, none makes them floats."
+    ),
+    flags.DEFINE_bool(
+        "transformers",
+        None,
+        "Measure transformers too. Default: if torch is installed and the target is not rounded.",
+    ),
+    flags.DEFINE_bool(
+        "compiled",
+        False,
+        "Measure transformers' plain decoding with a static cache and torch.compile too.",
+    ),
+    flags.DEFINE_string(
+        "llama_cpp", None, "Folder with llama.cpp's programs, to measure llama.cpp too, on the "
+        "same .gguf files."
+    ),
+    flags.DEFINE_bool("quick", False, "Measure fewer kinds of calls, and each less often."),
+    flags.DEFINE_list(
+        "synthetic_acceptance",
+        ["0.6", "0.7", "0.8", "0.9"],
+        "Probabilities with which each draft is accepted, whatever the models compute: shows speed "
+        "by acceptance without trained models. The text means nothing.",
+    ),
+    flags.DEFINE_multi_integer(
+        "context", None, "Number of tokens before what is timed; for drafting, may be given "
+        "several times. Default: 512 to 8192; for quantization 256, for profile 128."
+    ),
+    flags.DEFINE_integer("batch_size", 8, "Number of rows of a batch."),
+    flags.DEFINE_string("trace_folder", None, "Folder for the profiler's trace."),
+    flags.DEFINE_string(
+        "output_json", None, "Write everything to this JSON file, as it is measured. The same "
+        "command goes on with a run of methods that was broken off."
+    ),
+]  # fmt: skip
+flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
+
+list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
+list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
+list_flags("Sampling", "temperature")
+list_flags("Acceptance", "acceptance synthetic_acceptance")
+list_flags("Drafting", "drafters")
+list_flags("Output", "output_json trace_folder")
+
+
+def read_flags() -> dict[str, Any]:
+    """Returns the values of the flags that the mode reads.
+
+    Raises:
+      InputError: a flag that it does not read, or a value out of range.
+    """
+    values = {holder.name: holder.value for holder in _HOLDERS}
+    mode = values["measure"]
+    names = [*_ALWAYS, *_READ_BY[mode].split()]
+    for holder in _HOLDERS:
+        if holder.present and holder.name not in names:
+            readers = [name for name, read in _READ_BY.items() if holder.name in read.split()]
+            raise InputError(
+                f"expected --{holder.name} with --measure={' or '.join(readers)}, got it with "
+                f"{mode}"
+            )
+    if values["dtype"] is None:
+        values["dtype"] = "float32" if mode == "parity" else "bfloat16"
+    _check_values(values)
+    return {name: values[name] for name in names}
+
+
+def _check_values(values: dict[str, Any]) -> None:
+    check_range("repeats", values["repeats"], 1, 10**6)
+    check_range("num_prompts", values["num_prompts"], 1, 10**6)
+    check_range("batch_size", values["batch_size"], 1, 4096)
+    if values["per_category"] is not None:
+        check_range("per_category", values["per_category"], 1, 1000)
+    for context in values["context"] or ():
+        check_range("context", context, 1, 2**20)
+    Settings(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
+    if values["llama_cpp"] is not None:
+        if values["coordinator"] is not None:
+            raise InputError("expected --llama_cpp without --coordinator: it is one process")
+        for name in filter(None, (values["target"], values["draft"])):
+            if name not in MODELS and not name.endswith(".gguf"):
+                raise InputError(f"expected --llama_cpp with models of .gguf files, got {name}")
+        check_programs(pathlib.Path(values["llama_cpp"]))
+    if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():
+        number = values["num_draft_tokens"]
+        raise InputError(f"expected num_draft_tokens as a number with drafting, got {number!r}")
+    if values["draft_quantization"] != "auto" and not values["draft"]:
+        raise InputError("expected --draft with --draft_quantization")

@@ -1,0 +1,204 @@
+"""Times the answers of several methods of generating, by turns, and compares them."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jspec.common.text_table import NOTHING, format_table, number_cell
+from jspec.common.timing import timed
+from jspec.generation.auto import MOST_DRAFT_TOKENS
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+from jspec.generation.rows import capacity_for
+from jspec.lab.analysis.ratios import speed_ratio
+
+JSPEC_PLAIN = "jspec plain"
+
+
+class Generated(NamedTuple):
+    """An answer, and what it took after the prompt had been read.
+
+    Attributes:
+      token_ids: new ones; none where a program tells only their number.
+      num_round_tokens: those given by target calls after the first, which reads the prompt.
+      num_calls: how many such calls there were.
+      num_proposed: drafts.
+      num_accepted: drafts accepted.
+      seconds: what counts as its time; None for all the time until it was there.
+      num_tokens: given in these seconds; None for all.
+    """
+
+    token_ids: list[int]
+    num_round_tokens: int
+    num_calls: int
+    num_proposed: int = 0
+    num_accepted: int = 0
+    seconds: float | None = None
+    num_tokens: int | None = None
+
+
+GenerateFn = Callable[[list[int], int], Generated]
+"""(prompt ids, seed) -> the answer; a greedy one takes no notice of the seed."""
+
+Answers = dict[str, list[list[Generated]]]
+"""What each method has answered: a list of prompts' answers for each repeat begun."""
+
+
+def answer_with(generator: Generator, settings: Settings, *, decoding: bool = False) -> GenerateFn:
+    """Returns generation by a Generator.
+
+    Args:
+      generator: what answers.
+      settings: of the answers, but for their seeds.
+      decoding: count the time of decoding alone: without the prompt, and without the first token.
+    """
+
+    def generate(prompt: list[int], seed: int) -> Generated:
+        result = generator.generate(Request(prompt, dataclasses.replace(settings, seed=seed)))
+        stats = result.stats
+        counts = stats.num_round_tokens, stats.num_rounds, stats.num_proposed, stats.num_accepted
+        own = (stats.decode_seconds, stats.num_round_tokens) if decoding else (None, None)
+        return Generated(result.token_ids, *counts, *own)
+
+    return generate
+
+
+def one_of_each_size(prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
+    """Returns a prompt for each set of programs: each size of the cache and width of a chunk."""
+    by_size = {}
+    for prompt in prompts:
+        capacity = capacity_for(len(prompt) + max_new_tokens, MOST_DRAFT_TOKENS + 1)
+        by_size[capacity, len(prompt) > NARROW_PROMPT] = prompt
+    return list(by_size.values())
+
+
+class Timings(NamedTuple):
+    """What a method took, each array [repeats, prompts], and its last answers; see `Generated`."""
+
+    round_tokens: np.ndarray
+    calls: np.ndarray
+    proposed: np.ndarray
+    accepted: np.ndarray
+    seconds: np.ndarray
+    tokens: np.ndarray
+    token_ids: list[list[int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all but the answers as plain values."""
+        return {key: leaf.tolist() for key, leaf in zip(self._fields, self[:-1], strict=False)}
+
+
+def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> None:
+    """Lets every method answer every prompt once, so that everything is compiled."""
+    for name, generate in methods.items():
+        print(f"warming up {name}", file=sys.stderr, flush=True)
+        for prompt in prompts:
+            generate(prompt, 0)
+
+
+def measure(
+    methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int
+) -> Iterator[dict[str, Timings]]:
+    """Times every method on every prompt, by turns; yields after each repeat all up to it."""
+    for answers in answer_in_turn(methods, prompts, repeats, {}):
+        if all(len(own[-1]) == len(prompts) for own in answers.values()):
+            yield timings_of(answers)
+
+
+def answer_in_turn(
+    methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int, begun: Answers
+) -> Iterator[Answers]:
+    """Lets every method answer every prompt, by turns; yields after each prompt all up to it.
+
+    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again.
+    """
+    done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
+    for repeat in range(repeats):
+        if repeats > 1:
+            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        for own in done.values():
+            own.extend([[]] * (len(own) == repeat))
+        for index, prompt in enumerate(prompts):
+            missing = [name for name, own in done.items() if len(own[repeat]) == index]
+            for name in missing:
+                generate = functools.partial(methods[name], prompt, 1000 * repeat + index)
+                seconds, found = timed(generate)
+                if found.seconds is None:
+                    found = found._replace(seconds=seconds, num_tokens=len(found.token_ids))
+                done[name][repeat].append(found)
+            if missing:
+                yield done
+    if begun:  # perhaps nothing was missing
+        yield done
+
+
+def timings_of(answers: Answers) -> dict[str, Timings]:
+    """Returns the timings of whole repeats."""
+    return {name: _timings_of(own) for name, own in answers.items()}
+
+
+def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
+    leaves = np.array([[one[1:] for one in row] for row in answers], float)
+    return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
+
+
+def gives_one_text(settings: Settings, acceptance: str) -> bool:
+    """Returns whether a seed gives one text with every drafter; else texts differ by chance."""
+    return settings.temperature == 0 or acceptance == "coupled"
+
+
+def summarise(
+    timings: Mapping[str, Timings], *, is_one_text: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Returns each method's speed, acceptance, ratios to every other, and answers like the first's.
+
+    What is not known of a method, or does not apply to it, is None.
+    """
+    report: dict[str, dict[str, Any]] = {}
+    first = next(iter(timings.values())).token_ids
+    for name, own in timings.items():
+        speed = own.tokens.sum(axis=1) / own.seconds.sum(axis=1)
+        proposed, calls = own.proposed.sum(), own.calls.sum()
+        agreeing = [ours == theirs for ours, theirs in zip(own.token_ids, first, strict=True)]
+        report[name] = {
+            "tokens_per_second": float(np.median(speed)),
+            "acceptance_rate": float(own.accepted.sum() / proposed) if proposed else None,
+            "tokens_per_target_call": float(own.round_tokens.sum() / calls) if calls else None,
+            "same_answers": sum(agreeing) if is_one_text and any(own.token_ids) else None,
+            "num_prompts": len(agreeing),
+            "ratio_to": {
+                other: speed_ratio(own.seconds, own.tokens, theirs.seconds, theirs.tokens)._asdict()
+                for other, theirs in timings.items()
+                if other != name
+            },
+        }
+    return report
+
+
+def format_summary(report: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the summary as a table: a line and a column of ratios for each method."""
+    rows = []
+    for name, row in report.items():
+        is_known = row["same_answers"] is not None
+        rows.append([
+            name,
+            number_cell(row["tokens_per_second"], ".1f"),
+            number_cell(row["acceptance_rate"], ".1%"),
+            number_cell(row["tokens_per_target_call"], ".2f"),
+            "{same_answers}/{num_prompts}".format(**row) if is_known else NOTHING,
+            *(ratio_cell(row["ratio_to"].get(other)) for other in report),
+        ])  # fmt: skip
+    columns = ["", "tokens/s", "accepted", "per call", "same", *(f"/ {name}" for name in report)]
+    return format_table(columns, rows)
+
+
+def ratio_cell(ratio: Mapping[str, float] | None) -> str:
+    """Returns a ratio with its interval; nothing where there is none."""
+    if ratio is None:
+        return NOTHING
+    return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)

@@ -1,0 +1,250 @@
+"""Compares methods of generating and baselines on the same prompts, in one process.
+
+Every method answers every prompt in turn, repeat after repeat, after a warm-up: a machine that
+slows down slows all of them. A time is that of a whole answer, prompt included, or of decoding
+alone (`_CLOCKS`), compilation excluded.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import pathlib
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jspec.common.errors import InputError
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+from jspec.lab.benchmarking.answers import (
+    JSPEC_PLAIN,
+    Answers,
+    Generated,
+    GenerateFn,
+    answer_in_turn,
+    answer_with,
+    format_summary,
+    gives_one_text,
+    measure,
+    one_of_each_size,
+    summarise,
+    timings_of,
+    warm_up,
+)
+from jspec.lab.benchmarking.by_task import columns_by_method, format_columns
+from jspec.lab.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, LlamaCpp
+from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
+from jspec.lab.benchmarking.transformers_baseline import (
+    TransformersModels,
+    transformers_methods,
+)
+from jspec.weights.resolver import LoadedModel
+
+_WARM_PIECES = 3  # of an answer: of the prefill, and of two visits
+_CLOCKS = {  # what the times of --decoding are
+    "jspec": "from the first token's arrival to the last's: rounds, their drafts and the host",
+    "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
+    "llama.cpp": "as printed, without loading and prompt; plain's is without sampling",
+}
+_STORY = "Tell me a long story about a dragon and a knight."
+
+
+def compare(asked: Measurement) -> Iterator[Outcome]:
+    """Measures answers of jspec's methods and of baselines; yields after each prompt.
+
+    The first method is what answers are compared with. Answers of a run that was broken off count.
+
+    Raises:
+      InputError: the run that was broken off had other prompts.
+    """
+    prompts, tasks = choose_prompts(asked)
+    own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
+    target, draft = asked.models()
+    generators = asked.generators(target, draft, **own)
+    if asked.with_transformers:
+        check_vocabularies(target, draft)
+    settings, some = asked.settings(), next(iter(generators.values()))
+    methods = {
+        name: answer_with(one, settings, decoding=asked.decoding)
+        for name, one in generators.items()
+    }
+    texts = [prompt.text for prompt in prompts]
+    ids = [some.encode_prompt(text) for text in texts]
+    digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+    path, begun = asked.output_json, asked.begun
+    if begun and begun["prompts_digest"] != digest:
+        raise InputError(f"expected the prompts that {path} was begun with, got others")
+    if begun:
+        print(f"going on with {path}", file=sys.stderr, flush=True)
+    _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
+    peak_bytes = _peak_bytes()
+    working, left_out = _working_baselines(asked, target, draft, texts, ids)
+    methods |= working
+    bases = plain_of(list(methods))
+    record = {
+        "peak_bytes": peak_bytes,
+        "plain_of": bases,
+        "tasks": list(tasks),
+        "left_out": left_out,
+        "described": {name: one.describe() for name, one in generators.items()},
+        "clocks": _CLOCKS if asked.decoding else "whole answers, prompt included",
+        "prompts_digest": digest,
+    }
+    answers: Answers = {}
+    known = {
+        name: [[Generated(*one) for one in row] for row in own]
+        for name, own in begun.get("answers", {}).items()
+    }
+    for answers in answer_in_turn(methods, ids, asked.repeats, known):
+        yield Outcome(record | {"answers": answers})
+    timings = timings_of(answers)
+    record |= {
+        "answers": answers,
+        "timings": {name: own.to_json() for name, own in timings.items()},
+        "methods": summarise(timings, is_one_text=gives_one_text(settings, asked.acceptance)),
+        "spec_bench": columns_by_method(timings, bases, tasks),
+    }
+    if working and any(tasks):
+        record["by_task"] = columns_by_method(timings, dict.fromkeys(bases, JSPEC_PLAIN), tasks)
+    yield Outcome(record, format_record(record))
+
+
+def format_record(record: Mapping[str, Any]) -> str:
+    """Returns the tables of a whole record: ratios, Spec-Bench's columns, memory."""
+    bases, baselines = record["plain_of"], len(record["plain_of"]) > len(record["described"])
+    own = format_columns(record["spec_bench"], bases)
+    over, title = dict.fromkeys(bases, JSPEC_PLAIN), "over jspec plain / mean accepted tokens"
+    by_task = format_columns(record["by_task"], over, title) if "by_task" in record else ""
+    before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
+    memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
+    return "\n\n".join(filter(None, (format_summary(record["methods"]), own, by_task, memory)))
+
+
+def _warm_generators(
+    generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: Settings
+) -> None:
+    """Lets every Generator begin an answer to every prompt, so that everything is compiled."""
+    for name, generator in generators.items():
+        print(f"warming up {name}", file=sys.stderr, flush=True)
+        for prompt in prompts:
+            list(itertools.islice(generator.run([Request(prompt, settings)]), _WARM_PIECES))
+
+
+def _working_baselines(
+    asked: Measurement,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    texts: Sequence[str],
+    prompts: Sequence[list[int]],
+) -> tuple[dict[str, GenerateFn], dict[str, str]]:
+    """Returns the baselines that are wanted and work here, and why others are left out, by name.
+
+    What torch's compiler needs, for example a C compiler, may be missing: the rest is measured.
+    """
+    alike, max_new_tokens = transformers_methods(asked.methods), asked.max_new_tokens
+    clock = {"temperature": asked.temperature, "decoding": asked.decoding}
+
+    def make_transformers() -> dict[str, GenerateFn]:
+        models = TransformersModels(target, transformers_draft(asked, draft), **clock)
+        made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
+        if asked.compiled:
+            length = max(map(len, prompts)) + max_new_tokens
+            made["transformers plain, compiled"] = models.compiled_method(length, max_new_tokens)
+        return made
+
+    def make_llama_cpp() -> dict[str, GenerateFn]:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        written = map(target.tokenizer.chat_prompt, chats)
+        by_ids = dict(zip(map(tuple, prompts), written, strict=True))
+        programs = LlamaCpp(pathlib.Path(asked.llama_cpp), by_ids, max_new_tokens, **clock)
+        return programs.methods(target, draft, alike)
+
+    makers = [(list(alike), make_transformers)] if asked.with_transformers else []
+    if asked.llama_cpp is not None:
+        makers.append(([LLAMA_PLAIN], make_llama_cpp))
+    working, left_out = {}, {}
+    for names, make in makers:
+        try:
+            made = make()
+        except Exception as error:  # whatever another library may raise, here and below
+            left_out |= dict.fromkeys(names, _reason(error))
+            continue
+        for name, generate in made.items():
+            try:
+                warm_up({name: generate}, prompts[:1])
+                working[name] = generate
+            except Exception as error:
+                left_out[name] = _reason(error)
+    for name, reason in left_out.items():
+        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+    return working, left_out
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def plain_of(names: Sequence[str]) -> dict[str, str]:
+    """Returns, for each method, plain decoding by the same program, or else jspec's."""
+    own = {name: f"{name.split()[0]} plain" for name in names}
+    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
+
+
+def check_vocabularies(target: LoadedModel, draft: LoadedModel | None) -> None:
+    """Raises an `InputError` for a draft model that transformers will not draft with."""
+    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
+        raise InputError(
+            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
+            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
+            "--notransformers leaves it out"
+        )
+
+
+def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedModel | None:
+    """Returns the draft model as transformers can load it, which has no integer weights."""
+    if draft is None or draft.quantization is None:
+        return draft
+    note = f"it cannot load jspec's {draft.quantization}"
+    print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
+    return asked.load("draft", is_rounded=False)
+
+
+def compare_settings(asked: Measurement) -> Iterator[Outcome]:
+    """Compares answers with filters, processors and log-probabilities with those without.
+
+    Yields after each repeat.
+    """
+    (generator,) = asked.generators(*asked.models()).values()
+    plain = Settings(max_new_tokens=asked.max_new_tokens, temperature=0.8)
+    filters = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
+    processors = {
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {5: 0.5},
+        "forbidden_token_ids": (7,),
+        "min_new_tokens": asked.max_new_tokens,
+    }
+    changes = {
+        "temperature alone": {},
+        "filters": filters,
+        "processors": processors,
+        "all, with log-probabilities": filters | processors | {"logprobs": True},
+    }
+    methods = {
+        name: answer_with(generator, dataclasses.replace(plain, **own), decoding=True)
+        for name, own in changes.items()
+    }
+    prompts = [generator.encode_prompt(_STORY)]
+    warm_up(methods, prompts)
+    for timings in measure(methods, prompts, asked.repeats):
+        report = summarise(timings)
+        record = {"timings": {name: own.to_json() for name, own in timings.items()}}
+        yield Outcome(record | {"methods": report}, format_summary(report))
+
+
+def _peak_bytes() -> int:
+    """Returns the most memory that this process has had; macOS counts bytes, Linux kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

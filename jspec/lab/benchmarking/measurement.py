@@ -1,0 +1,241 @@
+"""What a command line of `python -m jspec.benchmark` asks for, checked before models are loaded."""
+
+import collections
+import functools
+import json
+import pathlib
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from jspec.common.errors import InputError
+from jspec.common.json_lines import read_json, title_of
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterOptions,
+    check_options,
+    choose_drafter,
+    drafters_needing,
+    member_names,
+    needs_draft_model,
+    without_unread,
+)
+from jspec.generation.auto import parse_num_draft_tokens
+from jspec.generation.draft_weights import with_fast_weights
+from jspec.generation.generator import Generator
+from jspec.generation.layout import place_model
+from jspec.generation.programs import RULE_DEFAULTS
+from jspec.generation.prompts import Prompt, read_prompts
+from jspec.generation.request import Settings
+from jspec.generation.validate_options import check_num_draft_tokens
+from jspec.lab.benchmarking.answers import JSPEC_PLAIN
+from jspec.lab.benchmarking.by_task import tasks_of
+from jspec.lab.benchmarking.transformers_baseline import has_transformers
+from jspec.models.sharding import make_mesh
+from jspec.speculation.acceptance import RuleOptions
+from jspec.weights.quantize import KINDS, PACKED_A8
+from jspec.weights.resolver import LoadedModel, load_model
+
+_CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
+
+
+class Method(NamedTuple):
+    """One of jspec's methods of generating: a drafter's name, and drafts a round or "auto"."""
+
+    drafter: str
+    num_draft_tokens: int | str
+
+
+class Outcome(NamedTuple):
+    """What a mode has measured so far: plain values for the record, and a table to print."""
+
+    record: dict[str, Any]
+    text: str = ""
+
+
+class Measurement(types.SimpleNamespace):
+    """The values of the flags that the mode reads, and what follows from them.
+
+    Attributes:
+      options: of the drafters.
+      methods: to measure.
+      with_transformers: whether transformers is measured.
+      begun: the record of a run that was broken off; empty without one.
+    """
+
+    def load(self, role: str, *, is_rounded: bool = True) -> LoadedModel | None:
+        """Returns the model "target" or "draft"; None where there is none."""
+        name = getattr(self, role, None)
+        kind = getattr(self, f"{role}_quantization", "auto") if is_rounded else "none"
+        if not name:
+            return None
+        mesh = make_mesh(self.mesh) if getattr(self, "mesh", None) else None
+        load = functools.partial(load_model, name, dtype=self.dtype)
+        if role == "target":
+            return load(quantization=kind, mesh=mesh)
+        draft = load(quantization=kind)
+        if kind == "auto" and mesh is None:
+            draft = with_fast_weights(draft, getattr(self, "acceptance", "rejection"), load)
+        return place_model(draft, mesh)
+
+    def models(self) -> tuple[LoadedModel, LoadedModel | None]:
+        """Returns the target, and the draft model or None."""
+        target = self.load("target")
+        assert target is not None
+        return target, self.load("draft")
+
+    def generators(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        *names: str,
+        rule_options: RuleOptions = RULE_DEFAULTS,
+        **others: Any,
+    ) -> dict[str, Generator]:
+        """Returns Generators of all methods, or of those named; `others` are their options."""
+        return {
+            name: Generator(
+                target,
+                draft if needs_draft_model(method.drafter) else None,
+                drafter=method.drafter,
+                drafter_options=without_unread(method.drafter, self.options),
+                num_draft_tokens=method.num_draft_tokens,
+                # Plain decoding has no drafts to accept.
+                rule_options=RULE_DEFAULTS if method.drafter == "none" else rule_options,
+                **others,
+            )
+            for name, method in self.methods.items()
+            if name in (names or self.methods)
+        }
+
+    def settings(self) -> Settings:
+        """Returns the settings of answers."""
+        return Settings(self.max_new_tokens, getattr(self, "temperature", 0.0))
+
+    def contexts(self) -> list[int]:
+        """Returns the tokens before what is timed."""
+        return self.context or _CONTEXTS[self.measure]
+
+
+def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
+    """Returns the methods by the names that the tables give them.
+
+    Args:
+      drafters: DRAFTER or DRAFTER:NUMBER each.
+      num_draft_tokens: the number for drafters that are named without one.
+
+    Raises:
+      InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
+    """
+    methods = {}
+    for text in drafters:
+        drafter, _, number = text.partition(":")
+        member_names(drafter)  # refuses one that is not there
+        usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
+        method = Method(drafter, parse_num_draft_tokens(number or usual))
+        check_num_draft_tokens(method.num_draft_tokens, drafter)
+        methods[JSPEC_PLAIN if drafter == "none" else f"jspec {text}"] = method
+    if not drafters or len(methods) < len(drafters):
+        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'no drafter'}")
+    return methods
+
+
+def check_methods(
+    methods: Mapping[str, Method], options: DrafterOptions, *, has_draft: bool
+) -> None:
+    """Raises an `InputError` unless some method reads each option, and a draft model if any."""
+    drafters = [method.drafter for method in methods.values()]
+    if any(map(needs_draft_model, drafters)) != has_draft:
+        names = ", ".join(drafters_needing("draft"))
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
+    check_options(drafters, options)
+
+
+def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
+    """Returns jspec's methods; refuses what can be refused before anything is loaded."""
+    mode, has_draft = values["measure"], bool(values.get("draft"))
+    if mode in ("start", "drafting", "quantization") and options != DrafterOptions():
+        raise InputError(f"expected options of drafters without --measure={mode}, which reads none")
+    if "drafters" not in values:
+        return {}
+    usual = choose_drafter(None, has_draft=has_draft, target=values["target"])
+    several = list(dict.fromkeys(["none", "prompt_lookup", usual]))
+    default = {"sampling": ["none"], "start": [usual], "profile": [usual],
+               "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
+    drafters = default if values["drafters"] is None else values["drafters"]
+    methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
+    check_methods(methods, options, has_draft=has_draft)
+    if mode in ("start", "sampling", "profile") and len(methods) > 1:
+        raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
+    return methods
+
+
+def wants_transformers(values: Mapping[str, Any]) -> bool:
+    """Returns whether transformers is to be measured; refuses it where it cannot be."""
+    wanted, is_there = values.get("transformers", False), has_transformers()
+    found = []
+    if values.get("target_quantization") in (*KINDS, PACKED_A8):
+        found.append("--target_quantization: it cannot round as that does")
+    if values.get("coordinator") is not None:
+        found.append("--coordinator: it is one process")
+    if wanted is None and not is_there:
+        note = "note: transformers is not measured: torch is not installed (pip install torch)"
+        print(note, file=sys.stderr, flush=True)
+    if wanted and found:
+        raise InputError(f"expected --transformers without {found[0]}")
+    if wanted and not is_there:
+        raise InputError("expected torch and transformers to be installed, with --transformers")
+    is_measured = wanted or (wanted is None and is_there and not found)
+    if values.get("compiled") and not is_measured:
+        raise InputError("expected --compiled where transformers is measured, whose step it is")
+    return is_measured
+
+
+def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a run that was broken off has left in --output_json; empty without one.
+
+    Only whole answers are gone on with. `recorded` are the flags as this run records them.
+
+    Raises:
+      InputError: that run had other flags.
+    """
+    path = values["output_json"]
+    if values["measure"] != "methods" or path is None or not pathlib.Path(path).is_file():
+        return {}
+    try:
+        record = read_json(pathlib.Path(path))
+    except InputError:  # something else, which is written anew
+        return {}
+    if record.get("is_complete", True) or "answers" not in record:
+        return {}
+    now = json.loads(json.dumps(recorded)) | {"output_json": None}
+    before = record["flags"] | {"output_json": None}
+    if wrong := [name for name in {**now, **before} if now.get(name) != before.get(name)]:
+        raise InputError(
+            f"expected --{wrong[0]}={before.get(wrong[0])}, with which {path} was begun, got "
+            f"{now.get(wrong[0])}; another --output_json begins anew"
+        )
+    return record
+
+
+def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:
+    """Returns prompts, of each category or evenly spaced over the file, and their tasks."""
+    path, count = asked.prompts_file, asked.num_prompts
+    read = list(read_prompts(path))
+    if not read:
+        raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
+    tasks = tasks_of([one.category for one in read])
+    if flags.FLAGS["num_prompts"].present and len(read) < count:
+        print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
+    if per_category := getattr(asked, "per_category", None):
+        seen: dict[str | None, list[int]] = collections.defaultdict(list)
+        for index, one in enumerate(read):
+            seen[one.category].append(index)
+        places = [index for own in seen.values() for index in own[:per_category]]
+    else:
+        count = min(count, len(read))
+        places = [index * len(read) // count for index in range(count)]
+    return [read[place] for place in places], [tasks[place] for place in places]

@@ -1,0 +1,204 @@
+"""Runs an experiment: cell after cell, each kept at once."""
+
+import dataclasses
+import datetime
+import functools
+import pathlib
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jspec.common import exchange, processes
+from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.journal import Record
+from jspec.common.progress import Progress, counted
+from jspec.drafters import entries_of
+from jspec.generation.own_code import digest_of_own_code
+from jspec.generation.prompts import Prompt
+from jspec.generation.provenance import environment, git_state
+from jspec.lab.analysis import theory
+from jspec.lab.analysis.byte_model import predict_table
+from jspec.lab.experiments.cells import (
+    Cell,
+    check_files,
+    choose_prompts,
+    digest,
+    find_prompts,
+    make_cells,
+)
+from jspec.lab.experiments.read_spec import read_experiment
+from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.store import (
+    DONE,
+    FAILED,
+    AnyStore,
+    FollowedStore,
+    Store,
+    is_begun,
+)
+from jspec.speculation.acceptance import get_rule
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_NO_MORE = "no more"  # told to the other processes of a run
+
+
+def run_experiment(
+    config: Mapping[str, Any],
+    workdir: str,
+    argv: Sequence[str] = (),
+    base: pathlib.Path | None = None,
+) -> int:
+    """Measures the cells that a workdir lacks, and waits for those of other processes.
+
+    The config is plain JSON. Prompts files are looked for in the current folder, then in `base`.
+
+    Returns:
+      How many cells have failed; the next run tries them again.
+
+    Raises:
+      InputError: a bad config, no prompts, models or files that do not exist, or a target that
+        cannot be loaded.
+      WorkdirError: the workdir belongs to another config, is damaged, or cannot be written.
+    """
+    experiment = find_prompts(read_experiment(config), base)
+    prompts = choose_prompts(experiment)
+    cells = make_cells(experiment, list(prompts))
+    if not is_begun(workdir):  # a misspelled name leaves no workdir of a config that is mended
+        check_files(experiment)
+    opened: list[Store] = []
+    exchange.of_first(lambda: opened.append(Store(workdir, config)))
+    if not opened:
+        return _follow(experiment, prompts, workdir)
+    with opened[0] as store:
+        _check_prompts(store, prompts, experiment.prompts_file)
+        own_code = _check_own_code(store, experiment)
+        if exchange.broadcast(bool(_remaining(store, cells))):
+            described, measure = _choose_work(experiment, prompts, store)
+            run = _describe_run(argv, prompts, described, len(cells))
+            store.add_run(run | ({"own_code": own_code} if own_code else {}))
+            _work(store, cells, measure, run["run"])
+        failed = exchange.broadcast(sum(store.outcomes[cell.name] == FAILED for cell in cells))
+    verb = "is" if len(cells) == 1 else "are"
+    print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
+          + f", {failed} failed" * bool(failed))  # fmt: skip
+    return failed
+
+
+def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str) -> int:
+    """Measures, in another process than the first, what that one tells; see `run_experiment`."""
+    if exchange.broadcast(None):
+        _, measure = _choose_work(experiment, prompts, FollowedStore(workdir))
+        while (told := exchange.broadcast(None)) != _NO_MORE:
+            for cell in told:
+                _measure(cell, measure, "")
+    return exchange.broadcast(None)
+
+
+def _choose_work(
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
+) -> tuple[Record, Callable[[Cell], Record]]:
+    """Returns what each method is, and what measures a cell."""
+    if not experiment.needs_prompts:
+        return {}, functools.partial(_compute, experiment)
+    from jspec.lab.experiments import workers  # formulas wait for no model
+
+    kind = workers.GenerateWorker if experiment.kind == "generate" else workers.EstimateWorker
+    worker = kind(experiment, prompts, store)
+    return worker.describe(), worker.run
+
+
+def _compute(experiment: Experiment, cell: Cell) -> Record:
+    """Returns a table of the kinds "theory" and "predict", which run no model."""
+    if "table" in cell.key:
+        return dict(getattr(theory, cell.key["table"])())
+    return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))
+
+
+def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
+    """Checks that the prompts are those with which the workdir was begun."""
+    before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
+    if before and before[0] != digest(prompts):
+        raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
+                           "take another --workdir")  # fmt: skip
+
+
+def _check_own_code(store: Store, experiment: Experiment) -> str | None:
+    """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
+
+    Raises:
+      WorkdirError: it is another one.
+    """
+    methods = experiment.methods.values()
+    drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]
+    rules = [get_rule(method.acceptance).accept for method in methods]
+    own_code = digest_of_own_code(*drafters, *rules)
+    before = [one["own_code"] for one in store.runs if "own_code" in one]
+    if before and before[0] != own_code:
+        raise WorkdirError(
+            f"a drafter or rule of your own has changed since {store.folder} was begun; "
+            "take another --workdir"
+        )
+    return own_code
+
+
+def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.name not in store.outcomes]
+
+
+def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record], run: str) -> None:
+    """Measures cells until all are finished, here or elsewhere."""
+    progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
+    is_waiting = False
+    while remaining := _remaining(store, cells):
+        has_worked = False
+        for cell in remaining:
+            with store.claim(cell.name) as is_ours:
+                if is_ours:
+                    exchange.broadcast([cell])
+                    store.add(_measure(cell, measure, run))
+            has_worked |= is_ours
+            outcomes = [store.outcomes.get(one.name) for one in cells]
+            if is_ours or is_waiting:
+                progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
+        if not has_worked:
+            if not is_waiting:
+                print("waiting for the cells of other processes", file=sys.stderr, flush=True)
+            is_waiting = True
+            exchange.broadcast([])  # a sign of life
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    exchange.broadcast(_NO_MORE)
+
+
+def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
+    """Returns the line of a cell: its record, or its error."""
+    line = {"cell": cell.name, "key": cell.key, "run": run}
+    try:
+        record = measure(cell)
+    except WorkdirError:
+        raise
+    except Exception as error:  # the error is kept, and the other cells may well succeed
+        if processes.is_loss(error):
+            raise
+        text = describe_error(error)
+        print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
+        return line | {"status": FAILED, "error": text, "record": None}
+    return line | {"status": DONE, "error": None, "record": record}
+
+
+def _describe_run(
+    argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
+) -> Record:
+    """Returns the line of this process in `runs.jsonl`."""
+    now = datetime.datetime.now()
+    record = {
+        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name
+        "started": now.astimezone().isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "environment": environment(),
+        "git": git_state(),
+        "described": described,
+        "num_cells": num_cells,
+    }
+    return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -1,0 +1,186 @@
+"""What an experiment is: the fields of a config, and what they may hold."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
+from jspec.generation.request import Settings
+from jspec.generation.validate_options import check_draft_temperature, check_temperature
+from jspec.lab.experiments.method_spec import MethodSpec
+from jspec.speculation.acceptance import get_rule
+from jspec.weights.published import SMOLLM2
+from jspec.weights.quantize import QUANTIZATIONS
+
+KINDS = ("generate", "estimate", "theory", "predict")
+THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
+_DTYPES = ("bfloat16", "float32")
+_RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
+_CHATS = {"auto": None, "yes": True, "no": False}
+_MOST = 10**9
+
+
+def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
+    """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
+    for name, (low, high) in bounds.items():
+        value = getattr(spec, name)
+        for one in value if isinstance(value, tuple) else (value,):
+            check_range(name, one, low, high)
+
+
+def _check_different(name: str, values: Sequence[int | str]) -> None:
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"expected {name} that differ, at least one; got {list(values)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """How the table of `unigram` and `bigram` is counted, for methods that name none.
+
+    The target answers the prompts, over and over, until the answers have `num_tokens`.
+    """
+
+    prompts_file: str = "configs/table_prompts.jsonl"
+    num_tokens: int = 10_000
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _check_values(self, num_tokens=(1, _MOST))
+        Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimateSpec:
+    """For which leniences the kind "estimate" computes acceptance, and the bins of entropy."""
+
+    leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
+    num_bins: int = 8
+
+    def __post_init__(self) -> None:
+        _check_values(self, leniences=(0, 1), num_bins=(1, 1000))
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSpec:
+    """A pair of models for the kind "predict": the arguments of `byte_model.predict_table`."""
+
+    target: str = "llama3.2-3b"
+    draft: str = "llama3.2-1b"
+    target_quantization: str = "none"
+    draft_quantization: str = "none"
+    target_bytes_per_weight: float | None = None
+    draft_bytes_per_weight: float | None = None
+    draft_vocab_size: int = 0
+    dtype: str = "bfloat16"
+    bandwidth: float | None = None
+    flop_rate: float | None = None
+    context: int = 1024
+    batch_size: int = 1
+    alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    numbers: tuple[int, ...] = (1, 2, 3, 4, 5, 7)
+
+    def __post_init__(self) -> None:
+        for model in ("target", "draft"):
+            kind = getattr(self, f"{model}_quantization")
+            check_among(f"{model}_quantization", kind, QUANTIZATIONS)
+            if kind != "none" and getattr(self, f"{model}_bytes_per_weight") is not None:
+                raise InputError(
+                    f"expected {model}_bytes_per_weight or {model}_quantization, got both"
+                )
+        check_among("dtype", self.dtype, _DTYPES)
+        for field in _RATES:
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"expected {field} above 0, and finite, got {value}")
+        for field in ("alphas", "numbers"):
+            if not getattr(self, field):
+                raise InputError(f"expected {field} to have some, got none")
+        _check_values(self, context=(0, _MOST), batch_size=(1, 10**6), alphas=(0, 1),
+                      numbers=(0, 4096), draft_vocab_size=(0, _MOST))  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that decides what an experiment measures.
+
+    Attributes:
+      kind: one of `KINDS`.
+      dtype: "bfloat16" or "float32", of weights and caches.
+      mesh: devices over which the models are split, such as "data:2,model:4"; empty for one.
+      prompts_file: JSONL, see `read_prompts`.
+      num_prompts: how many of them, evenly spaced over the file; 0 takes all.
+      per_category: before that, the first ones of each category; 0 takes all.
+      turns: of a conversation; 0 takes all of them.
+      chat: whether prompts go through the chat template: "auto", "yes" or "no".
+      methods: of generating, by their labels; the first one is the baseline of all ratios.
+      settings: of requests, by their labels.
+      seeds: prompt k with seed s is drawn with seed 1000 s + k.
+      repeats: how often each answer is timed.
+      batch_sizes: prompts answered together.
+      max_new_tokens: tokens of an answer, for settings that do not say it themselves.
+      max_seq_len: most tokens of prompt and answer together.
+      measure_costs: whether the cost of a round is measured for each method, apart from its
+        answers, so that the report can compute the expected speed-up; about a minute a method.
+    """
+
+    kind: str = "generate"
+    title: str = ""
+    target: str = SMOLLM2
+    dtype: str = "bfloat16"
+    target_quantization: str = "none"
+    mesh: str = ""
+    prompts_file: str = "configs/prompts.jsonl"
+    num_prompts: int = 0
+    per_category: int = 0
+    turns: int = 1
+    chat: str = "auto"
+    methods: Mapping[str, MethodSpec] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    repeats: int = 1
+    batch_sizes: tuple[int, ...] = (1,)
+    max_new_tokens: int = 64
+    max_seq_len: int = 2048
+    measure_costs: bool = False
+    table: TableSpec = TableSpec()
+    estimate: EstimateSpec = EstimateSpec()
+    predict: Mapping[str, PairSpec] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_among("kind", self.kind, KINDS)
+        check_among("dtype", self.dtype, _DTYPES)
+        check_among("target_quantization", self.target_quantization, QUANTIZATIONS)
+        check_among("chat", self.chat, tuple(_CHATS))
+        _check_different("seeds", self.seeds)
+        _check_different("batch_sizes", self.batch_sizes)
+        _check_values(self, num_prompts=(0, _MOST), per_category=(0, _MOST), turns=(0, _MOST),
+                      repeats=(1, 10**6), max_seq_len=(2, _MOST), seeds=(0, 4_000_000),
+                      batch_sizes=(1, 4096))  # fmt: skip
+        if self.needs_prompts:
+            self._check_methods()
+
+    def _check_methods(self) -> None:
+        for name in ("methods", "settings"):
+            for label in getattr(self, name):
+                if not label or "/" in label:  # which separates the parts of a cell's name
+                    raise InputError(f"expected labels of {name} without '/', got {label!r}")
+        for label, method in self.methods.items():
+            temperatures = get_rule(method.acceptance, method.rule_options).temperatures
+            with prefixed_errors(f"methods.{label}"):
+                for settings in self.settings.values():
+                    check_temperature(method.acceptance, temperatures, settings.temperature)
+        drafters = [(method.drafter, method.options) for method in self.methods.values()]
+        for label, settings in self.settings.items():
+            with prefixed_errors(f"settings.{label}"):
+                check_draft_temperature(settings, drafters)
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether a model answers prompts."""
+        return self.kind in ("generate", "estimate")
+
+    @property
+    def wants_chat(self) -> bool | None:
+        """The argument `chat` of `encode_prompt`."""
+        return _CHATS[self.chat]

@@ -1,0 +1,223 @@
+"""The chapters of a report on what was computed, not timed: "estimate", "theory" and "predict"."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jspec.common.figures import Curves
+from jspec.lab.analysis.ratios import Ratio, share
+from jspec.lab.reports.document import (
+    BARS,
+    Block,
+    Glossary,
+    Heading,
+    Table,
+    code,
+    interval,
+    plain,
+)
+from jspec.lab.reports.tables import methods_table
+from jspec.lab.reports.workdir import Record, View, Workdir
+
+Lines = Iterable[Mapping[str, Any]]
+Groups = Mapping[str, Sequence[Mapping[str, Any]]]  # cells of one setting, by method
+_FEWEST_TOKENS = 20  # of a bin of entropy
+_MOST_DRAWN = 8
+_DRAWN = f"At most {_MOST_DRAWN} drafters, those with the highest alpha."
+_WORDS = (
+    ("alpha", "probability that the target keeps a draft, E[Σ min(target, draft)], along the "
+     "target's own answers: the mean over the tokens before which the drafter has a proposal."),
+    ("lenience", "1 is the exact rule; less keeps more drafts and changes the answers."),
+    ("total variation", "distance of the resulting distribution from the target's, 0 to 1."),
+    ("[a, b]", "95 % bootstrap interval over prompts; a single prompt has none."),
+)  # fmt: skip
+_TITLES = {
+    "table1": "Table 1: operations and speed of free drafts",
+    "figure2": "Figure 2: tokens per target call",
+    "figure3": "Figure 3: the best number of drafts",
+    "figure4": "Figure 4: speed and arithmetic operations",
+}
+_PREDICT = (
+    "Computed from the bytes that the models read and the operations that they compute; nothing "
+    "was generated. These are limits: launches, sampling and unpacking come on top. Break-even "
+    "alpha: above it, drafting is faster than plain decoding."
+)
+
+
+def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns tables and figures."""
+    config, settings = workdir.config, {}
+    for label, method in itertools.product(config["settings"], config["methods"]):
+        own = [one for one in workdir.done if one["key"]["setting"] == label
+               and one["key"]["method"] == method]  # fmt: skip
+        if own:
+            settings.setdefault(label, {})[method] = own
+    blocks: list[Block] = [methods_table(config["methods"], workdir.runs), *_alphas(settings, view)]
+    for index, (label, group) in enumerate(settings.items(), 1):
+        suffix = f"-{index}" if len(settings) > 1 else ""
+        at = config["settings"][label].get("temperature", 0.0)
+        blocks += _details(label, group, view._replace(temperature=at, suffix=suffix))
+    return [*blocks, Glossary(_WORDS)]
+
+
+def alpha(lines: Lines) -> Ratio | None:
+    """Returns the alpha of cells, with its interval over prompts; None without a proposal."""
+    return _ratio(lines, lambda record: (record["sum_overlap"], record["num_places"]))
+
+
+def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Ratio | None:
+    """Returns a ratio of sums over cells; None where there is nothing.
+
+    A prompt has a cell a seed: they are summed first, since they depend on each other.
+    """
+    by_prompt: dict[int, list[tuple[float, float]]] = {}
+    for line in lines:
+        by_prompt.setdefault(line["key"]["prompt"], []).append(counts(line["record"]))
+    sums = [[float(sum(own)) for own in zip(*pairs, strict=True)] for pairs in by_prompt.values()]
+    return share([part for part, _ in sums], [whole for _, whole in sums])
+
+
+def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
+    alphas = {label: {m: alpha(own) for m, own in group.items()}
+              for label, group in settings.items()}  # fmt: skip
+    rows = []
+    for label, method in ((label, method) for label, own in alphas.items() for method in own):
+        records = [line["record"] for line in settings[label][method]]
+        tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
+        rows.append(
+            {
+                "setting": label,
+                "drafter": code(method),
+                "its drafts": records[0]["distribution"],
+                "alpha": interval(alphas[label][method], 3),
+                "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
+                "tokens": str(tokens),
+            }
+        )
+    title = "Alpha of each drafter"
+    names = list(dict.fromkeys(method for own in alphas.values() for method in own))
+    lines = {label: [own.get(method) for method in names] for label, own in alphas.items()}
+    figure = view.draw("alpha", [Curves(names, lines, "", "alpha")], title, BARS)
+    return [Heading("Alpha"), Table(title, rows), figure]
+
+
+def _details(label: str, group: Groups, view: View) -> list[Block]:
+    """Returns what alpha depends on at one setting: category, entropy, lenience."""
+    blocks: list[Block] = [Heading(f"Where drafts are accepted: {label}")]
+    rows = []
+    for method, own in group.items():
+        parts: dict[str, list[Mapping[str, Any]]] = {}
+        for line in own:
+            parts.setdefault(str(line["record"].get("category")), []).append(line)
+        alphas = {category: interval(alpha(lines)) for category, lines in parts.items()}
+        rows.append({"drafter": code(method)} | alphas)
+    if len(rows[0]) > 2:
+        blocks.append(Table(f"Alpha by category ({label})", rows))
+    alphas = {method: value.median for method, own in group.items() if (value := alpha(own))}
+    drawn = sorted(alphas, key=alphas.__getitem__, reverse=True)[:_MOST_DRAWN]
+    figures = [_by_entropy({m: group[m] for m in drawn}, view)] if drawn else []
+    return [*blocks, *figures, *_by_lenience(label, group, drawn, view)]
+
+
+def _by_entropy(group: Groups, view: View) -> Block:
+    edges = next(iter(group.values()))[0]["record"]["entropy"]["edges"]
+
+    def of_bin(own: Lines, index: int) -> Ratio | None:
+        known = [line["record"]["entropy"]["counts"][index] for line in own]
+        value = _ratio(own, lambda r: tuple(r["entropy"][n][index] for n in ("sums", "counts")))
+        return value if sum(known) >= _FEWEST_TOKENS else None
+
+    bins = range(len(edges) - 1)
+    lines = {method: [of_bin(own, index) for index in bins] for method, own in group.items()}
+    label = "entropy of the target's distribution (nats; middle of the bin)"
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+    panel = Curves(middles, lines, label, "alpha", begins_at_zero=True)
+    caption = f"{BARS} {_DRAWN} Bins of fewer than {_FEWEST_TOKENS} tokens are left out."
+    return view.draw("alpha-by-entropy", [panel], "Alpha by entropy", caption)
+
+
+def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> list[Block]:
+    """Returns table and figure of what a lenient rule accepts; nothing where none was looked at."""
+    leniences = [one["lenience"] for one in next(iter(group.values()))[0]["record"]["lenience"]]
+    if len(leniences) < 2:
+        return []
+
+    def lines_of(name: str) -> dict[str, list[Ratio | None]]:
+        return {
+            method: [
+                _ratio(own, lambda r, i=i: (r["lenience"][i][name], r["num_places"]))
+                for i in range(len(leniences))
+            ]
+            for method, own in group.items()
+        }
+
+    accepted, apart = lines_of("sum_acceptance"), lines_of("sum_total_variation")
+    rows = [
+        {"drafter": code(method)}
+        | {f"{at:g}": f"{interval(one)} / {interval(other, 3)}"
+           for at, one, other in zip(leniences, accepted[method], apart[method], strict=True)}
+        for method in group
+    ]  # fmt: skip
+    panels = [
+        Curves(leniences, {m: lines[m] for m in drawn}, "lenience (1: exact)", y_label, True)
+        for lines, y_label in ((accepted, "share of drafts accepted"), (apart, "total variation"))
+    ]
+    caption = f"Drafts accepted (share) / total variation from the target, by lenience ({label})"
+    title = "Accepted drafts and distance, by lenience"
+    return [Table(caption, rows), view.draw("lenience", panels, title, f"{BARS} {_DRAWN}")]
+
+
+def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns a chapter for each table or figure of the paper."""
+    blocks: list[Block] = ["Formulas of arXiv 2211.17192; nothing was measured."]
+    for name, record in ((line["key"]["table"], line["record"]) for line in workdir.done):
+        title = _TITLES[name]
+        blocks += [Heading(title), record["notes"]]
+        is_figure = name.startswith("figure")
+        blocks.append(view.draw(name, curves_of(record), title) if is_figure else _table(record))
+    return blocks
+
+
+def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns a chapter for each pair of models."""
+    blocks: list[Block] = [_PREDICT]
+    for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
+        notes = [note for note in record["notes"] if not note.startswith("alpha ")]
+        blocks += [Heading(name), notes, _table(record)]
+        speeds = [one for one in curves_of(record) if "plain decoding" in one.y_label]
+        if speeds and len(speeds[0].x) > 1:
+            file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())
+            panels = [one._replace(reference="plain decoding") for one in speeds]
+            pair = workdir.config.get("predict", {}).get(name, {})
+            models = " for ".join(pair[role] for role in ("draft", "target") if role in pair)
+            own = view._replace(model=models)
+            blocks.append(own.draw(file, panels, f"Limits of speed: {name}"))
+    return blocks
+
+
+def curves_of(record: Mapping[str, Any]) -> list[Curves]:
+    """Returns the curves of a table, those of each kind of value in a panel of their own.
+
+    Columns of one unit belong together; "speed, 3 drafts" (or "speed at 3 drafts") and
+    "operations, 3 drafts" do not.
+    """
+    columns, units = record["columns"], record["units"]
+    kinds: dict[str, dict[str, Sequence[float | None]]] = {}
+    for index, (name, unit) in enumerate(zip(columns, units, strict=True)):
+        values = [row[index] for row in record["rows"]]
+        if index and all(value is None or isinstance(value, int | float) for value in values):
+            kind, mark, rest = name.partition(", " if ", " in name else " at ")
+            own = kinds.setdefault(_label(kind if mark else "", unit), {})
+            own[rest if mark else name] = values
+    x = [row[0] for row in record["rows"]]
+    return [Curves(x, own, _label(columns[0], units[0]), label) for label, own in kinds.items()]
+
+
+def _label(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if name and unit else name or unit
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    columns = list(map(_label, record["columns"], record["units"]))
+    rows = [dict(zip(columns, map(plain, row), strict=True)) for row in record["rows"]]
+    return Table("", rows)

@@ -1,0 +1,190 @@
+"""What rounds cost, measured separately from the answers; and the speed-ups to expect by it.
+
+The costs are those of a calibration (see `RoundCosts`): no answer that was timed has a part in
+them, so a wrong cost shows as an error, even on the prompts whose acceptance was seen.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec.common.errors import InputError
+from jspec.common.figures import Curves
+from jspec.generation.costs import RoundCosts
+from jspec.generation.rows import capacity_for
+from jspec.generation.stats import RoundCounts
+from jspec.lab.analysis.ratios import alpha_of, tokens_by_position
+from jspec.lab.analysis.theory import expected_tokens
+from jspec.lab.reports.document import Block, Heading, Table, code, interval, number
+from jspec.lab.reports.scene import Scene, families
+from jspec.lab.reports.timed import Timed, TimedAnswer, answers_by_prompt
+from jspec.lab.reports.workdir import View
+
+Answers = Sequence[TimedAnswer]
+_ABOUT_PREDICTIONS = (
+    "From the acceptance in the same answers, and costs that were measured separately, at "
+    "temperature 0: above it, drawing from a round's distributions comes on top. Theorem 3.8 "
+    "(arXiv 2211.17192): one alpha, full proposals; each draft adds c plain steps, of which a part "
+    "is the wider verify call's. By position: acceptance and cost of proposals of the real "
+    "lengths, and a draft model's reading of the prompt."
+)
+
+
+def cost_lines(
+    methods: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts]
+) -> dict[tuple[str, int], dict[int, list[float]]]:
+    """Returns costs of rounds by (drafter, context) and number of drafts, in plain steps.
+
+    Methods that differ in the number alone are one line, each in plain steps of its own. Under
+    number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
+    """
+    name_of = {m: name for name, own in families(methods).items() for m in own}
+    lines: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for method in (one for one in methods if one in costs and 0 in costs[one].numbers):
+        own = costs[method]
+        for (i, context), (j, drafter) in itertools.product(
+            enumerate(own.contexts), enumerate(own.drafters)
+        ):
+            label = name_of.get(method, method)
+            label += f": {drafter}" if len(own.drafters) > 1 else ""
+            line = lines.setdefault((label, context), {})
+            seconds = dict(zip(own.numbers, own.seconds[i][j], strict=True))
+            line.setdefault(-1, []).append(own.reading[i][j] if own.reading else 0.0)
+            line.setdefault(0, []).append(seconds[0])
+            line |= {n: [one / seconds[0]] for n, one in seconds.items() if n}
+    return lines
+
+
+def cost_blocks(
+    methods: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts], view: View
+) -> list[Block]:
+    """Returns a chapter on what rounds cost; nothing where that was not measured."""
+    lines = cost_lines(methods, costs)
+    if not lines:
+        return []
+    counts = sorted({count for one in lines.values() for count in one if count > 0})
+    rows = [
+        {
+            "drafter": code(drafter),
+            "context (tokens)": str(context),
+            "plain step (ms)": number(1000 * float(np.mean(one[0])), 1),
+            **{f"drafts: {n}": number(one[n][0] if n in one else None) for n in counts},
+            "reading (ms a token)": number(1000 * float(np.mean(one[-1]))),
+        }
+        for (drafter, context), one in lines.items()
+    ]
+    by_context: dict[int, dict[str, list[float | None]]] = {}
+    for (drafter, context), one in sorted(lines.items(), key=lambda item: item[0][1]):
+        heights = [1.0, *(one[n][0] if n in one else None for n in counts)]
+        by_context.setdefault(context, {})[drafter] = heights
+    panels = [
+        Curves([0, *counts], own, "drafts in a round", "plain steps",
+               title=f"up to {context} tokens", reference="plain decoding")
+        for context, own in by_context.items()
+    ]  # fmt: skip
+    note = "Reading: what a draft model takes for a token of the prompt before it first drafts."
+    caption = "Measured separately from the answers, one value each: no spread is recorded."
+    title = "Cost of a round (plain steps), by its drafts"
+    figure = view.draw("cost-by-width", panels, title, caption, share_y=True)
+    return [Heading("What a round costs"), Table(title, rows, note), figure]
+
+
+def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> float:
+    """Returns the seconds of a round of one answer; of a plain step where nobody drafted.
+
+    A round costs what the smallest calibrated number of drafts costs that holds its own. All
+    tokens of prompt and answer, `max_length`, decide on the cache's size.
+
+    Raises:
+      InputError: such a round was not calibrated.
+    """
+    seconds = costs.at(capacity_for(max_length, costs.numbers[-1] + 1))
+    if not a_round.num_proposed:
+        return float(seconds[:, 0].min())
+    if a_round.drafter not in costs.drafters or a_round.num_proposed > costs.numbers[-1]:
+        raise InputError(
+            f"expected costs of rounds with {a_round.num_proposed} drafts by "
+            f"{a_round.drafter!r}, got {list(costs.numbers)} by {list(costs.drafters)}"
+        )
+    own = seconds[costs.drafters.index(a_round.drafter)]
+    return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
+
+
+def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
+    """Returns the speed-up of answers like these, whose own seconds are not looked at."""
+    reading = sum(_reading(answer, costs) for answer in seen)
+    return tokens_by_position(_rounds(seen)) / _cost(seen, costs, reading)
+
+
+def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
+    """Returns the speed-up by Theorem 3.8, and its c: what a draft adds to a round, in plain steps.
+
+    Its number of drafts is the largest calibrated one. Where several drafters took turns, c is the
+    mean over their rounds; a round without drafts is taken for a full one of whoever drafts most
+    often.
+    """
+    most, drafters = costs.numbers[-1], [one.drafter for one in _rounds(seen) if one.drafter]
+    usual = max(sorted(set(drafters)), key=drafters.count, default=costs.drafters[0])
+    full = [
+        own._replace(rounds=tuple(RoundCounts(most, 0, r.drafter or usual) for r in own.rounds))
+        for own in seen
+    ]
+    steps = _cost(full, costs)
+    return expected_tokens(alpha_of(_rounds(seen)), most) / steps, (steps - 1) / most
+
+
+def _rounds(answers: Answers) -> list[RoundCounts]:
+    return [a_round for answer in answers for a_round in answer.rounds]
+
+
+def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
+    """Returns the mean cost of the answers' rounds in plain steps."""
+    own = [(answer.max_length, one) for answer in answers for one in answer.rounds]
+    seconds = {pair: round_seconds(costs, *pair) for pair in set(own)}
+    plain = {length: round_seconds(costs, length, RoundCounts(0, 0)) for length, _ in own}
+    return (sum(seconds[pair] for pair in own) + reading) / sum(plain[length] for length, _ in own)
+
+
+def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:
+    """Returns the seconds in which the drafters of an answer's rounds read its prompt."""
+    drafters = {one.drafter for one in answer.rounds if one.num_proposed}
+    seconds = costs.reading_at(capacity_for(answer.max_length, costs.numbers[-1] + 1))
+    own = [one for name, one in zip(costs.drafters, seconds, strict=True) if name in drafters]
+    return answer.num_prompt_tokens * float(sum(own))
+
+
+def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) -> list[Block]:
+    """Returns a chapter on predicted and measured speed-ups; nothing where costs are not known."""
+    tables = []
+    for scene in scenes:
+        is_right = scene.baseline_name == "plain decoding" and scene.batch_size == 1
+        known = [one for one in scene.others if one in costs and is_right]
+        groups = {"all": scene.numbers} | scene.by_category
+        rows = [
+            {"method": code(method), "prompts": name} | _prediction(group[method], costs[method])
+            for method in known
+            for name, group in groups.items()
+            if group[method].speedup is not None
+        ]
+        caption = f"Predicted and measured speed-up ({scene.name})"
+        tables += [Table(caption, rows)] if rows else []
+    about = Heading("Predicted and measured"), _ABOUT_PREDICTIONS
+    return [*about, *tables] if tables else []
+
+
+def _prediction(timed: Timed, costs: RoundCosts) -> dict[str, str]:
+    """Returns what was measured of a method, and what the costs predict for its answers."""
+    assert timed.speedup is not None
+    both = {cell.prompts for cell in timed.own} & {cell.prompts for cell in timed.base}
+    groups = answers_by_prompt([cell for cell in timed.own if cell.prompts in both])
+    seen = [answer for group in groups for answer in group]
+    iid, cost_ratio = predict_iid(seen, costs)
+    row = {"alpha": number(alpha_of(_rounds(seen)), 3), "c": number(cost_ratio, 3),
+           "measured": interval(timed.speedup)}  # fmt: skip
+    forms = {"Theorem 3.8": iid, "by position": predict_by_position(seen, costs)}
+    for form, predicted in forms.items():
+        error = 100 * (predicted / timed.speedup.median - 1)
+        row |= {form: number(predicted), f"{form}: error (%)": format(error, "+.0f")}
+    return row

@@ -1,0 +1,166 @@
+"""The chapters of a report on an experiment of kind "generate": tables, figures, growth."""
+
+import statistics
+from collections.abc import Mapping
+
+from jspec.common.figures import Curves, Picture
+from jspec.lab.analysis.ratios import (
+    PromptRounds,
+    Ratio,
+    acceptance_by_position,
+    shares_by_accepted,
+)
+from jspec.lab.reports.costs import cost_blocks, prediction_blocks
+from jspec.lab.reports.document import BARS, Block, Glossary, Heading, Table, code, interval
+from jspec.lab.reports.scene import SHOWN, Scene, by_length, make_scenes
+from jspec.lab.reports.tables import (
+    category_tables,
+    methods_table,
+    overall_table,
+    spec_bench_table,
+)
+from jspec.lab.reports.timed import answers_by_prompt, compare, parse_cells, whole
+from jspec.lab.reports.workdir import View, Workdir
+
+_TIMED_BARS = "Bars: 95 % bootstrap interval over prompts and repeats."
+_DEFAULT_LENGTH = 64
+_FEWEST_ROUNDS = 10  # of a position
+_FEWEST = 5  # of a category
+
+_WORDS = (
+    ("speed-up", "decoded tokens per second, over those of the baseline, which was timed in turn. "
+     "The speed-up of whole answers counts reading the prompt too."),
+    ("[a, b]", "95 % bootstrap interval over prompts and repeats; one prompt timed once has none."),
+    ("drafts accepted", "share of the proposed drafts that the target accepts."),
+    ("alpha", "share of the examined drafts that are accepted; after a rejected draft none is "
+     "examined."),
+    ("tokens per call", "what a call of the target gives: accepted drafts and its own token."),
+    ("cost of a round", "its time in plain steps: calls of the target on one token."),
+    ("lossless", "the rule keeps the target's distribution."),
+    ("same answers", "answers equal to the baseline's, token for token. In bfloat16, calls of "
+     "another width round differently, and nearly tied tokens may change places."),
+)  # fmt: skip
+
+
+def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns the chapters: methods, one for each setting, costs, growth, predictions."""
+    config = workdir.config
+    costs = {method: own[1] for method, own in workdir.costs.items() if 1 in own}
+    scenes = make_scenes(config, parse_cells(workdir.done))
+    if not scenes:
+        return ["No cell of the baseline is finished yet."]
+    lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
+    chosen = [list(group.values())[-1] for group in lengths]
+    blocks: list[Block] = [_asked(chosen[0]), methods_table(config["methods"], workdir.runs)]
+    growth: list[Block] = []
+    for index, (scene, group) in enumerate(zip(chosen, lengths, strict=True), 1):
+        suffix = f"-{index}" if len(chosen) > 1 else ""
+        own = view._replace(temperature=scene.temperature, suffix=suffix)
+        tables = [overall_table(scene), *category_tables(scene)]
+        tables += spec_bench_table(scene, str(config.get("prompts_file")))
+        blocks += [Heading(scene.setting), *tables, *scene_figures(scene, own)]
+        sizes = {one.batch_size: one for one in scenes if one.setting == scene.setting}
+        if len(sizes) > 1:
+            growth += [*_growth(sizes, scene, own, "batch size"),
+                       *map(overall_table, list(sizes.values())[1:])]  # fmt: skip
+        growth += _growth(group, scene, own, "answer length") if len(group) > 1 else []
+    blocks += cost_blocks(config["methods"], costs, view)
+    return [*blocks, *growth, *prediction_blocks(chosen, costs), Glossary(_WORDS)]
+
+
+def _asked(scene: Scene) -> str:
+    """Returns how many prompts there were, and how long they and the answers."""
+    cells = scene.cells[scene.baseline]
+    answers = [answer for group in answers_by_prompt(cells) for answer in group]
+    prompt = statistics.median(one.num_prompt_tokens for one in answers)
+    answer = statistics.median(len(one.token_ids) for one in answers)
+    return (
+        f"Prompts: {len({number for cell in cells for number in cell.prompts})}. Tokens, medians: "
+        f"{prompt:.0f} in a prompt, {answer:.0f} in an answer. Baseline: {scene.baseline_name}."
+    )
+
+
+def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) -> list[Block]:
+    """Returns the speed-up of whole answers, by batch size or by answer length, which rises."""
+    found = {
+        method: [
+            compare(scene.cells.get(method, ()), scene.cells[scene.baseline], whole)
+            for scene in scenes.values()
+        ]
+        for method in shown.shown
+    }
+    rows = [
+        {"method": code(method)} | dict(zip(map(str, scenes), map(interval, own), strict=True))
+        for method, own in found.items()
+    ]
+    panel = Curves(list(scenes), found, what, "speed-up", reference=shown.baseline_name, log_x=True)
+    title, name = f"Speed-up of whole answers, by {what}", f"by-{what.replace(' ', '-')}"
+    return [Heading(f"By {what}"), Table(title, rows), view.draw(name, [panel], title, _TIMED_BARS)]
+
+
+def scene_figures(scene: Scene, view: View) -> list[Picture]:
+    """Returns the figures that a scene has enough data for."""
+    has_numbers = any(len(own) > 1 for own in scene.families.values())
+    pictures = [_by_number(scene, view)] if has_numbers else []
+    base = scene.baseline
+    names = [name for name, own in scene.by_category.items() if own[base].compared[1] >= _FEWEST]
+    lines = {m: [scene.by_category[name][m].speedup for name in names] for m in scene.shown}
+    if names:
+        panel = Curves(names, lines, "", "speed-up", reference=scene.baseline_name)
+        caption = f"{_TIMED_BARS} {SHOWN}"
+        pictures.append(view.draw("by-category", [panel], "Speed-up by category", caption))
+    return [*pictures, *_drafts_accepted(scene, view)]
+
+
+def _by_number(scene: Scene, view: View) -> Picture:
+    x = sorted({number for own in scene.families.values() for number in own.values()})
+    panels = []
+    for label, name in (("speed-up", "speedup"), ("cost of a round (plain steps)", "cost")):
+        lines: dict[str, list[Ratio | None]] = {}
+        for family, own in scene.families.items():
+            known = {n: getattr(scene.numbers[method], name) for method, n in own.items()}
+            lines[family] = [known.get(number) for number in x]
+        what = "drafts a round, at most"
+        panels.append(Curves(x, lines, what, label, reference=scene.baseline_name))
+    title = "Speed-up and cost of a round in these answers"
+    return view.draw("by-number", panels, title, _TIMED_BARS)
+
+
+def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
+    """Draws acceptance by position and accepted drafts per round; nothing of a single position.
+
+    Of each drafter the method with the most drafts is shown, and those whose number adapts.
+    """
+    widest = {name: list(own)[-1] for name, own in scene.families.items()}
+    widest |= {m: m for m in scene.others if scene.methods[m].get("num_draft_tokens") == "auto"}
+    rounds = {name: scene.numbers[method].rounds for name, method in widest.items()}
+    rounds = {name: own for name, own in rounds.items() if any(r[0] for one in own for r in one)}
+    most = max(map(_num_positions, rounds.values()), default=0)
+    if most < 2:
+        return []
+    panels = []
+    for is_conditional, title in ((False, "accepted, of all proposed"),
+                                  (True, "accepted, if all before it are")):  # fmt: skip
+        lines = {
+            name: acceptance_by_position(own, is_conditional=is_conditional)[: _num_positions(own)]
+            for name, own in rounds.items()
+        }
+        where = "position of the draft"
+        panels.append(Curves(range(1, most + 1), lines, where, "share", title=title))
+    accepted = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
+    title = "rounds that accept this many"
+    where = "drafts accepted in a round"
+    panels.append(Curves(range(most + 1), accepted, where, "share", title=title))
+    caption = f"{BARS} Positions that fewer than {_FEWEST_ROUNDS} rounds examined are left out."
+    title = "Accepted drafts, by position and by round"
+    return [view.draw("drafts-accepted", panels, title, caption, share_y=True)]
+
+
+def _num_positions(rounds: PromptRounds) -> int:
+    """Returns how many positions were examined often enough."""
+    flat = [a_round for own in rounds for a_round in own]
+    most = max(proposed for proposed, _, _ in flat)
+    counts = [
+        sum(n > place and accepted >= place for n, accepted, _ in flat) for place in range(most)
+    ]
+    return sum(count >= _FEWEST_ROUNDS for count in counts)

@@ -1,0 +1,439 @@
+"""One round of speculative decoding (arXiv 2211.17192, 2302.01318).
+
+    last token ──► the drafter proposes d1 … dw
+                   │
+                   ▼
+    ONE target call on the block [last token, d1 … dw] gives the target's distribution after each
+                   │
+                   ▼
+    the acceptance rule keeps the first n drafts, and says which token follows them
+                   │
+                   ▼
+    commit: the cache grows by n + 1 tokens, and the round emits d1 … dn and the next token
+
+The drafts may also form a tree, of which the rule keeps one path; see `acceptance.tree`.
+
+Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
+so those at the accepted drafts are the ones that plain decoding would have computed there. What
+becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
+
+The newest token has been emitted, but no model has consumed it: its keys and values are computed as
+the first token of the next block. Rejected drafts leave keys and values in the cache, in
+slots after `length`. Those are not visible, and the next block overwrites them.
+
+In the order of the file: the verify call, in the width that is needed; the verdict, which is the
+acceptance rule applied to the target's logits; what is emitted, and where a row ends, which is at a
+stop token or the length limit, inside a block as in plain decoding; and the round made of these.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32, Key
+
+from jspec.common.typing import (
+    AnyLogits,
+    ApplyFn,
+    DraftTokens,
+    Params,
+    RowCounts,
+    RowFlags,
+    RowSeeds,
+    TargetProbs,
+    Tokens,
+)
+from jspec.kernels import run_if, whole
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import KEY_TYPE, SHARED, AcceptanceNoise
+from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
+from jspec.speculation.acceptance import draws_only, is_match_at_zero
+from jspec.speculation.acceptance.chain import match
+from jspec.speculation.acceptance.tree import Tree, along, match_tree, tree_call, tree_of
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.best_nodes import prune
+from jspec.speculation.control import Control, agree, with_own_costs
+from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.runners_up import learn, num_runners_up
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    RoundInputs,
+    SpecState,
+    StepInfo,
+    TargetView,
+    lag_of,
+    observed_layers,
+)
+
+_State = TypeVar("_State")
+
+
+def call_on_block(
+    target: ApplyFn,
+    params: Params,
+    block: Tokens,
+    cache: Any,
+    proposal: Proposal,
+    tree: Tree | None,
+    drafter: Drafter | None,
+) -> tuple[AnyLogits, Array, Any]:
+    """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
+    inputs, first_layer = block, 0
+    if proposal.prefix is not None:  # the drafter has run the first layers on this very block
+        inputs, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
+    return target(
+        params,
+        inputs,
+        cache,
+        hidden_layers=observed_layers(drafter),
+        first_layer=first_layer,
+        **tree_call(tree, cache.length),
+    )
+
+
+def with_whole_logits(target: ApplyFn) -> ApplyFn:
+    """Returns the model with whole logits, as drafters and beams read them."""
+
+    def apply(*arguments: Any, **options: Any) -> Any:
+        logits, hidden, cache = target(*arguments, **options)
+        return whole(logits), hidden, cache
+
+    return apply
+
+
+def as_read(
+    logits: AnyLogits, settings: SamplingSettings, drafter: Drafter | None = None
+) -> AnyLogits:
+    """Returns logits whole if processors, log-probabilities or a drafter read them all."""
+    switches = settings.switches
+    is_read = switches.processors or switches.logprobs or num_runners_up(drafter)
+    return whole(logits) if is_read else logits
+
+
+def in_narrowest(
+    verify: Callable[[_State, Proposal], tuple[_State, Any]],
+    state: _State,
+    proposal: Proposal,
+    widths: Sequence[int],
+) -> tuple[_State, Any]:
+    """Returns what `verify` does with the proposal, cut to the smallest width that is enough.
+
+    Which of `widths`, which rise, that is, or whether the whole proposal is needed, is known on the
+    device only. The info, `verify`'s second result, is padded to its shape at full width.
+    """
+    widths = [width for width in widths if width < proposal.width] + [proposal.width]
+    if len(widths) == 1:
+        return verify(state, proposal)
+    # The row with the most drafts decides: a batch has one width.
+    num_needed = jnp.max(proposal.num_tokens)
+    shapes = jax.eval_shape(verify, state, proposal)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    info = empty
+
+    def pad(leaf: Array, wider: Array) -> Array:
+        return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
+
+    for too_few, width in zip([-1, *widths], widths, strict=False):
+
+        def verify_narrow(carry: tuple[_State, Any], width: int = width) -> tuple[_State, Any]:
+            state, info = carry
+            # Beside something that changes, or XLA cuts the proposal before the loop, for nothing.
+            changing = jax.tree.leaves(info)[0]
+            _, whole = jax.lax.optimization_barrier((changing, proposal))
+            state, info = verify(state, whole.narrow(width))
+            return state, jax.tree.map(pad, info, empty)
+
+        is_fitting = (too_few < num_needed) & (num_needed <= width)
+        state, info = run_if(is_fitting, verify_narrow, (state, info))
+    return state, info
+
+
+def judge(
+    rule: AcceptanceRule,
+    logits: AnyLogits,
+    settings: SamplingSettings,
+    proposal: Proposal,
+    seed: RowSeeds,
+    position: RowCounts,
+    tree: Tree | None = None,
+) -> tuple[Verdict, TargetProbs | None]:
+    """Decides which drafts are accepted, and which token follows them.
+
+    The logits are the target's at each block token, [b w+1 v], after the processors, which the
+    settings no longer have. The position of the round's first token keys the noise. The tree is the
+    proposal's, if it is one. The target's distributions, [b w+1 v], are returned too if the
+    settings ask for log-probabilities.
+    """
+    width, has_logprobs = proposal.width, settings.switches.logprobs
+
+    def by_distribution() -> tuple[Verdict, TargetProbs | None]:
+        probs = rule.distribution(logits if draws_only(rule) else whole(logits), settings)
+        size = probs.shape[-1], settings.is_random
+        if tree is None:
+            noise = rule.noise.acceptance(seed, position, width, *size)
+            verdict = _decide(rule, probs, proposal, noise)
+        else:
+            noise = rule.tree.noise(seed, position, tree, *size)
+            verdict = rule.tree.accept(probs, proposal, tree, noise)
+        return verdict, probs if has_logprobs else None
+
+    def by_match() -> tuple[Verdict, TargetProbs | None]:
+        probs = rule.distribution(logits, settings) if has_logprobs else None
+        matched = match(logits, proposal) if tree is None else match_tree(logits, proposal, tree)
+        return matched, probs
+
+    if not is_match_at_zero(rule):
+        return by_distribution()
+    # Where all temperatures are 0, comparing tokens decides the same, and no distribution over the
+    # vocabulary need be computed.
+    return jax.lax.cond(settings.is_random, by_distribution, by_match)
+
+
+def _decide(
+    rule: AcceptanceRule, probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
+) -> Verdict:
+    """Applies the rule; a proposal of width 0 leaves only the next token to draw."""
+    if proposal.width > 0:
+        return rule.accept(probs, proposal, noise)
+    # Rules may assume at least one draft; without any, all of them draw the next token alike.
+    none = jnp.zeros_like(proposal.num_tokens)
+    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]  # shared noise
+    return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
+
+
+def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
+    """Returns the accepted drafts of [b w] and then the next token; the rest means nothing."""
+    index = jnp.arange(drafts.shape[1] + 1)
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_next = index == verdict.num_accepted[:, None]
+    return jnp.where(is_next, verdict.next_token[:, None], padded)
+
+
+def cut_at_end(
+    state: SpecState, tokens: Int32[Array, "b t"], num_tokens: RowCounts
+) -> tuple[RowCounts, RowFlags]:
+    """Returns how many of a round's tokens each row emits, and whether it is done then.
+
+    `num_tokens` says how many of the tokens the round would emit. The state is that before it.
+    """
+    index = jnp.arange(tokens.shape[1])
+    is_stop = (tokens[:, :, None] == state.stop_ids[:, None, :]).any(axis=-1)
+    is_stop |= tokens < 0  # NO_TOKEN: there was no distribution to draw from, so the row must end
+    is_stop &= index < num_tokens[:, None]
+    first_stop = jnp.min(jnp.where(is_stop, index, tokens.shape[1]), axis=1)
+    num_tokens = jnp.minimum(num_tokens, first_stop + 1)  # the stop token itself is emitted
+    # Done rows take part in every call of the batch, but emit and commit nothing.
+    num_tokens = jnp.where(state.is_done, 0, num_tokens)
+    # No limit on `num_tokens` is needed for the length: no more drafts were asked for than fit.
+    length = state.target_cache.length + 1 + num_tokens
+    return num_tokens, state.is_done | is_stop.any(axis=1) | (length >= state.max_length)
+
+
+def silence(state: SpecState, is_done: RowFlags) -> SpecState:
+    """Marks rows as done, and makes them greedy: noise is drawn only while a row needs it."""
+    return state.replace(
+        settings=state.settings.replace(
+            temperature=jnp.where(is_done, 0.0, state.settings.temperature)
+        ),
+        draft_temperature=jnp.where(is_done, 0.0, state.draft_temperature),
+        is_done=is_done,
+    )
+
+
+def speculative_step(
+    params: ModelParams,
+    state: SpecState,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    widths: Sequence[int] = (),
+) -> tuple[SpecState, StepInfo]:
+    """Advances every row by one round, each by its own number of tokens.
+
+    Besides the verify call of a full proposal, a narrower one is compiled for each number of drafts
+    in `widths`, which rise.
+    """
+    proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
+    return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)
+
+
+def propose(
+    params: ModelParams,
+    state: SpecState,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[Proposal, SpecState]:
+    """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
+    state = state.replace(settings=state.settings.after(state.last_token))
+    # The drafter samples as the target does, with the same processors and filters, but at its own
+    # temperature. The proposal then says from which distributions the drafts were really drawn.
+    settings = state.settings.replace(temperature=state.draft_temperature)
+    inputs = RoundInputs(
+        state.last_token,
+        limit=functools.partial(_wanted, state, drafter, rule),
+        rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
+        settings=settings,
+        view=TargetView(params.target, with_whole_logits(target), state.target_cache),
+        has_shared_noise=rule.noise is SHARED,
+        reads_probs=state.settings.is_random | (not is_match_at_zero(rule)),
+    )
+    proposal, draft = drafter.propose(params.draft, state.draft, inputs)
+    if state.control is not None and proposal.scores is not None:
+        control = _control(state, rule)
+        proposal = prune(proposal, control.choose_nodes(_kinds(proposal), proposal.scores))
+    if state.control is not None:
+        kind = _kinds(proposal)
+        lag = functools.partial(lag_of, drafter, state.draft)
+        read = jnp.where(proposal.num_tokens > 0, lag(kind), 0)
+        control = _control(state, rule).charge(kind, read)
+        asked = inputs.limit, lag, proposal.silent
+        control = control.after_silence(kind, proposal.num_tokens, *asked)
+        if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
+            is_free = _is_free(state, rule)
+            agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
+            proposal = proposal.replace(num_tokens=agreed)
+        state = state.replace(control=control.replace(costs=state.control.costs))
+    state = state.replace(draft=draft)
+    if proposal.prefix is not None:
+        # From here on the state alone carries the cache, with the first layers' slots written.
+        state = state.replace(target_cache=proposal.prefix.cache)
+        proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
+    return _end_at_no_token(proposal), state
+
+
+def verify(
+    params: ModelParams,
+    state: SpecState,
+    proposal: Proposal,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    widths: Sequence[int] = (),
+) -> tuple[SpecState, StepInfo]:
+    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
+    # In the smallest width that holds every row's drafts, so that few drafts cost little.
+    commit = functools.partial(
+        _verify_and_commit, params, target=target, drafter=drafter, rule=rule
+    )
+    return in_narrowest(commit, state, proposal, widths)
+
+
+def _verify_and_commit(
+    params: ModelParams,
+    state: SpecState,
+    proposal: Proposal,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[SpecState, StepInfo]:
+    """Calls the target once on the whole block, lets the rule decide, and commits."""
+    cache = state.target_cache
+    tree = None if proposal.parents is None else tree_of(proposal)
+    block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
+    logits, hidden, cache = call_on_block(
+        target, params.target, block, cache, proposal, tree, drafter
+    )
+    # The processors see each position with its own prefix: penalties count the drafts before it.
+    settings = state.settings  # they have seen the last token: see `propose`
+    logits = as_read(logits, settings, drafter)
+    parents = None if tree is None else tree.parents
+    processed = process_drafts(logits, settings, proposal.tokens, parents)
+    # The cache holds every token but the newest, so the round's first token has position
+    # length + 1. It keys the noise of the whole round.
+    verdict, probs = judge(
+        rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1, tree
+    )
+    state = learn(drafter, state, block, processed, proposal, verdict)
+    if verdict.path is not None:
+        # From here on the kept path of a tree is a chain.
+        block, hidden, logits, probs = along(verdict.path, (block, hidden, logits, probs))
+    tokens = emitted_tokens(block[:, 1:], verdict)
+    num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
+    # A round emits the accepted drafts and the next token, and consumes as many: the last token and
+    # the accepted drafts. So the first `num_tokens` tokens of the block are committed.
+    valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
+    last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
+    # Rejected drafts are rolled back by not being committed: `length` stops before their slots.
+    state = state.replace(
+        target_cache=cache.commit(num_tokens, verdict.path),
+        draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
+        last_token=jnp.where(state.is_done, state.last_token, last),
+        settings=settings.after_all(block[:, 1:], valid[:, 1:]),
+    )
+    counts = proposal.num_tokens, verdict.num_accepted
+    kind = _kinds(proposal)
+    if state.control is not None:
+        is_refused = _is_refused(verdict, tree)
+        control = _control(state, rule).update(kind, *counts, ~state.is_done, is_refused)
+        state = state.replace(control=control.replace(costs=state.control.costs))
+    state = silence(state, is_done)
+    logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
+    drafts = proposal.tokens, proposal.parents
+    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs, *drafts)
+
+
+def _draft_keys(
+    rule: AcceptanceRule, state: SpecState, width: int, is_random: Bool[Array, ""]
+) -> Key[Array, "b w"]:
+    """Returns the keys of the drafts; a batch without randomness gets equal ones, for nothing."""
+
+    def derive() -> Key[Array, "b w"]:
+        return rule.noise.draft_keys(state.seed, state.target_cache.length + 1, width)
+
+    def skip() -> Key[Array, "b w"]:
+        return jnp.broadcast_to(jax.random.key(0, impl=KEY_TYPE), (state.seed.shape[0], width))
+
+    return jax.lax.cond(is_random, derive, skip)
+
+
+def _is_free(state: SpecState, rule: AcceptanceRule) -> RowFlags:
+    """Returns which rows have the same tokens with any number of drafts, [b]."""
+    is_greedy = state.settings.temperature < COLDEST
+    return (is_greedy | (rule.noise is SHARED)) & rule.is_lossless
+
+
+def _control(state: SpecState, rule: AcceptanceRule) -> Control:
+    """Returns the control with the costs of a round of as many rows as the state has."""
+    assert state.control is not None
+    return with_own_costs(state.control, _is_free(state, rule))
+
+
+def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowCounts) -> RowCounts:
+    """Returns how many drafts each row wants at most, from a proposal of the given kinds [b]."""
+    room = state.max_length - (state.target_cache.length + 1)
+    # A round emits one token more than it accepts, so the last token needs no draft.
+    wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
+    if state.control is not None:
+        lag = functools.partial(lag_of, drafter, state.draft)
+        control = _control(state, rule)
+        wanted = jnp.minimum(wanted, control.choose(kind, lag, room))
+        # As if all rows had proposals of their kind, so that none is made for nothing.
+        wanted = agree(control, kind, wanted, ~state.is_done, _is_free(state, rule))
+    return jnp.where(state.is_done, 0, wanted)
+
+
+def _kinds(proposal: Proposal) -> RowCounts:
+    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one."""
+    return jnp.zeros_like(proposal.num_tokens) if proposal.kind is None else proposal.kind
+
+
+def _is_refused(verdict: Verdict, tree: Tree | None) -> RowFlags | None:
+    """Returns whether drafts went on where a tree's kept path ends, [b]; None for a chain."""
+    if tree is None or verdict.path is None:
+        return None
+    end = jnp.take_along_axis(verdict.path, verdict.num_accepted[:, None], axis=1)
+    return (tree.is_real & (tree.parents == end)).any(axis=1)
+
+
+def _end_at_no_token(proposal: Proposal) -> Proposal:
+    """Ends each row's drafts before NO_TOKEN, which a drafter draws from no distribution."""
+    num_real = jnp.sum(jnp.cumprod(proposal.tokens >= 0, axis=1, dtype=jnp.int32), axis=1)
+    return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, num_real))

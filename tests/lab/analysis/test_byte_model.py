@@ -1,0 +1,148 @@
+"""Will it pay? On machines made up, and of pairs known."""
+
+import json
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.lab.analysis import byte_model
+from jspec.lab.analysis.byte_model import PairCost, load_config, predict_table
+from jspec.lab.analysis.call_cost import CallCost, Machine
+from jspec.lab.analysis.theory import break_even_alpha
+from jspec.models.config import PRESETS
+from tests.tiny_models import CONFIG, save_folder
+
+H200 = Machine(bandwidth=4.8e12, flop_rate=9.9e14)
+PREDICT = {
+    "target": "llama3.2-3b", "draft": "llama3.2-1b",
+    "target_bytes_per_weight": None, "target_quantization": "none",
+    "draft_bytes_per_weight": None, "draft_quantization": "none", "draft_vocab_size": 0,
+    "bandwidth": 4.8e12, "flop_rate": 9.9e14, "context": 0, "batch_size": 1,
+    "dtype": "bfloat16", "alphas": (0.5, 0.7, 0.9), "numbers": (0, 1, 2, 4, 8),
+}  # fmt: skip
+
+
+def pair(draft="llama3.2-1b", target="llama3.2-3b", quantization=None, machine=H200, **options):
+    models = CallCost(PRESETS[target]), CallCost(PRESETS[draft], quantization=quantization)
+    return PairCost(*models, machine, **options)
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "quantization", "expected"),
+    [
+        ("llama3.2-1b", "llama3.2-3b", None, 0.385),
+        ("llama3.2-1b", "llama3.2-3b", "int8", 0.19),
+        ("llama3.2-1b", "llama3.1-8b", None, 0.165),
+    ],
+)
+def test_cost_ratios_are_those_of_the_bytes(draft, target, quantization, expected):
+    """By hand, from the numbers of parameters."""
+    assert pair(draft, target, quantization).cost_ratio == pytest.approx(expected, abs=0.004)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("llama3.2-1b", 1942), ("llama3.2-3b", 747), ("llama3.1-8b", 320)]
+)
+def test_roofs_are_those_of_the_bandwidth(name, expected):
+    """Tokens a second in bfloat16 at 4.8 TB/s, e.g. 4.8e12 / (2 · 3.2127e9) = 747."""
+    assert 1 / pair("llama3.2-1b", name).plain_seconds == pytest.approx(expected, rel=1e-3)
+
+
+def test_drafting_is_a_call_each():
+    """The first over two tokens; at one stream a verify call costs hardly more than a step."""
+    one = pair()
+    assert one.drafting_cost(0) == 0
+    assert one.drafting_cost(4) == pytest.approx(4 * one.cost_ratio, rel=1e-3)
+    assert 1 < one.verify_cost(4) < 1.001
+    assert one.improvement(0.7, 0) == pytest.approx(1)
+    assert one.improvement(0.7, 2) == pytest.approx(2.19 / (2 * 0.3847 + 1), rel=1e-3)
+    assert break_even_alpha(1, *one.costs(1)) == pytest.approx(one.cost_ratio, abs=1e-3)
+
+
+def test_a_smaller_head_of_the_draft_is_cheaper():
+    """By hand: 128,256 - 32,000 rows of 2,048 floats of bfloat16 less; no more than there are."""
+    ratios = []
+    for size in (0, 32_000):
+        (note,) = (n for n in predict_table(PREDICT | {"draft_vocab_size": size})["notes"]
+                   if n.startswith("cost ratio"))  # fmt: skip
+        ratios.append(float(note.split()[4].rstrip(";")))
+    less = 2 * (128_256 - 32_000) * 2_048 / pair().target.weight_bytes
+    assert ratios[0] - ratios[1] == pytest.approx(less, abs=0.001)
+    with pytest.raises(InputError, match="draft_vocab_size of at most 128256, got 200000"):
+        predict_table(PREDICT | {"draft_vocab_size": 200_000})
+
+
+def test_where_operations_decide_speculation_stops_paying():
+    """A batch of 512: a verify call of 5 tokens costs 5 steps, and what was gained is lost."""
+    one = pair(batch_size=512)
+    assert one.verify_cost(4) == pytest.approx(5, rel=0.01)
+    assert one.improvement(0.9, 4) < 1
+    assert break_even_alpha(4, *one.costs(4)) is None
+    assert one.improvement(0.9, 4) < pair(batch_size=8).improvement(0.9, 4)
+
+
+def test_a_long_context_counts():
+    """128 Ki tokens: the cache, 15 GB of the 3B's and 4.3 GB of the 1B's, joins the weights."""
+    one = pair(context=131_072)
+    seconds = (2 * 3.2127e9 + 131_073 * 28 * 2 * 8 * 128 * 2) / 4.8e12
+    assert one.plain_seconds == pytest.approx(seconds, rel=1e-3)
+    assert one.cost_ratio < pair().cost_ratio
+
+
+def test_the_table_says_whether_it_pays():
+    """One row a number, plain values, and a verdict for every alpha."""
+    table = predict_table(PREDICT)
+    assert json.loads(json.dumps(table, allow_nan=False)) == table
+    assert [row[0] for row in table["rows"]] == [0, 1, 2, 4, 8]
+    assert {len(row) for row in table["rows"]} == {len(table["columns"])} == {7}
+    assert len(table["units"]) == 7
+    best = max(row[5] for row in table["rows"])
+    assert best == pytest.approx(pair().improvement(0.7, 2))
+    notes = "\n".join(table["notes"])
+    assert "c = 0.385" in notes
+    assert "alpha 0.7: can pay, at most 1.24 times plain decoding's speed with 2 drafts" in notes
+    assert "alpha 0.5: can pay, at most 1.08 times plain decoding's speed with 1 draft" in notes
+    slow = predict_table(PREDICT | {"batch_size": 512, "numbers": (4,)})
+    assert slow["rows"][0][3] is None
+    assert [note.partition(": ")[2] for note in slow["notes"][-3:]] == ["does not pay"] * 3
+
+
+def test_bytes_a_weight_or_a_quantization():
+    """Half the bytes, half the cost; int8 a little over it, for its scales."""
+
+    def ratio(**options):
+        (note,) = [n for n in predict_table(PREDICT | options)["notes"] if n.startswith("cost")]
+        return float(note.split("c = ")[1].split(";")[0])
+
+    assert ratio(draft_bytes_per_weight=1.0) == pytest.approx(ratio() / 2, abs=0.002)
+    assert ratio(draft_quantization="int8") == pytest.approx(ratio() / 2, abs=0.002)
+    assert ratio(draft_quantization="int4") == pytest.approx(0.12, abs=0.01)
+    assert ratio(dtype="float32") == ratio()
+
+
+def test_what_is_not_given_is_measured(monkeypatch):
+    """Only what is not given; and the note says which."""
+    monkeypatch.setattr(byte_model, "measure_machine", lambda dtype: Machine(1e10, 1e11))
+    notes = "\n".join(predict_table(PREDICT | {"bandwidth": None})["notes"])
+    assert "10 GB/s (measured here), 9.9e+05 GFLOP/s (given)" in notes
+    monkeypatch.setattr(byte_model, "measure_machine", lambda dtype: 1 / 0)
+    predict_table(PREDICT)
+
+
+def test_models_by_name(tmp_path):
+    """Presets, the default target's name, and a folder without a look at its weights."""
+    assert load_config("llama3.2-1b") == PRESETS["llama3.2-1b"]
+    assert load_config("smollm2-135m-instruct") == PRESETS["smollm2-135m"]
+    assert load_config("random:llama3.2-1b") == PRESETS["llama3.2-1b"]
+    folder = save_folder(tmp_path / "model")
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    assert load_config(str(folder)).embed_dim == CONFIG.embed_dim
+    with pytest.raises(InputError, match=r"expected a preset among llama3.2-1b, .* got 'gpt-2'"):
+        load_config("gpt-2")
+
+
+def test_models_of_two_vocabularies_are_one_clear_line():
+    """Guards against a table of nonsense; ranges are checked where a config is read."""
+    with pytest.raises(InputError, match=r"^expected draft and target of one vocabulary[^\n]*$"):
+        predict_table(PREDICT | {"draft": "smollm2-135m"})

@@ -1,0 +1,73 @@
+"""Where two answers part."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.generation.logits_after import largest_gap_change, make_logits_after
+from jspec.lab.analysis.divergence import (
+    parting_gaps,
+)
+from jspec.models import init_cache, make_apply
+from tests.tiny_models import CONFIG, target
+
+_LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1, 2], [1, 2], []),
+        ([1, 1, 3], [1, 2, 3], [0.5]),
+        ([2], [3], [3.0]),  # neither is the best: the worse one counts
+        ([1, 2], [1], [math.inf]),
+        ([], [1], [math.inf]),
+    ],
+)
+def test_the_first_difference_is_found(one, other, expected):
+    """Guards against an excuse for a token that is far from the best, or for a lost end."""
+    assert parting_gaps([[5]], [one], [other], lambda _: _LOGITS) == expected
+
+
+def test_the_logits_are_those_before_the_difference():
+    """Guards against a look one token early or late, with the prompt forgotten."""
+    seen = []
+
+    def logits_after(token_ids):
+        seen.append(token_ids)
+        return _LOGITS
+
+    parting_gaps([[5, 6]], [[1, 2, 3]], [[1, 2, 0]], logits_after)
+    assert seen == [[5, 6, 1, 2]]
+
+
+@pytest.mark.parametrize("length", [1, 128, 129])
+def test_padding_changes_nothing(length):
+    """Guards against logits of a padding token."""
+    tokens = np.random.default_rng(length).integers(1, CONFIG.vocab_size, length).tolist()
+    cache = init_cache(CONFIG, batch_size=1, capacity=length, dtype=jnp.float32)
+    expected = make_apply(CONFIG)(target().params, jnp.array([tokens]), cache)[0][0, -1]
+    np.testing.assert_allclose(make_logits_after(target())(tokens), expected, atol=1e-4)
+
+
+def test_gap_changes_are_those_of_the_passes_widths(monkeypatch):
+    """Guards against a bound derived from passes that are secretly the same."""
+    tokens = np.random.default_rng(0).integers(1, CONFIG.vocab_size, 27).tolist()
+    texts = [tokens, [1]]  # the second one is shorter than a pass
+    assert largest_gap_change(target(), texts, (1, 6)) < 1e-4
+
+    def make_biased_apply(config):
+        apply = make_apply(config)
+
+        def biased(params, tokens, cache):
+            logits, hidden, cache = apply(params, tokens, cache)
+            best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1])
+            return logits + 0.25 * (tokens.shape[1] > 1) * best, hidden, cache
+
+        return biased
+
+    monkeypatch.setattr("jspec.generation.logits_after.make_apply", make_biased_apply)
+    assert largest_gap_change(target(), texts, (1, 6)) == pytest.approx(0.25, abs=1e-3)

@@ -1,0 +1,212 @@
+"""The test of the emitted distribution, and of the caches: right subjects pass, wrong ones do
+not.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.generation.request import Settings
+from jspec.lab.auditing import controls
+from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.distribution import (
+    FALSE_ALARM,
+    NUM_TOKENS,
+    check_distribution,
+    fit_rows,
+    joint_distribution,
+    path_logits,
+)
+from jspec.lab.auditing.rows import Context, first_tokens
+from jspec.lab.auditing.subject import cast
+from jspec.sampling.distribution import sample
+from jspec.speculation.acceptance import get_rule, rejection
+from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts
+from jspec.speculation.acceptance.types import Verdict
+from jspec.speculation.types import StepInfo
+from tests.cases import slow_unless
+from tests.lab.auditing.subjects import SETTINGS, make_rows, make_subject
+
+_NUM_ROWS = 2048
+_SUBJECTS = [
+    ("rejection", "prompt_lookup"),
+    slow_unless(False, "block", "model"),
+    slow_unless(False, "coupled", "model"),
+    slow_unless(False, "rejection", "model"),
+    slow_unless(False, "block", "prompt_lookup"),
+    slow_unless(False, "coupled", "prompt_lookup"),
+]
+
+
+def keys_of_one_slot(cache):
+    """Returns the cache with the keys of one committed slot of a row gone."""
+    return cache.replace(keys=tuple(keys.at[1, :, 5].set(0) for keys in cache.keys))
+
+
+def values_of_one_slot(cache):
+    """Returns the cache with the values of one committed slot of a row gone."""
+    return cache.replace(values=tuple(values.at[1, :, 7].set(0) for values in cache.values))
+
+
+def keys_one_slot_late(cache):
+    """Returns the cache with every token's keys of a row in the slot of the token after it."""
+    return cache.replace(keys=tuple(keys.at[1].set(jnp.roll(keys[1], 1, 1)) for keys in cache.keys))
+
+
+def values_one_slot_late(cache):
+    """Returns the cache with every token's values of a row in the slot of the token after it."""
+    late = (values.at[1].set(jnp.roll(values[1], 1, 1)) for values in cache.values)
+    return cache.replace(values=tuple(late))
+
+
+DAMAGES = keys_of_one_slot, values_of_one_slot, keys_one_slot_late, values_one_slot_late
+
+
+@pytest.mark.parametrize(("rule", "drafter"), _SUBJECTS)
+def test_distribution_and_caches_of_lossless_rules_pass(rule, drafter):
+    """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
+    subject = make_subject(rule, drafter)
+    rows = make_rows(subject, rows_per_run=_NUM_ROWS)
+    caches = check_caches(rows)
+    assert caches.has_passed, caches.detail
+    assert set(caches.data) == ({"target", "model"} if drafter == "model" else {"target"})
+    distribution, control = check_distribution(rows, _NUM_ROWS)
+    assert distribution.has_passed, distribution.detail
+    assert distribution.data["num_samples"] == _NUM_ROWS
+    assert control.has_passed, control.detail
+    for damage in DAMAGES:
+        check = check_caches(DisturbedRows(rows, damage))
+        assert not check.has_passed, check.detail
+
+
+def test_caches_in_bfloat16_are_told_from_wrong_ones():
+    """Rounding stays well within what is accepted there, a wrong slot does not."""
+    right = make_subject()
+    subject = dataclasses.replace(right, target=cast(right.target, "bfloat16"))
+    rows = make_rows(subject)
+    caches = check_caches(rows)
+    assert caches.data["target"] < 0.03
+    for damage in DAMAGES:
+        check = check_caches(DisturbedRows(rows, damage))
+        assert not check.has_passed, check.detail
+        assert check.data["target"] > 0.3
+
+
+class DisturbedRows:
+    """Rows whose target cache is damaged after the rounds."""
+
+    def __init__(self, rows, damage):
+        self._rows, self._damage = rows, damage
+        self.subject, self.context, self.num_rounds = rows.subject, rows.context, rows.num_rounds
+
+    def run(self, num_rows):
+        for infos, state in self._rows.run(num_rows):
+            yield infos, state.replace(target_cache=self._damage(state.target_cache))
+
+
+def accept_without_the_draft_distribution(target_probs, proposal, noise):
+    """A broken line: u < target in the place of u · draft < target."""
+    is_accepted = noise.uniforms < probs_of_drafts(target_probs, proposal)
+    num_accepted = count_accepted(is_accepted, proposal)
+    distribution = rejection.next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, noise.gumbel))
+
+
+def p_value_of(rows, num_rows):
+    """Returns the p-value of the emitted distribution, without the audit's own control."""
+    logits = path_logits(rows.subject.target, rows.context, NUM_TOKENS)
+    expected = joint_distribution(logits, rows.context, rows.settings, NUM_TOKENS)
+    return fit_rows(rows, expected, num_rows).p_value
+
+
+def test_distribution_of_a_broken_accept_line_fails():
+    """Negative control: one factor forgotten."""
+    subject = make_subject("rejection", "model")
+    broken = get_rule("rejection")._replace(accept=accept_without_the_draft_distribution)
+    rows = make_rows(subject, rule=broken, rows_per_run=_NUM_ROWS)
+    assert p_value_of(rows, _NUM_ROWS) < FALSE_ALARM
+
+
+def test_distribution_of_a_lenient_rule_fails():
+    """A lossy rule is found out, by the same rows."""
+    subject = make_subject("lenient", "model")
+    rows = make_rows(subject, rows_per_run=_NUM_ROWS)
+    assert p_value_of(rows, _NUM_ROWS) < FALSE_ALARM
+
+
+def test_distribution_of_a_wrong_rule_at_temperature_zero_fails():
+    """Flatter logits would not tell; a rule that keeps every draft does not take it."""
+    subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
+    keeping = controls.keeping_all(get_rule("rejection"))
+    rows = make_rows(subject, rule=keeping)
+    distribution, control = check_distribution(rows, 128)
+    assert not distribution.has_passed, distribution.detail
+    assert control.detail.startswith("none: flatter logits")
+
+
+@pytest.mark.slow
+def test_distribution_at_temperature_zero_passes():
+    """Every row takes the one path."""
+    subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
+    rows = make_rows(subject)
+    assert check_distribution(rows, 128)[0].has_passed
+
+
+def test_joint_distribution_multiplies_each_positions_own():
+    """Against a product written out; a penalty makes the distribution depend on the path."""
+    rng = np.random.default_rng(0)
+    context = Context(prompt=[4], first=4, alphabet=[4, 6, 9])
+    logits = rng.normal(size=(3, 3, 3, 3))  # after two tokens, at each of three positions
+    logits[..., 0, :] = logits[0, 0, 0]  # what comes first depends on nothing
+    logits[:, :, 1] = logits[:, :1, 1]  # and the second on the first alone
+    settings = Settings(temperature=1.0, presence_penalty=1.0)
+    joint = joint_distribution(logits, context, settings, 3)
+    np.testing.assert_allclose(joint.sum(), 1)
+
+    def distribution(logits, is_said):
+        weights = np.exp(logits - np.array(is_said))
+        return weights / weights.sum()
+
+    first, second = (
+        distribution(logits[1, 2, 0], [1, 0, 0])[1],
+        distribution(logits[1, 2, 1], [1, 1, 0])[2],
+    )
+    np.testing.assert_allclose(
+        joint[1, 2], first * second * distribution(logits[1, 2, 2], [1, 1, 1])
+    )
+
+
+def test_first_tokens_are_those_that_count():
+    """Guards against padding after a round's tokens that is taken for text."""
+    infos = StepInfo(
+        tokens=np.array([[[1, -7, -7], [2, 3, -7]], [[4, 5, 6], [8, -7, -7]]]),
+        num_tokens=np.array([[1, 2], [3, 1]]),
+        num_proposed=np.zeros([2, 2]),
+        num_accepted=np.zeros([2, 2]),
+        kind=np.zeros([2, 2]),
+    )
+    assert first_tokens(infos, 3).tolist() == [[1, 4, 5], [2, 3, 8]]
+
+
+class FixedRows:
+    """Rows whose text is given."""
+
+    def __init__(self, tokens, context):
+        self._tokens, self.context = np.array(tokens), context
+
+    def run(self, num_rows):
+        ones = np.ones([self._tokens.shape[1], num_rows], np.int32)
+        yield StepInfo(self._tokens.T[..., None], ones, ones, ones, ones), None
+
+
+@pytest.mark.parametrize("stranger", [-1, 7, 5000])
+def test_a_token_outside_the_alphabet_fails(stranger):
+    """Guards against a stranger, or a drafter's failure, that is counted as some other token."""
+    context = Context(prompt=[4], first=4, alphabet=[9, 4])
+    expected = np.array([[0.2, 0.2], [0.2, 0.4]])
+    texts = [[9, 9], [9, 4], [4, 9], [4, 4], [4, 4]] * 40
+    assert fit_rows(FixedRows(texts, context), expected, len(texts)).p_value == 1
+    texts[3] = [4, stranger]
+    assert fit_rows(FixedRows(texts, context), expected, len(texts)).p_value == 0

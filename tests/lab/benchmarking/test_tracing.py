@@ -1,0 +1,99 @@
+"""A generation run call by call says what a Generator says, and tells the drafts besides."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jspec.drafters import DrafterOptions
+from jspec.generation.programs import Programs
+from jspec.generation.request import Request, Settings
+from jspec.lab.analysis.trace import answer_tokens, check_trace, round_tokens
+from jspec.lab.benchmarking.tracing import record_trace
+from jspec.speculation.acceptance import RuleOptions
+from tests.cases import slow_unless
+from tests.tiny_models import draft, make_generator, target
+
+PROMPT = "abcabcabc"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature"),
+    [
+        ("prompt_lookup", 0.0),
+        slow_unless(False, "model", 1.0),  # a tree of it below
+        slow_unless(False, "prompt_lookup", 1.0),
+        slow_unless(False, "model", 0.0),
+        slow_unless(False, "layer_skip", 0.0),
+        slow_unless(False, "layer_skip", 1.0),
+    ],
+)
+def test_a_trace_is_the_generators_own_generation(drafter, temperature):
+    """The noise is the seed's and the position's: two programs a round draw what one draws."""
+    options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
+    settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+    model = draft() if drafter == "model" else None
+    programs = Programs(
+        target(), model, drafter=drafter, num_draft_tokens=4, drafter_options=options
+    )
+    trace = check_trace(record_trace(programs, PROMPT, settings))
+    generator = make_generator(drafter, drafter_options=options)
+    result = generator.generate(Request(PROMPT, settings))
+    own = [(len(one["drafts"]), one["num_accepted"]) for one in trace["rounds"]]
+    assert own == [one[:2] for one in result.stats.rounds]
+    said = "".join(token.text for token in answer_tokens(trace))
+    assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
+    assert trace["finish_reason"] == ("length" if result.finish_reason == "length" else "stop")
+    assert sum(len(one["drafts"]) - one["num_accepted"] for one in trace["rounds"]) == (
+        result.stats.num_proposed - result.stats.num_accepted
+    )
+
+
+def test_a_trace_of_trees_tells_their_paths():
+    """The kept drafts are a path that is the text, and not always the block's first ones."""
+    tree = {"num_draft_tokens": 6, "drafter_options": DrafterOptions(tree_depth=3, tree_branches=2)}
+    settings = Settings(max_new_tokens=40, temperature=1.0, seed=3)
+    programs = Programs(target(), draft(), drafter="model", **tree)
+    trace = check_trace(record_trace(programs, PROMPT, settings))
+    result = make_generator("model", **tree).generate(Request(PROMPT, settings))
+    said = "".join(token.text for token in answer_tokens(trace))
+    assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
+    trees = [one for one in trace["rounds"] if "parents" in one]
+    assert all([-1, *one["kept"]][:-1] == [one["parents"][i] for i in one["kept"]] for one in trees)
+    assert any(one["kept"] != list(range(len(one["kept"]))) for one in trees)
+    assert result.stats.tree_depth == 3
+    assert len(result.stats.to_json()["acceptance_by_position"]) == 3
+
+
+def test_a_trace_holds_what_it_takes_to_repeat_it():
+    """Guards against a trace whose settings, options or command nobody knows any more."""
+    settings = Settings(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
+    programs = Programs(
+        target(), drafter="layer_skip", num_draft_tokens=4, acceptance="lenient",
+        drafter_options=DrafterOptions(draft_layers=(0,)), rule_options=RuleOptions(lenience=0.25),
+    )  # fmt: skip
+    argv = ["python", "scripts/trace.py", "--seed=3"]
+    trace = json.loads(json.dumps(record_trace(programs, PROMPT, settings, argv=argv)))
+    assert Settings(**{k: tuple(v) if isinstance(v, list) else v
+                       for k, v in trace["settings"].items()}) == settings  # fmt: skip
+    assert trace["drafter_options"]["draft_layers"] == [0]
+    assert trace["argv"] == argv
+    assert trace["acceptance"] == "lenient"
+    assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
+    assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
+    assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", None)
+    again = record_trace(programs, PROMPT, settings)
+    assert list(answer_tokens(again)) == list(answer_tokens(trace))
+
+
+def test_a_trace_tells_rejected_drafts_and_times():
+    """Guards against a trace in which nothing is rejected, and clocks that stand still."""
+    settings = Settings(max_new_tokens=24, temperature=1.0, seed=3)
+    programs = Programs(target(), draft(), drafter="model", num_draft_tokens=4)
+    trace = record_trace(programs, PROMPT, settings)
+    kinds = {token.kind for one in trace["rounds"] for token in round_tokens(one)}
+    assert {"accepted", "rejected", "next"} <= kinds
+    begins = [one["begin"] for one in trace["rounds"]]
+    assert begins == sorted(begins)
+    assert all(one["draft_seconds"] > 0 < one["target_seconds"] for one in trace["rounds"])
+    assert len(trace["plain_seconds"]) > 0

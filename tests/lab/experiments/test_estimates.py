@@ -1,0 +1,285 @@
+"""Teacher-forced acceptance, against distributions written down once more, and against the real
+rounds.
+
+The texts go over several chunks of 64 tokens, and prompt and answer end within one.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions
+from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.generation.request import Settings
+from jspec.lab.experiments.draft_distributions import ForwardPass
+from jspec.lab.experiments.estimates import Estimator
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.lab.analysis import references
+from tests.tiny_models import CONFIG, draft, make_model, target
+
+VOCAB = CONFIG.vocab_size
+USED = 120  # ids that the padded target's tokenizer knows
+LENIENCES = (1.0, 0.5, 0.1)
+NUM_BINS = 6
+LAYERS = (0,)
+TEMPERATURES = [1.0, 0.6, 0.0]
+
+
+@functools.cache
+def texts():
+    """Returns a prompt and an answer that repeats itself, but not slavishly."""
+    rng = np.random.default_rng(0)
+    phrases = [rng.integers(1, USED, 9).tolist() for _ in range(5)]
+    text = []
+    while len(text) < 170:
+        text += phrases[rng.integers(5)][: rng.integers(3, 10)] + rng.integers(1, 9, 2).tolist()
+    return text[:75], text[75:170]
+
+
+def whole_text():
+    prompt, answer = texts()
+    return prompt + answer
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Returns the drafters' options, with a table in which some tokens are missing."""
+    path = tmp_path_factory.mktemp("table") / "table.safetensors"
+    counted = [[token for token in whole_text() if token != 3], list(range(100))]
+    save_table(count_ngrams(counted, VOCAB), path)
+    return DrafterOptions(draft_table=str(path), draft_layers=LAYERS)
+
+
+def table_distributions(options, name, text, temperature):
+    from jspec.drafters.ngram_table import load_table
+
+    table = load_table(options.draft_table)
+    distributions = np.tile(table.unigrams.astype(float), [len(text), 1])
+    if name == "bigram":
+        for row, token in enumerate(text):
+            if table.counts[token].any():
+                distributions[row] = 0
+                np.add.at(distributions[row], table.ids[token], table.counts[token])
+    with np.errstate(divide="ignore"):
+        return references.softmax(np.log(distributions), temperature)
+
+
+def expected_distributions(name, options, text, temperature):
+    """Returns the draft's distribution after every token, [n v]."""
+    if "+" in name:
+        first, second = (
+            expected_distributions(one, options, text, temperature) for one in name.split("+")
+        )
+        return np.where(first.sum(axis=1, keepdims=True) > 0, first, second)
+    ends = range(1, len(text) + 1)
+    if name in ("unigram", "bigram"):
+        return table_distributions(options, name, text, temperature)
+    if name == "random":
+        return references.softmax(np.zeros([len(text), VOCAB]), temperature)
+    if name in ("model", "hierarchical"):
+        logits = np.array(references.full_logits(draft(), text))
+        if options.draft_vocab_size:
+            logits[:, options.draft_vocab_size :] = -np.inf
+        return references.softmax(logits, temperature)
+    if name == "layer_skip":
+        logits = references.full_logits(target(), text, options.draft_layers)
+        return references.softmax(logits, temperature)
+    if name == "prompt_lookup":
+        return references.one_hot([references.look_up(text, end) for end in ends], VOCAB)
+    if options.ngram_probs == "deterministic":
+        return references.one_hot([references.most_frequent(text, end) for end in ends], VOCAB)
+    return references.count_distributions(text, ends, VOCAB, temperature)
+
+
+def run(name, options, settings, model=None, **kwargs):
+    """Returns the record of the text."""
+    estimator = Estimator(model or target(), leniences=LENIENCES, num_bins=NUM_BINS)
+    own = draft() if {"model", "hierarchical"} & set(name.split("+")) else None
+    distribution = estimator.make_distribution(name, options, kwargs.get("draft", own))
+    return estimator.estimate(distribution, settings, *texts())
+
+
+NAMES = ["unigram", "bigram", "random", "model", "model few", "hierarchical", "layer_skip",
+         "prompt_lookup", "ngram", "ngram sampled", "prompt_lookup+unigram",
+         "ngram+model"]  # fmt: skip
+# At temperature 0 which of equal counts comes first is the sampled drafter's own business.
+CELLS = [cell for cell in itertools.product(NAMES, TEMPERATURES) if cell != ("ngram sampled", 0)]
+SILENT = {"prompt_lookup", "ngram", "ngram sampled"}
+
+
+@pytest.mark.parametrize(("name", "temperature"), CELLS)
+def test_the_record_is_that_of_the_distributions(name, temperature, options):
+    """Sums, bins and lenience of every drafter, in float64 from one pass over the whole text.
+
+    Guards against a distribution one token early or late, a prompt's place counted, a chunk's cache
+    lost, a temperature on one side only, a silent drafter's places counted.
+    """
+    if name == "ngram sampled":
+        options = dataclasses.replace(options, ngram_probs="sampled")
+    if name == "model few":
+        options = dataclasses.replace(options, draft_vocab_size=90)
+    options = dataclasses.replace(options, lookup_min_match=1)  # in a cascade too
+    name = name.split()[0]
+    prompt, answer = texts()
+    text, first = prompt + answer, len(prompt)
+    logits = references.full_logits(target(), text)
+    places = slice(first, len(text) - 1)
+    p = references.softmax(logits, temperature)[places]
+    own = references.softmax(logits)[places]
+    q = expected_distributions(name, options, text, temperature)[places]
+    here = q.sum(axis=1) > 0
+    record = run(name, options, Settings(temperature=temperature))
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["num_tokens"] == len(answer) - 1
+    assert record["num_places"] == here.sum()
+    overlap = np.minimum(p, q).sum(axis=1)[here]
+    assert record["sum_overlap"] == pytest.approx(overlap.sum(), rel=1e-3, abs=1e-4)
+    entropy = -(own * np.log(np.maximum(own, 1e-300))).sum(axis=1)[here]
+    check_bins(record["entropy"], entropy, overlap)
+    check_lenience(record["lenience"], p[here], own[here], q[here], temperature)
+    assert record["distribution"] == ("sampled" if is_sampled(name, options) else "deterministic")
+
+
+def is_sampled(name, options):
+    return name not in SILENT or options.ngram_probs == "sampled"
+
+
+def check_bins(found, entropy, overlap):
+    """Holds the bins to numpy's histogram."""
+    edges = np.linspace(0, np.log(VOCAB), NUM_BINS + 1)
+    np.testing.assert_allclose(found["edges"], edges)
+    np.testing.assert_array_equal(found["counts"], np.histogram(entropy, edges)[0])
+    sums = np.histogram(entropy, edges, weights=overlap)[0]
+    np.testing.assert_allclose(found["sums"], sums, rtol=1e-3, atol=1e-4)
+
+
+def check_lenience(found, p, own, q, temperature):
+    """Holds acceptance and total variation to the rules' definitions (A.5)."""
+    assert [one["lenience"] for one in found] == list(LENIENCES)
+    for one in found:
+        if temperature > 0:
+            kept = np.minimum(q, p / one["lenience"])
+            residual = np.maximum(p - q, 0)
+            total = residual.sum(axis=1, keepdims=True)
+            residual = np.where(total > 1e-12, residual / np.maximum(total, 1e-12), p)
+        else:
+            best = own.max(axis=1, keepdims=True)
+            kept, residual = q * (own >= one["lenience"] * best), p
+        emitted = kept + (1 - kept.sum(axis=1, keepdims=True)) * residual
+        variation = np.abs(emitted - p).sum() / 2
+        assert one["sum_acceptance"] == pytest.approx(kept.sum(), rel=1e-3, abs=1e-4)
+        assert one["sum_total_variation"] == pytest.approx(variation, rel=1e-3, abs=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_draft_that_is_the_target_keeps_everything(temperature):
+    """At every place, and lenience changes nothing."""
+    record = run("model", DrafterOptions(), Settings(temperature=temperature), draft=target())
+    assert record["num_places"] == record["num_tokens"] == 94
+    assert record["sum_overlap"] == pytest.approx(94, abs=1e-3 * (temperature > 0))
+    for one in record["lenience"]:
+        assert one["sum_acceptance"] == pytest.approx(94, abs=1e-3)
+        assert one["sum_total_variation"] < 1e-3
+
+
+def test_all_layers_are_the_target():
+    """Guards against layers of the wrong parameters."""
+    options = DrafterOptions(draft_layers=(0, 1))
+    record = run("layer_skip", options, Settings(temperature=1))
+    assert record["sum_overlap"] == pytest.approx(94, abs=1e-3)
+
+
+def test_filters_hold_on_both_sides(options):
+    """With top-k 1 both distributions are one-hot: temperature 0's. A draft temperature is the
+    draft's.
+    """
+    greedy = run("model", options, Settings(temperature=0))
+    filtered = run("model", options, Settings(temperature=1, top_k=1))
+    assert filtered["sum_overlap"] == pytest.approx(greedy["sum_overlap"], abs=1e-3)
+    text = whole_text()
+    p = references.softmax(references.full_logits(target(), text))
+    q = references.softmax(references.full_logits(draft(), text), 0.3)
+    places = slice(len(texts()[0]), len(text) - 1)
+    colder = run("model", options, Settings(temperature=1, draft_temperature=0.3))
+    expected = np.minimum(p, q)[places].sum()
+    assert colder["sum_overlap"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_padding_of_the_vocabulary_is_never_drafted(options):
+    """A target whose tokenizer knows 120 of 128 ids: random drafts are uniform over those."""
+    model = make_model(tokenizer=ByteTokenizer(USED, eos_ids=CONFIG.eos_ids))
+    record = run("random", options, Settings(temperature=1), model)
+    text = whole_text()
+    p = references.softmax(references.full_logits(model, text), size=USED)
+    places = slice(len(texts()[0]), len(text) - 1)
+    expected = np.minimum(p, 1 / USED)[places, :USED].sum()
+    assert record["sum_overlap"] == pytest.approx(expected, rel=1e-3)
+    assert record["entropy"]["edges"][-1] == pytest.approx(np.log(USED))
+
+
+def test_a_drafter_that_is_unsure_says_nothing(options):
+    """Only where its distribution's best token is likely enough does it propose."""
+    sure = dataclasses.replace(options, draft_confidence=0.5)
+    record = run("model", sure, Settings(temperature=1))
+    text = whole_text()
+    q = references.softmax(references.full_logits(draft(), text))
+    here = q[len(texts()[0]) : len(text) - 1].max(axis=1) >= 0.5
+    assert 0 < record["num_places"] == here.sum() < 94
+
+
+def test_one_pass_of_the_target_serves_all_drafters(monkeypatch, options):
+    """Guards against a pass a drafter, and against the logits of another text."""
+    passes, run_pass = [], ForwardPass.logits
+
+    def count(*args):
+        passes.append(1)
+        return run_pass(*args)
+
+    monkeypatch.setattr(ForwardPass, "logits", count)
+    estimator = Estimator(target())
+    distributions = [
+        estimator.make_distribution(name, options) for name in ("unigram", "prompt_lookup")
+    ]
+    prompt, answer = texts()
+    settings = Settings(temperature=1)
+    first = [
+        estimator.estimate(distribution, settings, prompt, answer) for distribution in distributions
+    ]
+    assert len(passes) == 3  # chunks of 64 in 169 tokens
+    estimator.estimate(distributions[0], settings, prompt, answer[:50])
+    assert [
+        estimator.estimate(distribution, settings, prompt, answer) for distribution in distributions
+    ] == first
+    assert len(passes) == 3 + 2 + 3
+
+
+@pytest.mark.parametrize("answer", [[], [5]])
+def test_a_short_answer_has_no_places(answer, options):
+    """The first token is the prefill's, and no draft comes before it."""
+    estimator = Estimator(target(), leniences=LENIENCES, num_bins=2)
+    distribution = estimator.make_distribution("unigram", options)
+    record = estimator.estimate(distribution, Settings(temperature=1), [1, 2], answer)
+    assert record["num_tokens"] == record["num_places"] == record["sum_overlap"] == 0
+    assert record["entropy"]["counts"] == [0, 0]
+    assert [one["sum_acceptance"] for one in record["lenience"]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.make_distribution("none"), "expected a drafter that drafts"),
+        (lambda e: e.make_distribution("model"), "expects a draft model"),
+        (lambda e: e.make_distribution("unigram", draft=draft()), "expects a drafter among model"),
+        (lambda e: e.make_distribution("unigram"), "expects a table"),
+        (lambda e: e.make_distribution("telepathy"), "expected a drafter among"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(call, message):
+    """One clear line."""
+    with pytest.raises(InputError, match=message):
+        call(Estimator(target()))
