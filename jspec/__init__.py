@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         register_drafter,
     )
     from jspec.generation.generator import Generator
-    from jspec.generation.request import Request, Settings
-    from jspec.generation.result import Piece, Result
+    from jspec.generation.request import Request, SamplingParams
+    from jspec.generation.result import Chunk, Result
     from jspec.generation.stats import Stats
     from jspec.sampling.processor import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
@@ -31,13 +31,13 @@ _HOMES = {
     "DrafterSpec": "jspec.drafters",
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
-    "Piece": "jspec.generation.result",
+    "Chunk": "jspec.generation.result",
     "Processor": "jspec.sampling.processor",
     "Proposal": "jspec.speculation.acceptance.types",
     "Request": "jspec.generation.request",
     "Result": "jspec.generation.result",
     "RuleOptions": "jspec.speculation.acceptance",
-    "Settings": "jspec.generation.request",
+    "SamplingParams": "jspec.generation.request",
     "Stats": "jspec.generation.stats",
     "Verdict": "jspec.speculation.acceptance.types",
     "register_drafter": "jspec.drafters",
@@ -47,18 +47,18 @@ _HOMES = {
 __all__ = [
     "AcceptanceRule",
     "BuiltDrafter",
+    "Chunk",
     "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
     "Generator",
     "InputError",
-    "Piece",
     "Processor",
     "Proposal",
     "Request",
     "Result",
     "RuleOptions",
-    "Settings",
+    "SamplingParams",
     "Stats",
     "Verdict",
     "register_drafter",

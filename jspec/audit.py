@@ -22,7 +22,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
 from jspec.generation import provenance
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.validate_options import check_temperature
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.speculation.acceptance import get_rule
@@ -150,7 +150,7 @@ def describe(subject: Subject) -> str:
     return ", ".join([*models, f"rule {subject.acceptance}", settings or "default settings"])
 
 
-def _changed(values: Settings | DrafterOptions) -> str:
+def _changed(values: SamplingParams | DrafterOptions) -> str:
     """Returns the fields that are not at their defaults, without the length of answers."""
     names = (field.name for field in dataclasses.fields(values) if field.name != "max_new_tokens")
     usual, found = vars(type(values)()), vars(values)

@@ -23,7 +23,7 @@ from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, prompts_of
-from jspec.generation.request import Request, Settings, nth_seed
+from jspec.generation.request import Request, SamplingParams, nth_seed
 from jspec.generation.stats_text import format_stats
 from jspec.weights.quantize import KINDS, PACKED_A8
 
@@ -110,7 +110,7 @@ def run(mesh: Mesh | None) -> None:
 
 
 def compare(
-    drafters: list[str], settings: Settings, texts: list[Prompt], mesh: Mesh | None
+    drafters: list[str], settings: SamplingParams, texts: list[Prompt], mesh: Mesh | None
 ) -> None:
     """Lets several drafters answer the prompts, and prints their table."""
     from jspec.lab.benchmarking import drafter_table  # which nothing else here needs
@@ -148,7 +148,7 @@ def open_output(options: DrafterOptions) -> JsonLinesWriter | None:
     return JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
 
 
-def make_requests(texts: list[Prompt], settings: Settings) -> list[Request]:
+def make_requests(texts: list[Prompt], settings: SamplingParams) -> list[Request]:
     """Returns the requests; prompt k gets seed + k."""
     seeds = [nth_seed(settings.seed, index) for index in range(len(texts))]
     return [
@@ -186,23 +186,23 @@ def answer(
     if _CHAT.value is None and loaded.target.tokenizer.chat_template is None:
         notes.append(f"{loaded.target.name} has no chat template: it only continues the prompt")
     start, num_tokens = Instant(), 0
-    for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
+    for chunk in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
         while notes:
             say(f"note: {notes.pop(0)}")
-        result = piece.result
+        result = chunk.result
         if output is not None and result is not None:
-            record = {"index": piece.index, **result.to_json()}
+            record = {"index": chunk.index, **result.to_json()}
             output.write(record | {"settings": record["settings"] | loaded.describe()})
-        num_tokens += len(piece.token_ids)
+        num_tokens += len(chunk.token_ids)
         if not is_stream and result is None:
             continue
-        if has_titles and piece.index not in begun:
-            print(f"--- prompt {piece.index} ---")
-            begun.add(piece.index)
-        print(piece.text if is_stream or result is None else result.text, end="", flush=True)
+        if has_titles and chunk.index not in begun:
+            print(f"--- prompt {chunk.index} ---")
+            begun.add(chunk.index)
+        print(chunk.text if is_stream or result is None else result.text, end="", flush=True)
         if result is not None:
             print(flush=True)
-            title = f"prompt {piece.index}: " if has_titles else ""
+            title = f"prompt {chunk.index}: " if has_titles else ""
             if result.error is not None:
                 failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:

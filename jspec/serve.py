@@ -27,7 +27,7 @@ from jspec.common import processes
 from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
 from jspec.generation.programs import Programs
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -131,7 +131,7 @@ def _follow(mesh: Mesh | None) -> None:
     follow(make_slots(_load(read_settings(), mesh), **_memory()))
 
 
-def _load(settings: Settings, mesh: Mesh | None) -> Programs:
+def _load(settings: SamplingParams, mesh: Mesh | None) -> Programs:
     """Loads the models that the flags name."""
     if settings.num_beams > 1:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")

@@ -33,7 +33,7 @@ from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.drafters.token_texts import read_token_texts
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import check_answered
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model
@@ -171,11 +171,11 @@ def make_table() -> None:
     print(f"wrote {goal}: {table.num_tokens} tokens counted")
 
 
-def settings_by_default(**default: Any) -> Settings:
+def settings_by_default(**default: Any) -> SamplingParams:
     """Returns how texts are drawn: as the flags say, or else by default."""
     for flag in (_MAX_NEW_TOKENS, _TEMPERATURE):
         default[flag.name] = default[flag.name] if flag.value is None else flag.value
-    return Settings(**default)
+    return SamplingParams(**default)
 
 
 def opening_of(target: LoadedModel) -> list[int]:
@@ -211,7 +211,7 @@ def _plain(target: LoadedModel, max_len: int) -> Generator:
     return Generator(target, drafter="none", batch_size=_BATCH_SIZE.value, max_seq_len=max_len)
 
 
-def _decisive(settings: Settings) -> dict[str, Any]:
+def _decisive(settings: SamplingParams) -> dict[str, Any]:
     """Returns what besides prompt and seed decides a text."""
     return {
         "target": _TARGET.value,

@@ -28,7 +28,7 @@ from jspec.common.errors import check_count
 from jspec.common.timing import timed
 from jspec.drafters import DrafterOptions
 from jspec.generation.provenance import Recorder
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import Fit, samples_needed
 from jspec.lab.auditing import distribution
 from jspec.lab.auditing.rows import Context, Rows, build_drafter
@@ -98,7 +98,7 @@ class Bench:
             options |= {"tree_depth": 2, "tree_branches": 2, "tree_draws": cell.tree}
         subject = Subject(
             self._target, draft, cell.drafter, _NUM_DRAFT_TOKENS * (2 if cell.tree else 1),
-            cell.rule, Settings(), drafter_options=DrafterOptions(**options),
+            cell.rule, SamplingParams(), drafter_options=DrafterOptions(**options),
         )  # fmt: skip
         rule = cell.change_rule and cell.change_rule(get_rule(cell.rule))
         own = cell.change_drafter and cell.change_drafter(build_drafter(subject).drafter)

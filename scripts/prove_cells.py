@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jspec.common.typing import Params
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing import controls, distribution
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import Drafter
@@ -16,16 +16,16 @@ _FEW_IDS = 3  # tokens that the draft model knows, where it does not know all
 _TREES = "likeliest", "with", "without"  # of drafts: the options of tree_draws
 
 SETTINGS = {
-    "T=1": Settings(temperature=1.0),
-    "T=0.7": Settings(temperature=0.7),
-    "top_k": Settings(temperature=1.0, top_k=3),
-    "top_p": Settings(temperature=1.0, top_p=0.8),
-    "min_p": Settings(temperature=1.0, min_p=0.15),
-    "penalties": Settings(
+    "T=1": SamplingParams(temperature=1.0),
+    "T=0.7": SamplingParams(temperature=0.7),
+    "top_k": SamplingParams(temperature=1.0, top_k=3),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.8),
+    "min_p": SamplingParams(temperature=1.0, min_p=0.15),
+    "penalties": SamplingParams(
         temperature=1.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3,
         logit_bias={1: -0.5, 4: 1.0},
     ),
-    "T=0": Settings(temperature=0.0),
+    "T=0": SamplingParams(temperature=0.0),
 }  # fmt: skip
 
 

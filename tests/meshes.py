@@ -108,11 +108,11 @@ def make_generator(drafter, mesh, model=None, **options):
 
 def answers(drafter, mesh, **options):
     """Returns the token ids of the answers at temperatures 0 and 1, and the drafts accepted."""
-    from jspec import Settings
+    from jspec import SamplingParams
 
     generator, found = make_generator(drafter, mesh, **options), []
     for temperature in (0.0, 1.0):
-        settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+        settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
         results = generator.generate(PROMPTS, settings)
         accepted = sum(result.stats.num_accepted for result in results)
         found.append([[result.token_ids for result in results], accepted])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.kernels import attend, contest
 from jspec.lab.auditing.checks import _TEXTS, check_seeds, run_checks
 from jspec.lab.auditing.subject import cast
@@ -31,7 +31,7 @@ def test_greedy_output_is_plain_decodings(batch_size):
     Float32.
     """
     prompts = [[1 + (7 * i + i * i) % 127 for i in range(n)] for n in (5, 40, 70)]
-    requests = [Request(prompt, Settings(max_new_tokens=60)) for prompt in prompts]
+    requests = [Request(prompt, SamplingParams(max_new_tokens=60)) for prompt in prompts]
     expected = [r.token_ids for r in make_generator("none").generate(requests)]
     assert sum(map(len, expected)) > 60
     for drafter in ("prompt_lookup", "self", "tree", "merged tree"):

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.training.texts import Text
 from jspec.weights.resolver import load_model
 from tests.programs import check_refusal
@@ -56,7 +56,7 @@ def answered(folder, tmp_path_factory):
     model = load_model(str(folder), dtype="float32")
     plain = Generator(model, drafter="none", batch_size=8)
     prompts = np.random.default_rng(0).integers(3, 250, (12, 5)).tolist()
-    requests = [Request(prompt, Settings(max_new_tokens=24)) for prompt in prompts]
+    requests = [Request(prompt, SamplingParams(max_new_tokens=24)) for prompt in prompts]
     answers = plain.generate(requests)
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     texts = [Text(tuple(one.prompt_token_ids), tuple(one.token_ids)) for one in answers]

@@ -119,7 +119,7 @@ def test_objects_serve_as_well_as_names(own):
     assert jspec.Generator(target(), drafter=again).drafter == "again"
     assert "again" not in DRAFTERS  # which only `register_drafter` changes
     by_name = jspec.Generator(target(), drafter="repeat", acceptance="matching")
-    settings = jspec.Settings(max_new_tokens=60, temperature=0.4, seed=3)
+    settings = jspec.SamplingParams(max_new_tokens=60, temperature=0.4, seed=3)
     answers = [one.generate("aaaa", settings) for one in (generator, by_name)]
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].stats.num_accepted > 0
@@ -129,7 +129,7 @@ def test_objects_serve_as_well_as_names(own):
 def test_the_tree_of_the_page_is_one(own):
     """What is said is plain decoding's, whose drafts may be those of any branch."""
     entry = jspec.DrafterEntry("own", own["build_either"], "", options=TreeSizeOptions)
-    settings = jspec.Settings(max_new_tokens=60)
+    settings = jspec.SamplingParams(max_new_tokens=60)
     plain = jspec.Generator(target(), drafter="none").generate("aaaa", settings)
     tree = DrafterOptions(tree_depth=2)
     generator = jspec.Generator(target(), drafter=entry, num_draft_tokens=9, drafter_options=tree)

@@ -13,7 +13,7 @@ from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, choose_drafter
 from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.layout import place_model
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.validate_options import (
     check_draft_temperature,
     check_num_draft_tokens,
@@ -76,7 +76,7 @@ _ACCEPTANCE = flags.DEFINE_string(
 
 
 def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
-    """Defines the flags of some fields of `Settings` or `RuleOptions`, by their defaults' types."""
+    """Defines flags of fields of `SamplingParams` or `RuleOptions`, by the defaults' types."""
     makers = {int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
     defaults = {name: getattr(options, name) for name in helps}
     return [
@@ -86,7 +86,7 @@ def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
 
 
 _SETTINGS = _define(
-    Settings,
+    SamplingParams,
     max_new_tokens="Most tokens of an answer.",
     draft_temperature="The drafter's own temperature, on which the answer's distribution does not "
     "depend. Default: --temperature.",
@@ -129,7 +129,7 @@ list_flags(
 list_flags("Acceptance", "acceptance", "lenience typical_epsilon typical_delta")
 
 
-def read_settings(stop: tuple[str, ...] = ()) -> Settings:
+def read_settings(stop: tuple[str, ...] = ()) -> SamplingParams:
     """Returns the settings that the flags ask for, with these stop strings.
 
     Raises:
@@ -137,7 +137,7 @@ def read_settings(stop: tuple[str, ...] = ()) -> Settings:
     """
     allowed = _ALLOWED_TOKEN_IDS.value
     early_stopping = {"false": False, "true": True}.get(_EARLY_STOPPING.value, "never")
-    return Settings(
+    return SamplingParams(
         logit_bias=dict(map(_parse_bias, _LOGIT_BIAS.value)),
         allowed_token_ids=None if allowed is None else _parse_ids("allowed_token_ids", allowed),
         forbidden_token_ids=_parse_ids("forbidden_token_ids", _FORBIDDEN_TOKEN_IDS.value),
@@ -147,7 +147,7 @@ def read_settings(stop: tuple[str, ...] = ()) -> Settings:
     )
 
 
-def read_method(settings: Settings) -> dict[str, Any]:
+def read_method(settings: SamplingParams) -> dict[str, Any]:
     """Returns the options of a `Generator` that the flags ask for: its drafter and its rule.
 
     Raises:

@@ -9,7 +9,7 @@ from jspec.cli import drafter_flags, mesh_flags
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.benchmarking.llama_cpp_baseline import check_programs
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import QUANTIZATION_FLAG
@@ -176,7 +176,7 @@ def _check_values(values: dict[str, Any]) -> None:
         check_range("per_category", values["per_category"], 1, 1000)
     for context in values["context"] or ():
         check_range("context", context, 1, 2**20)
-    Settings(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
+    SamplingParams(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
     if values["llama_cpp"] is not None:
         if values["coordinator"] is not None:
             raise InputError("expected --llama_cpp without --coordinator: it is one process")

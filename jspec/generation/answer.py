@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jspec.common.timing import Instant
-from jspec.generation.request import Request, Settings
-from jspec.generation.result import Piece, Result, TokenLogprob
+from jspec.generation.request import Request, SamplingParams
+from jspec.generation.result import Chunk, Result, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.distribution import NO_TOKEN
@@ -149,12 +149,12 @@ class Answer:
         elif len(self._token_ids) >= self._row.max_length - len(self._row.prompt):
             self.finish_reason = "length"
 
-    def take_piece(self) -> Piece:
-        """Returns what came since the last piece, with the result once the answer has ended."""
+    def take_chunk(self) -> Chunk:
+        """Returns what came since the last chunk, with the result once the answer has ended."""
         is_finished = self.finish_reason is not None
         if is_finished:
             self._text.finish()
-        piece = Piece(
+        chunk = Chunk(
             index=self._index,
             text=self._text.take(is_last=is_finished),
             token_ids=self._token_ids[self._num_taken :],
@@ -163,7 +163,7 @@ class Answer:
         )
         self._num_taken = len(self._token_ids)
         self._num_drafted = 0
-        return piece
+        return chunk
 
     def _result(self) -> Result:
         assert self.finish_reason is not None
@@ -204,7 +204,9 @@ class AnswerText:
       is_stopped: whether the text has reached a stop string.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, prompt: Sequence[int], settings: Settings) -> None:
+    def __init__(
+        self, tokenizer: TokenizerLike, prompt: Sequence[int], settings: SamplingParams
+    ) -> None:
         self._decoder, self._stop = tokenizer.stream(prompt), settings.stop
         self._num_protected, self._end_protected = settings.min_new_tokens, 0
         self._num_shown = 0

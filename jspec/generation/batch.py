@@ -33,7 +33,7 @@ from jspec.generation.answer import Drafts, Round
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT, Engine
 from jspec.generation.programs import Programs
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.result import TokenLogprob
 from jspec.generation.rows import Row, next_smaller
 from jspec.generation.stats import RoundCounts
@@ -438,7 +438,7 @@ def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Dr
 
 
 def needed_switches(
-    settings: Sequence[Settings], processors: tuple[Processor, ...] = ()
+    settings: Sequence[SamplingParams], processors: tuple[Processor, ...] = ()
 ) -> Switches:
     """Returns what a program needs for these settings; the user's processors come last."""
     return Switches(
@@ -451,7 +451,7 @@ def needed_switches(
     )
 
 
-def check_processor(processor: Processor, settings: Settings, vocab_size: int) -> None:
+def check_processor(processor: Processor, settings: SamplingParams, vocab_size: int) -> None:
     """Checks the shapes of a processor of the user's own; nothing is computed.
 
     Raises:

@@ -13,8 +13,8 @@ from jspec.generation.batch import check_processor, needed_switches
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
-from jspec.generation.request import Request, Settings
-from jspec.generation.result import Beam, Piece, Result
+from jspec.generation.request import Request, SamplingParams
+from jspec.generation.result import Beam, Chunk, Result
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.speculation.acceptance.tree import depth_of
@@ -35,8 +35,8 @@ def search_beams(
     rows: Sequence[Row],
     on_start: Callable[[Budget], object] | None,
     on_result: Callable[[Result], object] | None,
-) -> Iterator[Piece]:
-    """Answers those of the requests that ask for beams, one after another, each in one piece."""
+) -> Iterator[Chunk]:
+    """Answers those of the requests that ask for beams, one after another, each at once."""
     for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
         if row.settings.num_beams > 1:
             search = BeamSearch(programs, request, row)
@@ -45,7 +45,7 @@ def search_beams(
             result = search.run()
             if on_result is not None:
                 on_result(result)
-            yield Piece(index, result.text, result.token_ids, result.stats.num_accepted, result)
+            yield Chunk(index, result.text, result.token_ids, result.stats.num_accepted, result)
 
 
 class BeamSearch:
@@ -170,7 +170,7 @@ class BeamSearch:
 
     def _beam(self, token_ids: list[int], score: float) -> Beam:
         target = self._programs.target
-        text = AnswerText(target.tokenizer, self._row.prompt, Settings())
+        text = AnswerText(target.tokenizer, self._row.prompt, SamplingParams())
         for token_id in token_ids:
             text.push(token_id)
         text.finish()

@@ -26,7 +26,7 @@ from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.timing import timed
 from jspec.generation.engine import Engine
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.sampling.noise import INDEPENDENT
@@ -207,7 +207,7 @@ def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     width = engine.num_draft_tokens
     room = context - width - 1
     prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
-    row = Row(Settings(), prompt, stop_ids=(), max_length=room)
+    row = Row(SamplingParams(), prompt, stop_ids=(), max_length=room)
     one = engine.prefill(params, row, context, Switches())
     last = jnp.full_like(one.last_token, _TOKEN_ID)
     # A drafter that learns from the target has learned that this token follows itself.

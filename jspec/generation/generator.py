@@ -14,13 +14,13 @@ from jspec.generation.beam_search import search_beams
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
-from jspec.generation.request import Request, Settings, make_requests
-from jspec.generation.result import Piece, Result, check_answered
+from jspec.generation.request import Request, SamplingParams, make_requests
+from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.validate_options import gather_options
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model, model_name
 
-_DEFAULTS = Settings()
+_DEFAULTS = SamplingParams()
 
 
 class Generator(Programs):
@@ -32,7 +32,8 @@ class Generator(Programs):
     Example:
       >>> import jspec
       >>> generator = jspec.Generator.load("smollm2-135m-instruct")
-      >>> result = generator.generate("Why is the sky blue?", jspec.Settings(max_new_tokens=64))
+      >>> params = jspec.SamplingParams(max_new_tokens=64)
+      >>> result = generator.generate("Why is the sky blue?", params)
       >>> print(result.text)
 
     Args:
@@ -116,26 +117,26 @@ class Generator(Programs):
 
     @overload
     def generate(
-        self, prompts: str | Request, settings: Settings = ..., *, chat: bool | None = ...,
+        self, prompts: str | Request, settings: SamplingParams = ..., *, chat: bool | None = ...,
         system: str | None = ...,
     ) -> Result: ...  # fmt: skip
 
     @overload
     def generate(
-        self, prompts: Sequence[str | Request], settings: Settings = ..., *,
+        self, prompts: Sequence[str | Request], settings: SamplingParams = ..., *,
         chat: bool | None = ..., system: str | None = ...,
     ) -> list[Result]: ...  # fmt: skip
 
     @overload
     def generate(
-        self, prompts: str | Request | Sequence[str | Request], settings: Settings = ..., *,
+        self, prompts: str | Request | Sequence[str | Request], settings: SamplingParams = ..., *,
         chat: bool | None = ..., system: str | None = ..., num_samples: int,
     ) -> list[Result]: ...  # fmt: skip
 
     def generate(
         self,
         prompts: str | Request | Sequence[str | Request],
-        settings: Settings = _DEFAULTS,
+        settings: SamplingParams = _DEFAULTS,
         *,
         chat: bool | None = None,
         system: str | None = None,
@@ -144,7 +145,7 @@ class Generator(Programs):
         """Returns the whole answer to one prompt, or a list of those to several, in their order.
 
         Example:
-          >>> generator.generate("Why is the sky blue?", Settings(max_new_tokens=32)).text
+          >>> generator.generate("Why is the sky blue?", SamplingParams(max_new_tokens=32)).text
           >>> [result.text for result in generator.generate(["One?", "Two?"])]
 
         Args:
@@ -162,8 +163,8 @@ class Generator(Programs):
         """
         is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
         requests = make_requests([prompts] if is_one else prompts, settings, num_samples)
-        pieces = self.run(requests, chat=chat, system=system)
-        results = {piece.index: piece.result for piece in pieces if piece.result is not None}
+        chunks = self.run(requests, chat=chat, system=system)
+        results = {chunk.index: chunk.result for chunk in chunks if chunk.result is not None}
         if is_one and num_samples is None:
             check_answered([results[0]])
             return results[0]
@@ -172,28 +173,28 @@ class Generator(Programs):
     def stream(
         self,
         prompt: str | Request,
-        settings: Settings = _DEFAULTS,
+        settings: SamplingParams = _DEFAULTS,
         *,
         chat: bool | None = None,
         system: str | None = None,
-    ) -> Iterator[Piece]:
-        """Answers one prompt piece by piece; see `generate` for arguments and errors.
+    ) -> Iterator[Chunk]:
+        """Answers one prompt in chunks; see `generate` for arguments and errors.
 
         Example:
-          >>> for piece in generator.stream("Tell me a story."):
-          ...     print(piece.text, end="", flush=True)
+          >>> for chunk in generator.stream("Tell me a story."):
+          ...     print(chunk.text, end="", flush=True)
         """
         return self.run(make_requests([prompt], settings), chat=chat, system=system)
 
     def run(
         self, requests: Sequence[Request], *, chat: bool | None = None, system: str | None = None
-    ) -> Iterator[Piece]:
-        """Answers many requests, `batch_size` at a time, piece by piece as tokens come.
+    ) -> Iterator[Chunk]:
+        """Answers many requests, `batch_size` at a time, in chunks as tokens come.
 
-        `Piece.index` is a request's number. The last piece of each answer carries its result.
+        `Chunk.index` is a request's number. The last chunk of each answer carries its result.
 
         Raises:
-          InputError: before the first piece, if any of the requests cannot be answered.
+          InputError: before the first chunk, if any of the requests cannot be answered.
         """
         requests, rows = make_requests(requests, _DEFAULTS), []
         for index, request in enumerate(requests):
@@ -216,11 +217,11 @@ class Generator(Programs):
                     index = waiting.popleft()
                     answers[row] = Answer(index, requests[index], own[index], *models)
                     answers[row].add_first(batch.fill(row, own[index]))
-                    yield self._take_piece(row, answers, batch)
+                    yield self._take_chunk(row, answers, batch)
             seconds = batch.run(self._rounds_per_visit) if answers else 0.0
             for row in list(answers):
                 answers[row].add_visit(seconds, batch.rounds(row))
-                yield self._take_piece(row, answers, batch)
+                yield self._take_chunk(row, answers, batch)
 
     def check(
         self, request: Request, *, chat: bool | None = None, system: str | None = None
@@ -242,13 +243,13 @@ class Generator(Programs):
         """
         return encode_prompt(self.target, prompt, chat=chat, system=system)
 
-    def _take_piece(self, row: int, answers: dict[int, Answer], batch: Batch) -> Piece:
-        """Returns the next piece of a row's answer; a row whose answer has ended becomes free."""
+    def _take_chunk(self, row: int, answers: dict[int, Answer], batch: Batch) -> Chunk:
+        """Returns the next chunk of a row's answer; a row whose answer has ended becomes free."""
         if answers[row].finish_reason is not None:
             batch.finish(row)
-        piece = answers[row].take_piece()
-        if piece.result is not None:
+        chunk = answers[row].take_chunk()
+        if chunk.result is not None:
             del answers[row]
             if self._on_result is not None:
-                self._on_result(piece.result)
-        return piece
+                self._on_result(chunk.result)
+        return chunk

@@ -33,7 +33,7 @@ from jspec.common.user_cache import cache_dir
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import Engine
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.models import DecoderConfig
 from jspec.sampling.settings import Switches
@@ -144,7 +144,7 @@ def make_runner(name: str, options: Options) -> Runner:
 def _start(engine: Engine, params: ModelParams, index: int, num_rows: int) -> SpecState:
     """Returns the state of rows that have read a prompt of run `index`."""
     prompt = [(7 * place + 5 * index) % _CONFIG.vocab_size for place in range(3, 12 + index)]
-    settings = Settings(temperature=1.2 * (index % 2))
+    settings = SamplingParams(temperature=1.2 * (index % 2))
     row = Row(settings, prompt, stop_ids=(), max_length=_CAPACITY)
     state = engine.prefill(params, row, _CAPACITY, Switches())
     state = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_rows, axis=0), state)

@@ -25,7 +25,7 @@ from jspec.generation.batch import (
     take_row,
 )
 from jspec.generation.programs import Programs
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row, with_request
 from jspec.kernels import PAGE
 from jspec.models.cache import (
@@ -148,7 +148,9 @@ class PagedBatch(Batch):
             state = self._snapshots.put(state, snapshot, 0)
         for count in self._counts if self._state is not None else ():
             # Into a page that nobody has yet.
-            reading = self.begin_in(Row(Settings(), [0], (), 2), [[1]] * len(_PARTS), widest, ())
+            reading = self.begin_in(
+                Row(SamplingParams(), [0], (), 2), [[1]] * len(_PARTS), widest, ()
+            )
             self.read(reading)
             self.insert_saved(count - 1, reading, self.save(0))
             self.run(0)

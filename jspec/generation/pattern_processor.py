@@ -44,7 +44,7 @@ class PatternState(NamedTuple):
 
 
 def make_pattern_processor(target: LoadedModel) -> Processor:
-    """Returns the processor of `Settings.pattern`, for the tokens of a target."""
+    """Returns the processor of `SamplingParams.pattern`, for the tokens of a target."""
 
     @functools.lru_cache(_CACHED)
     def tables(pattern: str) -> tuple[np.ndarray, np.ndarray]:

@@ -43,14 +43,14 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SamplingParams:
     """How one request is answered.
 
     The defaults decode greedily. Values are checked when the object is made; what depends on the
     model, such as token ids outside its vocabulary, is checked when the request is answered.
 
     Example:
-      >>> Settings(max_new_tokens=64, temperature=0.8, top_p=0.95, seed=1, stop=("\\n\\n",))
+      >>> SamplingParams(max_new_tokens=64, temperature=0.8, top_p=0.95, seed=1, stop=("\\n\\n",))
 
     Attributes:
       max_new_tokens: maximum number of tokens of the answer.
@@ -193,7 +193,7 @@ class Request:
     """A prompt, and how to answer it.
 
     Example:
-      >>> Request("What is a prime number?", Settings(max_new_tokens=64), category="maths")
+      >>> Request("What is a prime number?", SamplingParams(max_new_tokens=64), category="maths")
 
     Attributes:
       prompt: a text, or token ids, which are given to the model as they are.
@@ -202,20 +202,20 @@ class Request:
         is used for statistics only.
 
     Raises:
-      InputError: if `settings` are not `Settings`.
+      InputError: if `settings` are not `SamplingParams`.
     """
 
     prompt: str | Sequence[int]
-    settings: Settings = Settings()
+    settings: SamplingParams = SamplingParams()
     category: str | None = None
 
     def __post_init__(self) -> None:
-        is_settings = isinstance(self.settings, Settings)
-        _expect(is_settings, "settings as jspec.Settings", repr(self.settings))
+        is_settings = isinstance(self.settings, SamplingParams)
+        _expect(is_settings, "settings as jspec.SamplingParams", repr(self.settings))
 
 
 def make_requests(
-    prompts: Any, settings: Settings, num_samples: int | None = None
+    prompts: Any, settings: SamplingParams, num_samples: int | None = None
 ) -> list[Request]:
     """Returns a request for each prompt, a text or a request; or `num_samples` with rising seeds.
 

@@ -1,11 +1,11 @@
-"""What comes back from a Generator: pieces of an answer as they come, and the whole result."""
+"""What comes back from a Generator: chunks of an answer as they come, and the whole result."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jspec.common.errors import InputError
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.stats import Stats
 
 
@@ -53,10 +53,11 @@ class Result:
       settings: the settings of the request.
       stats: counts and times.
       logprobs: natural log-probability of each token under the distribution that it was sampled
-        from, after processors, temperature and filters; None unless `Settings.logprobs` is set.
+        from, after processors, temperature and filters; None unless `SamplingParams.logprobs` is
+        set.
       raw_logprobs: the same under the model's own distribution.
       token_logprobs: both, and those of the likeliest tokens at each place, of which at least
-        `Settings.top_logprobs` are there.
+        `SamplingParams.top_logprobs` are there.
       prompt_logprobs: of the prompt's tokens but the first; None unless they are asked for.
       category: the category of the request.
       beams: with `num_beams` all that were found, best first; `text` and `token_ids` are those of
@@ -70,7 +71,7 @@ class Result:
     token_ids: list[int]
     text: str
     finish_reason: str
-    settings: Settings
+    settings: SamplingParams
     stats: Stats
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
@@ -105,7 +106,7 @@ def check_answered(results: Sequence[Result]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A part of an answer, as it comes.
 
     Attributes:
@@ -114,7 +115,7 @@ class Piece:
         beginning of a stop string.
       token_ids: the new tokens.
       num_drafted: how many of them the drafter had proposed.
-      result: the whole answer, with its last piece; None before that.
+      result: the whole answer, with its last chunk; None before that.
     """
 
     index: int

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jspec.common.errors import InputError
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.kernels import MODEL_AXIS
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import PagedKVCache
@@ -90,17 +90,19 @@ class Row(NamedTuple):
         fixed.
     """
 
-    settings: Settings
+    settings: SamplingParams
     prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
     costs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
-_NO_REQUEST = Row(Settings(), prompt=(), stop_ids=(), max_length=0)
+_NO_REQUEST = Row(SamplingParams(), prompt=(), stop_ids=(), max_length=0)
 
 
-def make_row(prompt: list[int], settings: Settings, target: LoadedModel, max_seq_len: int) -> Row:
+def make_row(
+    prompt: list[int], settings: SamplingParams, target: LoadedModel, max_seq_len: int
+) -> Row:
     """Returns the row of a request; prompt and answer have at most `max_seq_len` tokens together.
 
     Raises:
@@ -145,7 +147,9 @@ def _check_before_pattern(prompt: Sequence[int], target: LoadedModel) -> None:
         raise InputError("expected a prompt with text before a pattern, got special tokens alone")
 
 
-def _check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_size: int) -> None:
+def _check_token_settings(
+    settings: SamplingParams, stop_ids: Collection[int], vocab_size: int
+) -> None:
     """Checks that settings name tokens of the vocabulary and leave at least one to emit."""
     _check_ids("logit_bias for token ids", dict(settings.logit_bias), vocab_size)
     _check_ids("allowed_token_ids", settings.allowed_token_ids or (), vocab_size)

@@ -38,7 +38,7 @@ class Stats:
       prefill_seconds: seconds to read the prompt, without compilation.
       decode_seconds: seconds from then to the last token, without compilation. It includes a draft
         model's reading of the prompt; in a batch, the prefills of other rows; and in a stream, what
-        the caller does between two pieces.
+        the caller does between two chunks.
       device_seconds: the part of `decode_seconds` in which rounds ran on the device.
       compile_seconds: seconds spent on compilation during the request.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.

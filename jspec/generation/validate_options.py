@@ -19,7 +19,7 @@ from jspec.drafters import (
     read_options,
 )
 from jspec.drafters.tree_options import LIKELIEST
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
 from jspec.speculation.types import Drafter
@@ -124,7 +124,7 @@ def check_temperature(acceptance: str, expected: Temperatures, temperature: floa
 
 
 def check_beams(
-    settings: Settings,
+    settings: SamplingParams,
     target: LoadedModel,
     batch_size: int,
     acceptance: str,
@@ -151,7 +151,7 @@ def check_beams(
 
 
 def check_draft_temperature(
-    settings: Settings, drafters: Sequence[tuple[str | DrafterEntry, DrafterOptions]]
+    settings: SamplingParams, drafters: Sequence[tuple[str | DrafterEntry, DrafterOptions]]
 ) -> None:
     """Checks that a draft temperature, if there is one, is read by one of the drafters.
 
@@ -168,7 +168,9 @@ def check_draft_temperature(
     )
 
 
-def settings_read_by(drafter: str, options: DrafterOptions, settings: Settings) -> Settings:
+def settings_read_by(
+    drafter: str, options: DrafterOptions, settings: SamplingParams
+) -> SamplingParams:
     """Returns the settings without a draft temperature that a drafter of that name ignores."""
     if draws_from_distribution(drafter, options):
         return settings

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jspec.common.errors import InputError
 from jspec.generation import request as generation
 from jspec.generation.programs import Programs
-from jspec.generation.request import Settings, nth_seed
+from jspec.generation.request import SamplingParams, nth_seed
 from jspec.generation.result import Result
 from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
 from jspec.serving.job import DrainingError, Job, Update
@@ -50,7 +50,7 @@ class Server(NamedTuple):
     metrics: Metrics
     traces: Traces
     model: str
-    defaults: Settings = Settings()
+    defaults: SamplingParams = SamplingParams()
     has_seed: bool = False
     api_key: str | None = None
     max_body: int = 2**22
@@ -160,14 +160,14 @@ def _make_jobs(
 
 def _without_tokens(update: Update) -> Update:
     """Returns the update of an answer that was to have no token: the device always draws one."""
-    result = update.piece.result
+    result = update.chunk.result
     if result is not None and result.error is None:
         known = None if result.token_logprobs is None else []
         result = dataclasses.replace(
             result, token_ids=[], text="", token_logprobs=known, finish_reason="length"
         )
-    piece = dataclasses.replace(update.piece, text="", token_ids=[], result=result)
-    return update._replace(piece=piece, is_drafted=[], logprobs=[])
+    chunk = dataclasses.replace(update.chunk, text="", token_ids=[], result=result)
+    return update._replace(chunk=chunk, is_drafted=[], logprobs=[])
 
 
 def _check_length(num_prompt: int, most_new: int | None, context: int, about: str) -> None:
@@ -187,8 +187,8 @@ async def _collect(updates: Updates, count: int) -> list[Result]:
     results: dict[int, Result] = {}
     while len(results) < count:
         index, update = await updates.get()
-        if update.piece.result is not None:
-            results[index] = update.piece.result
+        if update.chunk.result is not None:
+            results[index] = update.chunk.result
     return [results[index] for index in range(count)]
 
 
@@ -199,7 +199,7 @@ async def _events(
     results: dict[int, Result] = {}
     while len(results) < len(jobs):
         index, update = await updates.get()
-        result = update.piece.result
+        result = update.chunk.result
         if result is not None and result.error is not None:
             yield _event(error_of(result.error, kind="server_error"))
             return

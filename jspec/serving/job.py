@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from jspec.common.errors import InputError
 from jspec.generation.answer import Answer, Drafts, Round
 from jspec.generation.request import Request
-from jspec.generation.result import Piece, TokenLogprob
+from jspec.generation.result import Chunk, TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.serving.prefix_tree import PrefixTree
@@ -118,7 +118,7 @@ class Update(NamedTuple):
 
     Attributes:
       job: whose answer it is.
-      piece: the new text and tokens; with the last one comes the result.
+      chunk: the new text and tokens; with the last one comes the result.
       is_drafted: of each new token, whether the drafter had proposed it.
       logprobs: of each new token; empty if not wanted.
       rounds: what the new rounds did.
@@ -127,7 +127,7 @@ class Update(NamedTuple):
     """
 
     job: Job
-    piece: Piece
+    chunk: Chunk
     is_drafted: list[bool]
     logprobs: list[TokenLogprob]
     rounds: list[RoundCounts]

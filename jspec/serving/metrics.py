@@ -78,13 +78,13 @@ class Metrics:
             self._counters["spec_decode_num_accepted_tokens"].inc(one.num_accepted)
             for position in range(one.num_accepted):
                 self._positions.labels(self._model, position).inc()
-        job, num_new = update.job, len(update.piece.token_ids)
+        job, num_new = update.job, len(update.chunk.token_ids)
         if num_new:
             self._counters["generation_tokens"].inc(num_new)
             self._observe_times(job, num_new, update.moment)
-        if update.piece.result is not None:
+        if update.chunk.result is not None:
             self._last.pop(job, None)
-            reason = update.piece.result.finish_reason
+            reason = update.chunk.result.finish_reason
             self._ends.labels(self._model, _REASONS.get(reason, reason)).inc()
             self._see("e2e_request_latency_seconds", update.moment - job.submitted)
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Chunk = tuple[int, ...]
+PageTokens = tuple[int, ...]
 
 
 class Node:
@@ -31,9 +31,9 @@ class Node:
 
     __slots__ = ("children", "chunk", "num_bytes", "num_pins", "page", "parent")
 
-    def __init__(self, parent: "Node | None", chunk: Chunk, page: Any, num_bytes: int) -> None:
+    def __init__(self, parent: "Node | None", chunk: PageTokens, page: Any, num_bytes: int) -> None:
         self.parent, self.chunk, self.page, self.num_bytes = parent, chunk, page, num_bytes
-        self.children: dict[Chunk, Node] = {}
+        self.children: dict[PageTokens, Node] = {}
         self.num_pins = 0
 
     @property
@@ -66,14 +66,14 @@ class PrefixTree:
         """Returns the number of pages."""
         return len(self._by_use)
 
-    def find(self, node: Node, chunk: Chunk) -> Node | None:
+    def find(self, node: Node, chunk: PageTokens) -> Node | None:
         """Returns the node of a chunk that follows another; None if there is none."""
         found = node.children.get(chunk)
         if found is not None:
             self._use(found)
         return found
 
-    def add(self, node: Node, chunk: Chunk, page: Any, num_bytes: int) -> Node | None:
+    def add(self, node: Node, chunk: PageTokens, page: Any, num_bytes: int) -> Node | None:
         """Adds a chunk that follows another one.
 
         Returns:

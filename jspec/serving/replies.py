@@ -63,19 +63,19 @@ class Reply:
 
     def chunk(self, index: int, update: Update, has_trace: bool) -> dict[str, Any]:
         """Returns what an update adds to an answer."""
-        result, piece = update.piece.result, update.piece
+        result, chunk = update.chunk.result, update.chunk
         is_first = index not in self._begun
         self._begun.add(index)
-        text = self._echoes[index] * is_first + piece.text
+        text = self._echoes[index] * is_first + chunk.text
         logprobs = update.logprobs if self._asked.wants_logprobs else ()
         choice = {
             "index": index,
             **self._delta(index, text, is_first, is_last=result is not None),
-            "logprobs": self._logprobs(index, piece.token_ids, logprobs) if logprobs else None,
+            "logprobs": self._logprobs(index, chunk.token_ids, logprobs) if logprobs else None,
             "finish_reason": None if result is None else self._reason(index, result),
         }
         found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
-        self._num_new += len(piece.token_ids)
+        self._num_new += len(chunk.token_ids)
         options = self._asked.stream_options
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             counts = _counts(self._prompts, self._num_new)
@@ -94,10 +94,10 @@ class Reply:
         stream = self._streams[index]
         own = iter(one["next"] if one["draft_ids"] else "plain" for one in rounds_of(update))
         # The token that the prefill drew is of no round.
-        pairs = zip(update.piece.token_ids, update.is_drafted, strict=True)
+        pairs = zip(update.chunk.token_ids, update.is_drafted, strict=True)
         tokens = [[stream.push(token_id), "drafted" if is_drafted else next(own, "plain")]
                   for token_id, is_drafted in pairs]  # fmt: skip
-        if update.piece.result is not None and tokens:
+        if update.chunk.result is not None and tokens:
             tokens[-1][0] += stream.flush()  # half a character
         return {
             "tokens": tokens,

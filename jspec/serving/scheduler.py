@@ -113,7 +113,7 @@ class Scheduler:
             self._running, self._reading = {}, None
         for job, answer in found:
             answer.finish_reason, answer.error = "failed", error
-            yield Update(job, answer.take_piece(), [], [], [], [], self.clock())
+            yield Update(job, answer.take_chunk(), [], [], [], [], self.clock())
 
     def step(self) -> Iterator[Update]:
         """Ends what is unwanted, reads prompts, runs all: one visit. Yields what is new."""
@@ -209,7 +209,7 @@ class Scheduler:
         for job in ended:
             answer = self._begin(job)
             self._end(job, answer, now)
-            yield Update(job, answer.take_piece(), [], [], [], [], now)
+            yield Update(job, answer.take_chunk(), [], [], [], [], now)
 
     def _end(self, job: Job, answer: Answer, now: float) -> None:
         """Says why an answer ends, if it does; as the server stops, one without a token fails."""
@@ -229,10 +229,10 @@ class Scheduler:
         if is_ended:
             self.slots.finish(slot)
             self._reading = None if self._reading == slot else self._reading
-        piece, moment = answer.take_piece(), self.clock()
+        chunk, moment = answer.take_chunk(), self.clock()
         # In each round accepted drafts come first. What came after the answer's end is cut off.
         drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
-        is_wanted, num_new = job.request.settings.logprobs, len(piece.token_ids)
+        is_wanted, num_new = job.request.settings.logprobs, len(chunk.token_ids)
         found = [of_token for one in rounds for of_token in one.logprobs or () if is_wanted]
         with self._lock:
             self._waiting.charge(job, num_new)
@@ -242,7 +242,7 @@ class Scheduler:
                 del self._running[slot]
                 self._mean_seconds += (1 - _MEMORY) * (moment - job.started - self._mean_seconds)
         drafts = [one.drafts for one in rounds[: len(counts)]]
-        return Update(job, piece, drafted[:num_new], found[:num_new], counts, drafts, moment)
+        return Update(job, chunk, drafted[:num_new], found[:num_new], counts, drafts, moment)
 
     def _retry_after(self) -> int:
         """Returns the seconds until another waiting request would get a slot, about."""

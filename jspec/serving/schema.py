@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from jspec.common.errors import InputError
-from jspec.generation.request import MAX_SEED, MIN_SEED, MOST_TOP, Settings
+from jspec.generation.request import MAX_SEED, MIN_SEED, MOST_TOP, SamplingParams
 from jspec.serving.conversation import Body, Message, ResponseFormat, unanchored
 from jspec.serving.tools import FREE_CHOICES, Tool, ToolChoice, demanded_call
 
@@ -108,7 +108,7 @@ class AnswerRequest(Body):
         """The most tokens that an answer may have, if the request says; 0 of an echo."""
         return self.max_tokens
 
-    def settings(self, defaults: Settings) -> Settings:
+    def settings(self, defaults: SamplingParams) -> SamplingParams:
         """Returns the settings of the request's first answer; what it does not name is default.
 
         Raises:
@@ -175,7 +175,7 @@ class CompletionRequest(AnswerRequest):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)  # type: ignore[arg-type]
 
-    def settings(self, defaults: Settings) -> Settings:
+    def settings(self, defaults: SamplingParams) -> SamplingParams:
         """See `AnswerRequest.settings`; of more answers than are wanted the best are not chosen."""
         if self.best_of not in (None, self.n):
             raise InputError(f"expected best_of as many as n, {self.n}, got {self.best_of}")
@@ -235,7 +235,7 @@ class ChatRequest(AnswerRequest):
             raise InputError(f"expected either {' or '.join(given)}, got both")
         return found[given[0]] if given else None
 
-    def settings(self, defaults: Settings) -> Settings:
+    def settings(self, defaults: SamplingParams) -> SamplingParams:
         """See `AnswerRequest.settings`."""
         for name in ("tool_choice", "parallel_tool_calls"):
             if self.tools is None and getattr(self, name) is not None:

@@ -10,7 +10,7 @@ MAX_ROUNDS = 20_000  # of all answers together, which take about 15 MB
 
 def rounds_of(update: Update) -> list[dict[str, Any]]:
     """Returns what the rounds of an update did; see docs/serve.md."""
-    ids, found = list(update.piece.token_ids), list[dict[str, Any]]()
+    ids, found = list(update.chunk.token_ids), list[dict[str, Any]]()
     for counts, drafts in zip(update.rounds, update.drafts, strict=True):
         num_accepted, parents = counts.num_accepted, drafts.chain_or_parents
         # An answer may end with an accepted draft.
@@ -38,7 +38,7 @@ class Traces:
 
     def observe(self, update: Update) -> None:
         """Notes what an update brings."""
-        job, ids, rounds = update.job, update.piece.token_ids, rounds_of(update)
+        job, ids, rounds = update.job, update.chunk.token_ids, rounds_of(update)
         with self._lock:
             answers = self._replies.setdefault(job.reply_id, {})
             if job.index not in answers:
@@ -46,8 +46,8 @@ class Traces:
                 answers[job.index] = {"index": job.index, "first_token_id": None, "rounds": [],
                                       "finish_reason": None}  # fmt: skip
             answer = answers[job.index]
-            if update.piece.result is not None:
-                answer["finish_reason"] = update.piece.result.finish_reason
+            if update.chunk.result is not None:
+                answer["finish_reason"] = update.chunk.result.finish_reason
             if answer["first_token_id"] is None:
                 if not ids or update.rounds:  # forgotten while it ran
                     return

@@ -12,7 +12,7 @@ from jspec.generation.batch import row_counts
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.programs import Programs
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import Switches
@@ -85,7 +85,7 @@ def make_scheduler(
     for length in {min(2, longest), min(programs.engine.telling_length, longest)}:
         ids = [token % programs.target.config.vocab_size for token in range(length)]
         is_short = length == 2  # of which the logits of every token are computed, too
-        request = Request(ids, Settings(2, logprobs=is_short, prompt_logprobs=is_short))
+        request = Request(ids, SamplingParams(2, logprobs=is_short, prompt_logprobs=is_short))
         scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])
         while scheduler.is_busy:
             for _ in scheduler.step():
@@ -104,7 +104,7 @@ def check_pattern(programs: Programs, pattern: str | None, *, is_schema: bool = 
     if pattern is None:
         return
     try:
-        settings = Settings(pattern=pattern)
+        settings = SamplingParams(pattern=pattern)
         programs.processors[-1].init(settings, prompt=[], stop_ids=[], vocab_size=0)
     except InputError as error:
         if not is_schema or "tokenizer" in str(error) or "spell" in str(error):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jspec.generation.graph_trial import check_one_graph
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.kernels import run_options
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.checks import check_parity
@@ -18,7 +18,7 @@ from jspec.weights.resolver import load_model
 from scripts.gpu_session.session import Work
 from scripts.gpu_session.subjects import has_model, peaked_subject
 
-_SETTINGS = Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
+_SETTINGS = SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
 _ROWS = 4096
 _PROMPTS = "Why is the sky blue?", "Name three rivers, then name them again."
 
@@ -30,7 +30,7 @@ def run(work: Work) -> str:
     num_rows = 256 if work.is_rehearsal else _ROWS
     settings = _SETTINGS
     if work.is_rehearsal:  # with little to compile
-        settings = Settings(temperature=_SETTINGS.temperature)
+        settings = SamplingParams(temperature=_SETTINGS.temperature)
     subject = peaked_subject("rejection", settings)
     context = choose_context(subject.target, subject.settings)
 
@@ -63,7 +63,7 @@ def run(work: Work) -> str:
 def _check_smollm2() -> list[Check]:
     """Compares the greedy answers of SmolLM2 with its head with plain ones, in both dtypes."""
     target = load_model(SMOLLM2)
-    subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", Settings())
+    subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
     prompts = [target.tokenizer.encode(text) for text in _PROMPTS]
     checks = [check_parity(subject, dtype, prompts, 48) for dtype in ("float32", "bfloat16")]
     return [dataclasses.replace(check, name=f"SmolLM2, {check.name}") for check in checks]

@@ -16,7 +16,7 @@ from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import ENTRY, make_eagle_drafter
 from jspec.drafters.heads.eagle_module import init_eagle_params
 from jspec.generation.generator import Generator
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.accelerators.shapes import eagle_config
 from jspec.lab.analysis.theory import expected_tokens
 from jspec.speculation.acceptance.synthetic import seed_of
@@ -92,8 +92,8 @@ def _record(
     return expected / cost
 
 
-def _settings(rate: float) -> Settings:
-    return Settings(temperature=1.0, seed=seed_of(rate, 0), max_new_tokens=64)
+def _settings(rate: float) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed_of(rate, 0), max_new_tokens=64)
 
 
 def _build_eagle(spec: DrafterSpec) -> BuiltDrafter:

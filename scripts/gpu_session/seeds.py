@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from scripts.gpu_session.arms import (
     FIRST,
     WHY_A_GRAPH,
@@ -29,7 +29,7 @@ from scripts.gpu_session.subjects import peaked_subject
 
 REFERENCE, GRAPH, OLD, EARLY = (arm.name for arm in FIRST)
 _RULES = "coupled", "rejection"
-_SETTINGS = Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
+_SETTINGS = SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
 _PROMPTS = ("Why is the sky blue?", "Name three rivers, then name them again.",
             "Write a function that adds two numbers.", "1 2 3 4 1 2 3 4 1 2 3")  # fmt: skip
 # Right is right by any tiling, and trying tilings takes longest.
@@ -140,13 +140,13 @@ def answers_of(arm: Arm, *, is_rehearsal: bool) -> Iterator[Answer]:
     """Yields the answers of one arm; each program of rounds is compiled as the arm says."""
     filters = [_SETTINGS, dataclasses.replace(_SETTINGS, top_p=1.0)]
     if is_rehearsal:  # with little to compile
-        filters = [Settings(temperature=_SETTINGS.temperature)]
+        filters = [SamplingParams(temperature=_SETTINGS.temperature)]
     with rounds_compiled_with(arm):
         for rule, settings in itertools.product(_RULES, filters):
             yield from _answers_by(rule, settings, is_rehearsal)
 
 
-def _answers_by(rule: str, settings: Settings, is_rehearsal: bool) -> Iterator[Answer]:
+def _answers_by(rule: str, settings: SamplingParams, is_rehearsal: bool) -> Iterator[Answer]:
     subject = peaked_subject(rule, settings)
     length = 8 if is_rehearsal else 24
     requests = [

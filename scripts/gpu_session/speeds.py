@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jspec.common.timing import Loop, seconds_each, timed
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.benchmarking.parts import call_loop
 from jspec.lab.benchmarking.roofline import model_cost
@@ -49,7 +49,7 @@ class Rounds(NamedTuple):
 class Batch:
     """Rows in the middle of equal texts, which rounds go on with; nothing ends them."""
 
-    def __init__(self, generator: Generator, settings: Settings, num_rows: int = 1) -> None:
+    def __init__(self, generator: Generator, settings: SamplingParams, num_rows: int = 1) -> None:
         """Nothing is compiled yet."""
         self._engine, self._params = generator.engine, generator.params
         self._settings, self._num_rows = settings, num_rows
@@ -79,7 +79,7 @@ class Batch:
         tokens = statistics.fmean(tokens for *_, tokens in found)
         return Rounds(seconds, tokens, visits * num_rounds)
 
-    def restart(self, settings: Settings) -> None:
+    def restart(self, settings: SamplingParams) -> None:
         """Begins anew with other settings, such as another seed; the programs stay."""
         self._settings, self._state = settings, None
 
@@ -124,7 +124,7 @@ def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
     models = {size: llama(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
     plain.cache_clear()
     generators = {size: plain(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
-    greedy = Settings(temperature=0.0, max_new_tokens=64)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=64)
     calls: dict[tuple[str, int, int], Loop] = {
         (size, width, rows): call_loop(model, width, CONTEXT, rows)
         for size, model in models.items()
@@ -189,7 +189,7 @@ def _time_calls(
 
 def _time_host(work: Work, choice: str, generators: dict[str, Generator]) -> None:
     """Measures what the host adds to rounds: text, bookkeeping and Python."""
-    request = Request(PROMPT, Settings(temperature=0.0, max_new_tokens=64))
+    request = Request(PROMPT, SamplingParams(temperature=0.0, max_new_tokens=64))
     for size, generator in generators.items():
         generator.generate(request)  # compiles for its own size of cache
         work.check_time()

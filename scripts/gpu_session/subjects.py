@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import Subject
 from jspec.lab.auditing.subject import cast as cast_model
 from jspec.models import PRESETS, DecoderConfig
@@ -48,7 +48,7 @@ def llama(size: str, *, is_rehearsal: bool, quantization: str | None = None) -> 
     return random_model(config, f"random:llama3.2-{size}", quantization=quantization)
 
 
-def peaked_subject(rule: str, settings: Settings, dtype: str = "float32") -> Subject:
+def peaked_subject(rule: str, settings: SamplingParams, dtype: str = "float32") -> Subject:
     """Returns a tiny pair with peaked distributions, of which the draft is the target disturbed."""
     config = dataclasses.replace(CONFIG, num_layers=1)
     target, draft = (

@@ -17,7 +17,7 @@ from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.common.timing import compile_clock
 from jspec.generation.batch import Batch
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model
 from tests import tiny_models
@@ -52,11 +52,11 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     """Weights of target and draft, and the caches that are budgeted; once, before any answer."""
     budgets = []
     generator = tiny_models.make_generator("model", batch_size=2, on_start=budgets.append)
-    request = Request([1, 2, 3], Settings(max_new_tokens=2))
-    pieces = generator.run([request] * 3)
-    next(pieces)
+    request = Request([1, 2, 3], SamplingParams(max_new_tokens=2))
+    chunks = generator.run([request] * 3)
+    next(chunks)
     (budget,) = budgets
-    list(pieces)
+    list(chunks)
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
     assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state), "")
@@ -93,7 +93,7 @@ def test_weights_of_a_folder_are_refused(free, tmp_path):
 
 def test_caches_are_refused_by_rows_and_tokens(free):
     generator = tiny_models.make_generator("prompt_lookup")
-    request = Request([1, 2, 3], Settings(max_new_tokens=8))
+    request = Request([1, 2, 3], SamplingParams(max_new_tokens=8))
     free(1000)
     with pytest.raises(InputError, match="caches of 1 row of 512 tokens"):
         generator.generate(request)
@@ -117,7 +117,7 @@ def test_the_largest_capacity_that_fits_is_said(free, batch_size, capacity):
     generator = long_generator(batch_size=batch_size)
 
     def budget(length):
-        rows = [generator.make_row(Request([1, 2], Settings(max_new_tokens=length - 2)))]
+        rows = [generator.make_row(Request([1, 2], SamplingParams(max_new_tokens=length - 2)))]
         return Batch.for_requests(generator, rows * batch_size)
 
     free(1 << 40)
@@ -141,7 +141,7 @@ def test_the_largest_capacity_that_fits_is_said(free, batch_size, capacity):
 def test_where_no_capacity_fits_a_smaller_model_is_advised(free):
     free(1000)
     with pytest.raises(InputError, match=r"got 1e-06 GB; a smaller model takes less$"):
-        long_generator().generate(Request([1], Settings(max_new_tokens=3000)))
+        long_generator().generate(Request([1], SamplingParams(max_new_tokens=3000)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
 
     Bytes of all arrays there are when the host looks at what a prompt or rounds have left.
     """
-    requests = [Request([1 + index] * 9, Settings(max_new_tokens=20)) for index in range(3)]
+    requests = [Request([1 + index] * 9, SamplingParams(max_new_tokens=20)) for index in range(3)]
     generator = tiny_models.make_generator("model")
     generator.generate(requests)  # what stays is there
     get, found = jax.device_get, []
@@ -194,7 +194,7 @@ def test_rows_are_filled_anew_by_one_program(batch_size):
     """Guards invariant 6: the rounds take a prompt's state, and a round's, for one and the same."""
     generator = tiny_models.make_generator("model", batch_size=batch_size)
     settings = [
-        Settings(max_new_tokens=number, temperature=temperature, seed=number)
+        SamplingParams(max_new_tokens=number, temperature=temperature, seed=number)
         for number, temperature in ((1, 0.0), (9, 0.7), (20, 0.0), (3, 1.0))
     ]
     requests = [Request([1 + number] * 70, one) for number, one in enumerate(settings)]
@@ -257,7 +257,7 @@ def test_a_group_of_version_1(monkeypatch, tmp_path):
 def test_an_answer_asks_for_a_shape_it_knows_without_tracing(monkeypatch):
     """Guards against a trace for every answer, which takes as long as a round."""
     generator = tiny_models.make_generator("prompt_lookup")
-    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    request = Request([1, 2, 3], SamplingParams(max_new_tokens=2))
     generator.generate(request)
     monkeypatch.setattr(jax, "eval_shape", None)
     assert generator.generate(request).token_ids

@@ -122,7 +122,7 @@ def test_hierarchical_drafts_are_those_of_the_model(temperature):
 def test_coupled_noise_is_keyed_by_the_targets_ids():
     """Guards against noise by the row of the head: answers are plain decoding's, seed by seed."""
     target, draft = tiny_models.target(), tiny_models.draft()
-    settings = jspec.Settings(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2)
+    settings = jspec.SamplingParams(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2)
     options = {"acceptance": "coupled", "num_draft_tokens": 3}
     plain = jspec.Generator(target, drafter="none").generate(REQUEST, settings)
     own = DrafterOptions(draft_vocab_size=SIZE)

@@ -12,7 +12,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
@@ -123,7 +123,7 @@ def test_the_distribution_is_what_was_drawn_from(kind, tiny_pair, heads, observe
 def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last, logits):
     """A penalty counts the row's own drafts, and a bias takes the first head's favourite away."""
     favourite = int(logits[0, 0].argmax())
-    settings = Settings(presence_penalty=2.0, logit_bias={favourite: -50.0})
+    settings = SamplingParams(presence_penalty=2.0, logit_bias={favourite: -50.0})
     settings = request_settings(settings, [[one] for one in last.tolist()], 61)
     drafter = kind.drafter(WIDTH)
     proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)

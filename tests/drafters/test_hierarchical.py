@@ -15,7 +15,7 @@ from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.batch import needed_switches
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -29,9 +29,9 @@ CAPACITY, WIDTH, VOCAB, ROWS, NUM_ROUNDS = 128, 6, 59, 4, 12
 PADDED_VOCAB = tiny.CONFIG.vocab_size  # two ids behind the shared ones
 PROMPTS = [[7], [4, 9, 23, 4] * 5, [3, 3], list(range(17))]
 SETTINGS = {
-    "greedy": Settings(),
-    "sampled": Settings(temperature=1.0, top_p=0.9),
-    "penalties": Settings(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5,
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0, top_p=0.9),
+    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5,
                           logit_bias={5: 1.0}),
 }  # fmt: skip
 SWITCHES = needed_switches(list(SETTINGS.values()))
@@ -249,7 +249,7 @@ def test_wrong_guesses_change_nothing(tiny_pair):
 
 def test_processors_see_the_guesses_before(tiny_pair):
     """Right guesses under a penalty: each one makes the next of the same token less likely."""
-    settings = Settings(temperature=0.7, frequency_penalty=2.0, logit_bias={5: 14.0})
+    settings = SamplingParams(temperature=0.7, frequency_penalty=2.0, logit_bias={5: 14.0})
     model, _ = make_pair(tiny_pair.apply)
     guessing = HierarchicalDrafter(model, Stubborn(3))
     runs = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.pattern_automaton import compile_pattern, forced_bytes, token_table
 from jspec.sampling.pattern_regex import utf8_ranges
 from jspec.speculation.types import RoundInputs, TargetView
@@ -248,7 +248,7 @@ PROMPT = list(b"say it once")
 @pytest.mark.parametrize("drafter", ["pattern", "pattern+prompt_lookup"])
 def test_forced_tokens_of_what_the_target_says_are_kept(drafter):
     """Greedy parity, with a pattern of the target's own words that it leaves in the end."""
-    request = Request(PROMPT, Settings(max_new_tokens=40))
+    request = Request(PROMPT, SamplingParams(max_new_tokens=40))
     answer = shared_generator("none").generate(request).token_ids
     said = "".join(re.escape(chr(token)) for token in answer[4:24])
     # Behind what is said: one text is forced, and it is not what comes.

@@ -7,7 +7,7 @@ import pytest
 
 from jspec.common.timing import compile_clock
 from jspec.generation.answer import Answer, Drafts, Round
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.weights.resolver import LoadedModel
@@ -19,7 +19,7 @@ _EOS = 300
 
 def make_answer(*, max_new_tokens=50, num_draft_tokens=3, **settings):
     """Returns an answer that has just begun; ids are bytes."""
-    request = Request("ask", Settings(max_new_tokens=max_new_tokens, **settings))
+    request = Request("ask", SamplingParams(max_new_tokens=max_new_tokens, **settings))
     row = Row(request.settings, list(b"ask"), (_EOS,), max_length=3 + max_new_tokens)
     config = dataclasses.replace(CONFIG, vocab_size=400, eos_ids=(_EOS,))
     target = LoadedModel(config, {}, ByteTokenizer(400, eos_ids=(_EOS,)), "bytes", "random")
@@ -31,7 +31,7 @@ def finish(answer, rounds):
     for tokens, proposed, accepted in rounds:
         assert answer.finish_reason is None
         answer.add_visit(0.0, [Round(list(tokens), None, RoundCounts(proposed, accepted))])
-    return answer.take_piece().result
+    return answer.take_chunk().result
 
 
 def test_counts_add_up():
@@ -66,7 +66,7 @@ def test_drafts_of_trees_know_their_depth_and_path():
     answer.add_first(Round([ord("a")]))
     answer.add_visit(0.0, [Round(list(b"bc"), None, RoundCounts(5, 1), tree)])
     answer.add_visit(0.0, [Round([_EOS], None, RoundCounts(0, 0))])
-    assert answer.take_piece().result.stats.tree_depth == 3
+    assert answer.take_chunk().result.stats.tree_depth == 3
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_end_that_is_the_first_token():
     for first, settings in ((_EOS, {}), (ord("a"), {"stop": ("a",)})):
         answer = make_answer(**settings)
         answer.add_first(Round([first]))
-        result = answer.take_piece().result
+        result = answer.take_chunk().result
         assert (result.token_ids, result.text) == ([first], "")
         assert result.stats.tokens_per_second is None
 
@@ -121,16 +121,16 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
     """Guards against half of a stop string on the screen, or withheld text that never comes."""
     answer = make_answer(stop=("cde",), max_new_tokens=9)
     answer.add_first(Round([ord("a")]))
-    pieces = [answer.take_piece()]
+    chunks = [answer.take_chunk()]
     for block, accepted in ((b"bc", 1), (b"d", 0), (b"X", 0), (b"yc", 1), (b"de", 2)):
         answer.add_visit(0.0, [Round(list(block), None, RoundCounts(3, accepted))])
-        pieces.append(answer.take_piece())
-    assert [piece.text for piece in pieces] == ["a", "b", "", "cdX", "y", ""]
-    assert [piece.num_drafted for piece in pieces] == [0, 1, 0, 0, 1, 2]
-    assert [piece.result is None for piece in pieces] == [True] * 5 + [False]
-    result = pieces[-1].result
-    assert "".join(piece.text for piece in pieces) == result.text == "abcdXy"
-    assert [i for piece in pieces for i in piece.token_ids] == result.token_ids
+        chunks.append(answer.take_chunk())
+    assert [chunk.text for chunk in chunks] == ["a", "b", "", "cdX", "y", ""]
+    assert [chunk.num_drafted for chunk in chunks] == [0, 1, 0, 0, 1, 2]
+    assert [chunk.result is None for chunk in chunks] == [True] * 5 + [False]
+    result = chunks[-1].result
+    assert "".join(chunk.text for chunk in chunks) == result.text == "abcdXy"
+    assert [i for chunk in chunks for i in chunk.token_ids] == result.token_ids
 
 
 def test_a_stop_beginning_at_the_end_is_given_out():
@@ -138,7 +138,7 @@ def test_a_stop_beginning_at_the_end_is_given_out():
     answer = make_answer(stop=("bcd",), max_new_tokens=3)
     answer.add_first(Round([ord("a")]))
     answer.add_visit(0.0, [Round(list(b"bc"))])
-    assert answer.take_piece().text == "abc"
+    assert answer.take_chunk().text == "abc"
 
 
 def test_broken_characters_wait_for_their_end():
@@ -146,10 +146,10 @@ def test_broken_characters_wait_for_their_end():
     answer = make_answer(max_new_tokens=4)
     smile = "é€".encode()
     answer.add_first(Round([smile[0]]))
-    texts = [answer.take_piece().text]
+    texts = [answer.take_chunk().text]
     for block in (smile[1:3], smile[3:4]):
         answer.add_visit(0.0, [Round(list(block))])
-        texts.append(answer.take_piece().text)
+        texts.append(answer.take_chunk().text)
     assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
 
 
@@ -168,7 +168,7 @@ def test_compile_time_is_not_run_time(monkeypatch):
     answer.add_first(Round([ord("a")]))
     pass_time(7, 4)
     answer.add_visit(0.0, [Round(list(b"b"))])
-    stats = answer.take_piece().result.stats
+    stats = answer.take_chunk().result.stats
     assert stats.prefill_seconds == pytest.approx(10)
     assert stats.decode_seconds == pytest.approx(3)
     assert stats.compile_seconds == pytest.approx(44)

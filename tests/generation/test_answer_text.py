@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jspec.generation.answer import AnswerText
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _TOKENIZER = ByteTokenizer(256)
 
 
 def start(*stop, min_new_tokens=0):
-    return AnswerText(_TOKENIZER, [97], Settings(stop=stop, min_new_tokens=min_new_tokens))
+    return AnswerText(_TOKENIZER, [97], SamplingParams(stop=stop, min_new_tokens=min_new_tokens))
 
 
 def run(text, stop):

@@ -8,7 +8,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.weights.hf import save_hf
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model
@@ -63,7 +63,9 @@ def oracle():
     model = peaked_llama(vocab_size=128)
     params, config = params_of(model), config_of(model)
     plain = make_generator("none", make_model(config, params=params, name="oracle"))
-    greedy = [plain.generate(Request(prompt, Settings(max_new_tokens=8))) for prompt in PROMPTS]
+    greedy = [
+        plain.generate(Request(prompt, SamplingParams(max_new_tokens=8))) for prompt in PROMPTS
+    ]
     ends = greedy[0].token_ids[5], greedy[2].token_ids[3]
     yield model, ends, with_eos(plain.target, *ends)
     torch.set_num_threads(num_threads)
@@ -77,7 +79,9 @@ def test_beams_are_those_of_transformers(oracle, num_beams):
     reasons, compiled = set(), []
     for number, (penalty, early) in enumerate(itertools.product(PENALTIES, STOPS)):
         prompt = PROMPTS[(number + number // 3) % 3]
-        settings = Settings(12, num_beams=num_beams, length_penalty=penalty, early_stopping=early)
+        settings = SamplingParams(
+            12, num_beams=num_beams, length_penalty=penalty, early_stopping=early
+        )
         result = generator.generate(Request(prompt, settings))
         assert_same(result, *transformers_beams(model, prompt, settings, ends))
         reasons |= {beam.finish_reason for beam in result.beams}
@@ -91,7 +95,7 @@ def test_one_beam_is_greedy_decoding(oracle):
     model, ends, own = oracle
     generator = make_generator("none", own)
     for prompt in PROMPTS:
-        result = generator.generate(Request(prompt, Settings(12, num_beams=1)))
+        result = generator.generate(Request(prompt, SamplingParams(12, num_beams=1)))
         ids = torch.tensor([prompt])
         config = transformers.GenerationConfig(
             num_beams=1, max_new_tokens=12, do_sample=False, eos_token_id=list(ends), pad_token_id=0
@@ -105,7 +109,7 @@ def test_one_beam_is_greedy_decoding(oracle):
 def test_processors_change_log_probabilities_as_in_transformers(oracle):
     """A penalty counts the beam's own drafts and not its neighbours'; ends are put off."""
     model, ends, own = oracle
-    settings = Settings(16, num_beams=3, repetition_penalty=1.3, min_new_tokens=5)
+    settings = SamplingParams(16, num_beams=3, repetition_penalty=1.3, min_new_tokens=5)
     options = {"repetition_penalty": 1.3, "min_new_tokens": 5}
     plain, generator = (make_generator(name, own) for name in ("none", "prompt_lookup"))
     for prompt in PROMPTS:
@@ -136,7 +140,7 @@ def test_drafts_change_neither_beams_nor_scores(drafter, options):
     generator = make_generator(drafter, **options)
     num_accepted = 0
     for num_beams in (2, 4):
-        settings = Settings(30, num_beams=num_beams, early_stopping="never")
+        settings = SamplingParams(30, num_beams=num_beams, early_stopping="never")
         for prompt in PROMPTS:
             expected = plain.generate(Request(prompt, settings))
             result = generator.generate(Request(prompt, settings))
@@ -158,7 +162,7 @@ def test_drafts_change_neither_beams_nor_scores(drafter, options):
 def test_a_beam_request_stands_among_others():
     """In one list; each is answered as it would be alone, and the record holds all beams."""
     generator = shared_generator("prompt_lookup")
-    wide, narrow = (Request(PROMPTS[0], Settings(10, num_beams=k)) for k in (3, 1))
+    wide, narrow = (Request(PROMPTS[0], SamplingParams(10, num_beams=k)) for k in (3, 1))
     results = generator.generate([narrow, wide, narrow])
     alone = [generator.generate(one) for one in (narrow, wide)]
     assert [r.token_ids for r in results] == [alone[i].token_ids for i in (0, 1, 0)]
@@ -170,7 +174,7 @@ def test_a_beam_request_stands_among_others():
 
 def test_fewer_tokens_than_beams_give_fewer_beams():
     """Two allowed tokens and one step: two beams, none of them invented."""
-    settings = Settings(1, num_beams=4, allowed_token_ids=(5, 6))
+    settings = SamplingParams(1, num_beams=4, allowed_token_ids=(5, 6))
     result = shared_generator("none").generate(Request(PROMPTS[0], settings))
     assert sorted(beam.token_ids for beam in result.beams) == [[5], [6]]
 
@@ -180,7 +184,7 @@ def test_a_model_of_nan_fails_in_one_line():
     params = dict(target().params, embedding=target().params["embedding"] * np.float32(np.nan))
     generator = make_generator("none", make_model(params=params))
     with pytest.raises(InputError, match="NaN, or forbade every token, at token 0 of the beams"):
-        generator.generate(Request(PROMPTS[0], Settings(4, num_beams=2)))
+        generator.generate(Request(PROMPTS[0], SamplingParams(4, num_beams=2)))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_a_model_of_nan_fails_in_one_line():
 )
 def test_settings_that_beams_cannot_have(changes, message):
     with pytest.raises(InputError, match=message):
-        Settings(**changes)
+        SamplingParams(**changes)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_settings_that_beams_cannot_have(changes, message):
 def test_generators_that_cannot_search(drafter, options, num_beams, message):
     generator = make_generator(drafter, **options)
     with pytest.raises(InputError, match=message):
-        generator.check(Request([1], Settings(num_beams=num_beams)))
+        generator.check(Request([1], SamplingParams(num_beams=num_beams)))
 
 
 @pytest.mark.slow
@@ -232,7 +236,7 @@ def test_smollm2_has_the_beams_of_transformers_on_fifty_prompts(optimised, tmp_p
     save_hf(tmp_path / "model", own.config, own.params)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     generator = make_generator("prompt_lookup", own)
-    settings = Settings(24, num_beams=4)
+    settings = SamplingParams(24, num_beams=4)
     for number in range(50):
         text = f"{_TOPICS[number % len(_TOPICS)]} {number + 2}"
         prompt = generator.encode_prompt(text)

@@ -13,13 +13,13 @@ from jspec.generation.compile_notice import CompileNotice
 
 _PROGRAM = """
 import json
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from tests.tiny_models import make_generator
 
 lines = []
 generator = make_generator("prompt_lookup", on_compile=lines.append, max_seq_len=None)
 for settings in ({}, {"seed": 3}, {"top_p": 0.9}, {"top_p": 0.5}, {"logprobs": True}):
-    generator.generate("abc", Settings(max_new_tokens=9, temperature=1.0, **settings))
+    generator.generate("abc", SamplingParams(max_new_tokens=9, temperature=1.0, **settings))
     lines.append(settings)
 print(json.dumps(lines))
 """
@@ -27,14 +27,14 @@ print(json.dumps(lines))
 
 _STREAM = """
 import json
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from tests.tiny_models import make_generator
 
 found = []
 for number, tell in ((1, None), (40, lambda line: found.append("notice"))):
     generator = make_generator("prompt_lookup", on_compile=tell, max_seq_len=None)
-    for piece in generator.stream("abc", Settings(max_new_tokens=number)):
-        found.append(piece.result is not None)
+    for chunk in generator.stream("abc", SamplingParams(max_new_tokens=number)):
+        found.append(chunk.result is not None)
 print(json.dumps(found))
 """
 
@@ -52,11 +52,11 @@ def start(program, cache):
 @pytest.mark.slow
 def test_no_notice_stands_in_a_text(tmp_path):
     """Guards against "Hellocompiling once", where the loop alone is not known yet."""
-    first, *pieces = start(_STREAM, tmp_path)
+    first, *chunks = start(_STREAM, tmp_path)
     assert first is True  # an answer of one token runs no loop
-    assert pieces[0] == "notice"
-    assert pieces[1:].count("notice") == 0
-    assert len(pieces) > 3  # it is streamed
+    assert chunks[0] == "notice"
+    assert chunks[1:].count("notice") == 0
+    assert len(chunks) > 3  # it is streamed
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from jspec.common.errors import InputError
 from jspec.common.memory import Room
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.kernels import candidates, contest, race, trial
 from jspec.weights.quantize import holds_compact, is_kernel, quantize
 from tests.tiny_models import make_model, save_folder
@@ -111,6 +111,6 @@ def test_a_kernel_that_fails_while_an_answer_is_made_costs_one_line(monkeypatch)
     monkeypatch.setattr(candidates, "_CHOICES", {generator.target.config: {"cuda"}})
     assert generator.describe()["kernels"] in ("cpp", "xla")  # of a CPU
     with pytest.raises(InputError, match="kernels cuda failed") as failure:
-        generator.generate("hello", Settings(max_new_tokens=4))
+        generator.generate("hello", SamplingParams(max_new_tokens=4))
     assert "\n" not in str(failure.value)
     assert str(failure.value).endswith("JSPEC_KERNELS=xla in the environment avoids them")

@@ -8,7 +8,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.processor import Processor
 from tests.tiny_models import make_generator, shared_generator, target
@@ -28,7 +28,7 @@ BROKEN = Processor(  # the logits of one seed are NaN, from some token on
 def test_one_row_of_nan_fails_alone(drafter, temperature):
     """Guards against neighbours' answers that are lost with it."""
     requests = [
-        Request("abcabcabc", Settings(max_new_tokens=20, seed=seed, temperature=temperature))
+        Request("abcabcabc", SamplingParams(max_new_tokens=20, seed=seed, temperature=temperature))
         for seed in (1, UNLUCKY, 2)
     ]
     results = make_generator(drafter, batch_size=3, processors=[BROKEN]).generate(requests)
@@ -50,7 +50,7 @@ def test_one_prompt_that_fails_raises():
     """There is nothing else to return."""
     generator = make_generator("none", processors=[BROKEN])
     with pytest.raises(InputError, match="NaN, or forbade every token, at token 3 of the answer"):
-        generator.generate(Request("abc", Settings(seed=UNLUCKY)))
+        generator.generate(Request("abc", SamplingParams(seed=UNLUCKY)))
 
 
 HUGE = 10**400
@@ -69,7 +69,7 @@ HUGE = 10**400
 def test_numbers_beyond_floats_are_refused(settings):
     """Guards against an OverflowError."""
     with pytest.raises(InputError, match="to be a number that a float can hold"):
-        Settings(**settings)
+        SamplingParams(**settings)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message
 
 def test_prompts_may_come_one_by_one():
     """Guards against an iterator that a check has used up."""
-    settings = Settings(max_new_tokens=3)
+    settings = SamplingParams(max_new_tokens=3)
     one, two = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
     assert [one.prompt, two.prompt] == ["ab", "cd"]
 
@@ -162,7 +162,7 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
 def test_samples_have_seeds_of_their_own():
     """Sample k is the answer with seed + k; equal requests have equal answers."""
     generator = shared_generator("none")
-    settings = Settings(max_new_tokens=12, temperature=1.5, seed=5)
+    settings = SamplingParams(max_new_tokens=12, temperature=1.5, seed=5)
     samples = generator.generate("abc", settings, num_samples=3)
     alone = [generator.generate("abc", dataclasses.replace(settings, seed=5 + k)) for k in range(3)]
     assert [s.token_ids for s in samples] == [a.token_ids for a in alone]
@@ -176,7 +176,7 @@ def test_samples_have_seeds_of_their_own():
 def test_what_is_printed_is_short():
     """Guards against parameters or every round on the screen of a notebook."""
     generator = make_generator("prompt_lookup")
-    result = generator.generate("abc" * 9, Settings(max_new_tokens=40))
+    result = generator.generate("abc" * 9, SamplingParams(max_new_tokens=40))
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"

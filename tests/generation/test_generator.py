@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Result
 from jspec.models import init_cache, make_apply
 from jspec.sampling.settings import Switches
@@ -14,8 +14,8 @@ from tests import tiny_models
 from tests.cases import slow_unless
 from tests.tiny_models import DRAFTERS, shared_generator
 
-GREEDY = Settings(max_new_tokens=40)
-SAMPLED = Settings(max_new_tokens=40, temperature=0.8)
+GREEDY = SamplingParams(max_new_tokens=40)
+SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8)
 
 
 def make_prompt(length, seed=0):
@@ -34,7 +34,7 @@ def make_requests(settings):
 
 def change(settings, **values):
     """Returns settings with some of them changed."""
-    return Settings(**{**vars(settings), **values})
+    return SamplingParams(**{**vars(settings), **values})
 
 
 def tokens(results):

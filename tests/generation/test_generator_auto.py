@@ -13,7 +13,7 @@ from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
 from tests.tiny_models import (
     CONFIG,
@@ -74,7 +74,7 @@ def make_stranger(costs):
 
 
 def requests(**settings):
-    return [Request(p, Settings(seed=k, **settings)) for k, p in enumerate(PROMPTS)]
+    return [Request(p, SamplingParams(seed=k, **settings)) for k, p in enumerate(PROMPTS)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,9 @@ def test_a_tree_near_the_length_limit_emits_nothing_past_it(monkeypatch):
     for shift in range(3):
         limits = [2 + shift, 5 + shift, 9 + shift, 14 + shift]
         emitted.clear()
-        generator.generate([Request(p, Settings(n)) for p, n in zip(PROMPTS, limits, strict=True)])
+        generator.generate(
+            [Request(p, SamplingParams(n)) for p, n in zip(PROMPTS, limits, strict=True)]
+        )
         assert (1 + sum(emitted)).tolist() == limits  # the first token is the prefill's
 
 
@@ -202,7 +204,7 @@ def test_a_row_chooses_for_itself(monkeypatch):
     together = make_auto("model", batch_size=4, costs=by_context)
     alone = make_auto("model", costs=by_context)
     asked = requests(max_new_tokens=40, temperature=0.9)
-    long = Request(PROMPTS[0], Settings(max_new_tokens=170, seed=9, temperature=0.9))
+    long = Request(PROMPTS[0], SamplingParams(max_new_tokens=170, seed=9, temperature=0.9))
     batch = together.generate([*asked[:3], long])
     for request, own in zip([*asked[:3], long], batch, strict=True):
         assert own.token_ids == alone.generate(request).token_ids

@@ -7,17 +7,17 @@ import pytest
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
 from tests.generation.test_generator_processors import PENALTIES
 from tests.tiny_models import CONFIG, draft, shared_generator, target
 
 PROMPTS = [list(b"a rose is a rose is a"), list(b"z")]
 SETTINGS = [
-    Settings(max_new_tokens=40, seed=1, **PENALTIES),
-    Settings(max_new_tokens=32, seed=2, temperature=1.0, **PENALTIES),
-    Settings(max_new_tokens=30, seed=3, temperature=1.0),
-    Settings(max_new_tokens=36, seed=4),
+    SamplingParams(max_new_tokens=40, seed=1, **PENALTIES),
+    SamplingParams(max_new_tokens=32, seed=2, temperature=1.0, **PENALTIES),
+    SamplingParams(max_new_tokens=30, seed=3, temperature=1.0),
+    SamplingParams(max_new_tokens=36, seed=4),
 ]
 REQUESTS = [Request(prompt, settings) for prompt in PROMPTS for settings in SETTINGS]
 

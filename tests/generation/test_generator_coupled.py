@@ -2,12 +2,12 @@
 
 import pytest
 
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
 from tests.tiny_models import NUM_DRAFT_TOKENS, shared_generator
 
 PROMPTS = [list(b"say it once"), list(b"and say it again"), list(b"a"), list(b"to the end of it")]
-SETTINGS = Settings(max_new_tokens=32, temperature=0.8, seed=7)
+SETTINGS = SamplingParams(max_new_tokens=32, temperature=0.8, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_one_seed_gives_one_text(plain, drafter, num_draft_tokens, batch_size):
 
 def test_another_seed_gives_another_text(plain):
     """Negative control: the distributions are random enough to tell seeds apart."""
-    other = Settings(max_new_tokens=32, temperature=0.8, seed=8)
+    other = SamplingParams(max_new_tokens=32, temperature=0.8, seed=8)
     results = [shared_generator("none").generate(Request(p, other)) for p in PROMPTS]
     assert all(a.token_ids != b.token_ids for a, b in zip(results, plain, strict=True))
 
@@ -59,7 +59,7 @@ def test_other_rules_give_another_text_of_the_same_distribution(plain, rule):
 @pytest.mark.parametrize("drafter", ["prompt_lookup", slow_unless(False, "model")])
 def test_every_lossless_rule_is_plain_decoding_at_temperature_zero(rule, drafter):
     """There all of them keep exactly the drafts that are the most likely token."""
-    settings = Settings(max_new_tokens=40)
+    settings = SamplingParams(max_new_tokens=40)
     request = Request(PROMPTS[1], settings)
     expected = shared_generator("none").generate(request).token_ids
     assert shared_generator(drafter, acceptance=rule).generate(request).token_ids == expected

@@ -5,12 +5,12 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests import tiny_models
 from tests.tiny_models import make_generator, shared_generator
 
 _PROMPT = list(b"an open end")
-_LONG = Settings(max_new_tokens=40)
+_LONG = SamplingParams(max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def ends(answer):
 
 def generate(drafter, **settings):
     """Returns the answer under settings of its own."""
-    settings = Settings(**{"max_new_tokens": 40, **settings})
+    settings = SamplingParams(**{"max_new_tokens": 40, **settings})
     return shared_generator(drafter).generate(Request(_PROMPT, settings))
 
 
@@ -82,18 +82,18 @@ def test_a_stop_counts_the_drafts_before_it_only(answer):
 
 
 def test_pieces_add_up_to_the_result(answer):
-    """Guards against text or counts lost or doubled between pieces, greedy and sampled."""
+    """Guards against text or counts lost or doubled between chunks, greedy and sampled."""
     for drafter in ("prompt_lookup", "self", "model"):
         for temperature in (0.0, 0.8):
-            settings = Settings(max_new_tokens=40, temperature=temperature, stop=("zq",))
-            pieces = list(shared_generator(drafter).stream(Request(_PROMPT, settings)))
-            result = pieces[-1].result
-            assert [piece.result for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-            assert len(pieces) > 1
-            assert "".join(piece.text for piece in pieces) == result.text
-            assert [i for piece in pieces for i in piece.token_ids] == result.token_ids
-            assert sum(piece.num_drafted for piece in pieces) == result.stats.num_accepted
-            assert all(0 <= piece.num_drafted <= len(piece.token_ids) for piece in pieces)
+            settings = SamplingParams(max_new_tokens=40, temperature=temperature, stop=("zq",))
+            chunks = list(shared_generator(drafter).stream(Request(_PROMPT, settings)))
+            result = chunks[-1].result
+            assert [chunk.result for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+            assert len(chunks) > 1
+            assert "".join(chunk.text for chunk in chunks) == result.text
+            assert [i for chunk in chunks for i in chunk.token_ids] == result.token_ids
+            assert sum(chunk.num_drafted for chunk in chunks) == result.stats.num_accepted
+            assert all(0 <= chunk.num_drafted <= len(chunk.token_ids) for chunk in chunks)
             assert len(result.token_ids) == 40
     assert generate("self").stats.num_accepted > 0
 
@@ -105,12 +105,12 @@ def test_a_second_request_compiles_nothing(drafter, batch_size):
     Each of the two widths of a prompt's chunks compiles once: a long prompt is among the first.
     """
     generator = shared_generator(drafter, batch_size=batch_size, rounds_per_visit=2)
-    first = Settings(max_new_tokens=5)
+    first = SamplingParams(max_new_tokens=5)
     generator.generate([Request(_PROMPT, first)] * batch_size + [Request([5] * 129, first)])
     clock = compile_clock()
     assert clock.num_programs > 0
     before = clock.num_programs
-    second = Settings(
+    second = SamplingParams(
         max_new_tokens=17, temperature=0.7, draft_temperature=None if drafter == "none" else 0.3,
         seed=9, stop=("x", "yy"), stop_token_ids=(3, 4),
     )  # fmt: skip
@@ -129,7 +129,10 @@ def test_a_second_request_compiles_nothing(drafter, batch_size):
         (Request([-1], _LONG), "ids from 0 to 127"),
         (Request("é", _LONG), "beyond the vocabulary"),
         (Request("\udcff", _LONG), "not valid UTF-8"),
-        (Request("a", Settings(stop_token_ids=tuple(range(1, 10)))), "at most 8 stop token ids"),
+        (
+            Request("a", SamplingParams(stop_token_ids=tuple(range(1, 10)))),
+            "at most 8 stop token ids",
+        ),
     ],
 )
 def test_bad_requests_are_one_line_before_any_work(request_, message):
@@ -150,7 +153,7 @@ def test_what_is_no_prompt_is_refused():
         generator.generate([1, 2, 3])
     with pytest.raises(InputError, match="token id to be a whole number, got 'a'"):
         generator.generate([["a"]])
-    with pytest.raises(InputError, match=r"settings as jspec\.Settings, got None"):
+    with pytest.raises(InputError, match=r"settings as jspec\.SamplingParams, got None"):
         generator.generate("a", None)
 
 
@@ -200,7 +203,7 @@ def test_chat_is_refused_without_a_template():
 def test_bad_settings_are_refused(settings, message):
     """Guards against values that would be clamped, wrapped round or give NaN."""
     with pytest.raises(InputError, match=message):
-        Settings(**settings)
+        SamplingParams(**settings)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +231,13 @@ def test_the_greedy_rule_is_for_temperature_zero():
     """Guards against a rule that is not lossless for what it is asked."""
     generator = make_generator("none", acceptance="greedy")
     with pytest.raises(InputError, match=r"'greedy' expects temperature 0, got 0.5"):
-        generator.generate("a", Settings(temperature=0.5))
+        generator.generate("a", SamplingParams(temperature=0.5))
 
 
 def test_counts_do_not_depend_on_the_visit(answer):
     """Guards against rounds counted that the device ran after a stop string had ended the row."""
     end = ends(answer)[-1]
-    settings = Settings(max_new_tokens=40, stop=(chr(answer[end]),))
+    settings = SamplingParams(max_new_tokens=40, stop=(chr(answer[end]),))
     counts = {
         make_generator("self", rounds_per_visit=visit)
         .generate(Request(_PROMPT, settings))
@@ -277,14 +280,14 @@ def test_the_device_knows_the_ends_too(answer, monkeypatch):
         (shared_generator("self"), (answer[end],)),
     ):
         visits = spy_on_rounds(monkeypatch, generator)
-        settings = Settings(max_new_tokens=40, stop_token_ids=stop)
+        settings = SamplingParams(max_new_tokens=40, stop_token_ids=stop)
         assert generator.generate(Request(_PROMPT, settings)).token_ids == answer[: end + 1]
         assert sum(row for (row,) in visits) == end  # the first token is the prefill's
 
 
 def test_a_row_that_the_host_ended_is_silent(answer, monkeypatch):
     """Guards against a device that goes on with what a stop string has ended."""
-    stopped = Settings(max_new_tokens=40, stop=(chr(answer[ends(answer)[0]]),))
+    stopped = SamplingParams(max_new_tokens=40, stop=(chr(answer[ends(answer)[0]]),))
     generator = shared_generator("none", batch_size=3, rounds_per_visit=2)
     visits = spy_on_rounds(monkeypatch, generator)
     results = generator.generate([Request(_PROMPT, s) for s in (stopped, _LONG, _LONG)])

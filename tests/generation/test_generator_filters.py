@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, shared_generator, target
@@ -25,8 +25,8 @@ def _filtered(drafter, **filters):
 @pytest.mark.parametrize("drafter", _DRAFTERS)
 def test_top_k_of_one_is_greedy(drafter):
     """Guards against a filter that the target's distribution or the draft's does not get."""
-    greedy = shared_generator(drafter).generate(Request(_PROMPT, Settings(max_new_tokens=24)))
-    settings = Settings(max_new_tokens=24, **_filtered(drafter, top_k=1))
+    greedy = shared_generator(drafter).generate(Request(_PROMPT, SamplingParams(max_new_tokens=24)))
+    settings = SamplingParams(max_new_tokens=24, **_filtered(drafter, top_k=1))
     filtered = shared_generator(drafter).generate(Request(_PROMPT, settings))
     assert filtered.token_ids == greedy.token_ids
 
@@ -35,7 +35,7 @@ def test_top_k_of_one_is_greedy(drafter):
 @pytest.mark.parametrize(("name", "value"), _FILTERS)
 def test_every_token_is_one_that_the_filter_keeps(drafter, name, value):
     """Guards against values that reach another filter, or none: each has its own check here."""
-    settings = Settings(max_new_tokens=40, **_filtered(drafter, **{name: value}))
+    settings = SamplingParams(max_new_tokens=40, **_filtered(drafter, **{name: value}))
     answer = shared_generator(drafter).generate(Request(_PROMPT, settings)).token_ids
     tokens = jnp.asarray([_PROMPT + answer[:-1]], jnp.int32)
     cache = init_cache(CONFIG, batch_size=1, capacity=tokens.shape[1], dtype=jnp.float32)
@@ -55,8 +55,8 @@ def test_every_token_is_one_that_the_filter_keeps(drafter, name, value):
 @pytest.mark.parametrize("temperature", [1e-8, 3e-9, 1e-12, 1e-30, 1e-44])
 def test_a_temperature_near_zero_is_greedy(temperature):
     """Guards against logits that overflow when divided, and a NaN that becomes token 0."""
-    greedy = shared_generator("none").generate(Request(_PROMPT, Settings(max_new_tokens=12)))
-    settings = Settings(max_new_tokens=12, temperature=temperature, top_p=1e-44)
+    greedy = shared_generator("none").generate(Request(_PROMPT, SamplingParams(max_new_tokens=12)))
+    settings = SamplingParams(max_new_tokens=12, temperature=temperature, top_p=1e-44)
     cold = shared_generator("none").generate(Request(_PROMPT, settings))
     assert cold.token_ids == greedy.token_ids
 
@@ -64,6 +64,6 @@ def test_a_temperature_near_zero_is_greedy(temperature):
 @pytest.mark.parametrize(("name", "value"), _FILTERS)
 def test_the_draft_is_filtered_like_the_target(name, value):
     """Guards against drafts that the target's filter has ruled out: right, and always refused."""
-    settings = Settings(max_new_tokens=60, **_filtered("self", **{name: value}))
+    settings = SamplingParams(max_new_tokens=60, **_filtered("self", **{name: value}))
     stats = shared_generator("self").generate(Request(_PROMPT, settings)).stats
     assert stats.num_accepted == stats.num_proposed > 0

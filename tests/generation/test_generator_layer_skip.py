@@ -3,18 +3,19 @@
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
 from tests.generation.test_generator_processors import PENALTIES
 from tests.tiny_models import make_generator, shared_generator
 
 REQUESTS = [
-    Request(list(b"what is said again"), Settings(max_new_tokens=40, **PENALTIES)),
-    Request([97], Settings(max_new_tokens=30)),
+    Request(list(b"what is said again"), SamplingParams(max_new_tokens=40, **PENALTIES)),
+    Request([97], SamplingParams(max_new_tokens=30)),
     Request(
-        list(b"1 2 3 4 1 2"), Settings(max_new_tokens=36, temperature=0.9, seed=3, **PENALTIES)
+        list(b"1 2 3 4 1 2"),
+        SamplingParams(max_new_tokens=36, temperature=0.9, seed=3, **PENALTIES),
     ),
-    Request(list(b"to the end of it"), Settings(max_new_tokens=25, temperature=1.2, seed=4)),
+    Request(list(b"to the end of it"), SamplingParams(max_new_tokens=25, temperature=1.2, seed=4)),
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from jspec.sampling.processor import Processor
 from tests.cases import slow_unless
@@ -48,18 +48,18 @@ def processed(logits, output, stop_ids=(0,)):
 
 def test_greedy_answer_follows_the_processed_logits():
     """Every token is the best one given its own prefix, prompt included."""
-    settings = Settings(max_new_tokens=30, **ALL)
+    settings = SamplingParams(max_new_tokens=30, **ALL)
     answer = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
     for i, logits in enumerate(target_logits(answer)):
         assert answer[i] == np.argmax(processed(logits, answer[:i]))
-    free = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=30)))
+    free = shared_generator("none").generate(Request(PROMPT, SamplingParams(max_new_tokens=30)))
     assert answer != free.token_ids
 
 
 @pytest.mark.parametrize("drafter", [slow_unless(one != "prompt_lookup", one) for one in DRAFTERS])
 def test_speculation_keeps_processed_answers(drafter):
     """Guards against states that a rejection does not take back."""
-    settings = Settings(max_new_tokens=40, **ALL)
+    settings = SamplingParams(max_new_tokens=40, **ALL)
     expected = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
     result = shared_generator(drafter).generate(Request(PROMPT, settings))
     assert result.token_ids == expected
@@ -74,10 +74,10 @@ def test_rows_of_a_batch_keep_their_own_processors(drafter):
     """Guards against one row's penalties, bias or counts in another's distribution."""
     below_60 = {"forbidden_token_ids": (), "allowed_token_ids": tuple(range(60))}
     settings = [
-        Settings(max_new_tokens=20, temperature=0.9, seed=1, **ALL),
-        Settings(max_new_tokens=20),
-        Settings(max_new_tokens=20, temperature=1.1, seed=2, **(ALL | below_60)),
-        Settings(max_new_tokens=20, **(ALL | {"frequency_penalty": 2.0})),
+        SamplingParams(max_new_tokens=20, temperature=0.9, seed=1, **ALL),
+        SamplingParams(max_new_tokens=20),
+        SamplingParams(max_new_tokens=20, temperature=1.1, seed=2, **(ALL | below_60)),
+        SamplingParams(max_new_tokens=20, **(ALL | {"frequency_penalty": 2.0})),
     ]
     requests = [Request(PROMPT[i:], one) for i, one in enumerate(settings)]
     together = shared_generator(drafter, batch_size=4).generate(requests)
@@ -91,7 +91,7 @@ def test_an_answer_does_not_end_early():
     biased = ALL | {"logit_bias": {0: 60.0}, "max_new_tokens": 12}  # the end is the most likely
     for drafter in ("none", "self"):
         for minimum in (1, 7):
-            settings = Settings(**(biased | {"min_new_tokens": minimum}))
+            settings = SamplingParams(**(biased | {"min_new_tokens": minimum}))
             result = shared_generator(drafter).generate(Request(PROMPT, settings))
             assert (len(result.token_ids), result.finish_reason) == (minimum + 1, "eos")
 
@@ -104,7 +104,7 @@ def test_logprobs_are_the_targets_own(drafter, temperature):
     """Guards against a neighbour position's distribution, the draft's distribution, or a
     residual's.
     """
-    settings = Settings(max_new_tokens=24, temperature=temperature, **ALL)
+    settings = SamplingParams(max_new_tokens=24, temperature=temperature, **ALL)
     result = shared_generator(drafter).generate(Request(PROMPT, settings))
     answer = result.token_ids
     assert len(result.logprobs) == len(result.raw_logprobs) == len(answer)
@@ -125,7 +125,7 @@ def test_logprobs_are_the_targets_own(drafter, temperature):
 
 def test_logprobs_come_only_when_asked_for():
     """Guards against work that nobody wants."""
-    result = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=2)))
+    result = shared_generator("none").generate(Request(PROMPT, SamplingParams(max_new_tokens=2)))
     assert result.logprobs is None
     assert result.raw_logprobs is None
 
@@ -133,10 +133,10 @@ def test_logprobs_come_only_when_asked_for():
 def test_other_processor_settings_compile_nothing():
     """Guards invariant 6: penalties, biases, allowed tokens and minimum lengths are data."""
     generator = shared_generator("model")
-    settings = Settings(max_new_tokens=12, temperature=0.7, **ALL)
+    settings = SamplingParams(max_new_tokens=12, temperature=0.7, **ALL)
     generator.generate(Request(PROMPT, settings))
     before = compile_clock().num_programs
-    other = Settings(
+    other = SamplingParams(
         max_new_tokens=9, temperature=0.3, seed=5, repetition_penalty=0.9, presence_penalty=-1.0,
         logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2, logprobs=True,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_nan_is_an_error_and_never_a_token():
     for drafter in ("none", "prompt_lookup"):
         generator = make_generator(drafter, processors=[nan])
         for temperature in (0.0, 1.0):
-            settings = Settings(max_new_tokens=9, temperature=temperature)
+            settings = SamplingParams(max_new_tokens=9, temperature=temperature)
             with pytest.raises(InputError, match=r"NaN.*token 3"):
                 generator.generate(Request(PROMPT, settings))
 
@@ -177,7 +177,7 @@ def test_a_users_own_processor_is_applied():
         update=lambda state, token: state,
     )
     generator = make_generator("self", processors=[only_seven], batch_size=2)
-    settings = [Settings(max_new_tokens=6, seed=7), Settings(max_new_tokens=6, seed=8)]
+    settings = [SamplingParams(max_new_tokens=6, seed=7), SamplingParams(max_new_tokens=6, seed=8)]
     results = generator.generate([Request(PROMPT, one) for one in settings])
     assert results[0].token_ids == [7] * 6
     expected = shared_generator("none").generate(Request(PROMPT, settings[1]))
@@ -198,7 +198,7 @@ def test_a_users_own_processor_is_applied():
 def test_tokens_that_cannot_be_are_refused(options, message):
     """One line that says what was expected."""
     with pytest.raises(InputError, match=message) as error:
-        shared_generator("none").generate(Request(PROMPT, Settings(**options)))
+        shared_generator("none").generate(Request(PROMPT, SamplingParams(**options)))
     assert "\n" not in str(error.value)
 
 
@@ -214,4 +214,4 @@ def test_tokens_that_cannot_be_are_refused(options, message):
 def test_settings_out_of_range_are_refused(options):
     """Guards against a typo that quietly samples another distribution."""
     with pytest.raises(InputError, match="expected"):
-        Settings(**options)
+        SamplingParams(**options)

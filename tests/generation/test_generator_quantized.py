@@ -10,7 +10,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generate import list_notes
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.auditing.subject import cast
 from jspec.weights import load_model
 from jspec.weights.quantize import KINDS
@@ -28,7 +28,7 @@ def _quantized(model, kind="int8"):
 
 @functools.cache
 def _requests():
-    return [Request(prompt, Settings(max_new_tokens=30)) for prompt in _PROMPTS]
+    return [Request(prompt, SamplingParams(max_new_tokens=30)) for prompt in _PROMPTS]
 
 
 def _answers(generator):

@@ -4,7 +4,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
 from tests.generation.test_generator_auto import cascade
 from tests.tiny_models import draft, shared_generator, target
@@ -20,7 +20,7 @@ def test_rounds_do_not_depend_on_the_batch(temperature):
     drafts depends on how much that is.
     """
     requests = [
-        Request(prompt, Settings(seed=seed, max_new_tokens=40, temperature=temperature))
+        Request(prompt, SamplingParams(seed=seed, max_new_tokens=40, temperature=temperature))
         for seed, prompt in enumerate(PROMPTS)
     ]
     alone, together = (cascade(number).generate(requests) for number in (1, 4))
@@ -33,7 +33,7 @@ def test_a_draft_equal_to_its_target_is_always_accepted_under_penalties():
     """Guards against processors that have not seen the last token when the first draft is drawn."""
     strong = {"repetition_penalty": 3.0, "presence_penalty": 2.0, "frequency_penalty": 2.0}
     requests = [
-        Request(list(b"what is said"), Settings(seed=seed, temperature=1.0, **strong))
+        Request(list(b"what is said"), SamplingParams(seed=seed, temperature=1.0, **strong))
         for seed in range(4)
     ]
     for answer in shared_generator("self").generate(requests):
@@ -45,10 +45,10 @@ def test_log_probabilities_end_with_the_tokens():
     """Guards against those of a round's tokens after a stop string."""
     prompt = list(b"abcabcabc")
     generator = shared_generator("self")
-    answer = generator.generate(Request(prompt, Settings(max_new_tokens=30)))
+    answer = generator.generate(Request(prompt, SamplingParams(max_new_tokens=30)))
     for begin in range(8, 16):  # some end inside a round
         stop = answer.text[begin : begin + 2]
-        settings = Settings(max_new_tokens=30, stop=(stop,), logprobs=True)
+        settings = SamplingParams(max_new_tokens=30, stop=(stop,), logprobs=True)
         result = generator.generate(Request(prompt, settings))
         assert result.finish_reason == "stop"
         assert len(result.logprobs) == len(result.raw_logprobs) == len(result.token_ids)
@@ -61,7 +61,9 @@ def test_an_unsure_member_lets_the_next_one_speak():
         target(), draft(), drafter="model+prompt_lookup", num_draft_tokens=4,
         drafter_options=options,
     )  # fmt: skip
-    stats = generator.generate(Request("one two one two one", Settings(max_new_tokens=80))).stats
+    stats = generator.generate(
+        Request("one two one two one", SamplingParams(max_new_tokens=80))
+    ).stats
     by_drafter = stats.to_json()["by_drafter"]
     assert by_drafter["prompt_lookup"]["num_accepted"] > 0
     assert by_drafter["model"]["num_accepted"] > 0

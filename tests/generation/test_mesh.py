@@ -153,11 +153,12 @@ def test_families_on_a_mesh():
 
 
 _BEAMS = """
-from jspec import Settings
+from jspec import SamplingParams
 found = []
 for mesh in (None, "data:2,model:4"):
     generator = make_generator("model", mesh, acceptance="greedy", batch_size=1)
-    found.append(generator.generate(PROMPTS[0], Settings(max_new_tokens=12, num_beams=3)).token_ids)
+    params = SamplingParams(max_new_tokens=12, num_beams=3)
+    found.append(generator.generate(PROMPTS[0], params).token_ids)
 for mesh in (None, "data:2,model:4"):
     generator = make_generator("model", mesh, num_draft_tokens="auto")
     found.append(generator.costs.numbers)
@@ -195,7 +196,7 @@ import pathlib, tempfile
 from jspec.generation.generator import Generator
 from jspec.models.sharding import make_mesh
 from jspec.weights import load_model
-from jspec import Settings
+from jspec import SamplingParams
 
 folder = tiny_models.save_folder(
     pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8, head_dim=16, hidden_dim=128
@@ -207,7 +208,7 @@ for kind in ("none", "int8", "int4", "q4_0"):
         mesh = None if text is None else make_mesh(text)
         model = load_model(folder, dtype="float32", quantization=kind, mesh=mesh)
         generator = Generator(model, drafter="prompt_lookup", acceptance="greedy")
-        pair.append(generator.generate(PROMPTS, Settings(max_new_tokens=24))[0].token_ids)
+        pair.append(generator.generate(PROMPTS, SamplingParams(max_new_tokens=24))[0].token_ids)
     found.append(pair)
 report(found)
 """

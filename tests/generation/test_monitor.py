@@ -6,7 +6,7 @@ import pytest
 
 from jspec.generation.costs import RoundCosts
 from jspec.generation.monitor import AcceptanceMonitor
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.result import Result
 from jspec.generation.stats import RoundCounts, Stats
 
@@ -17,7 +17,7 @@ def answer(category, rounds):
     """Returns an answer of (proposed, accepted) rounds."""
     counts = tuple(RoundCounts(*one, "x" if one[0] else "") for one in rounds)
     stats = Stats(counts, 1, 0.0, 1.0, 1.0, 0.0, 7)
-    return Result("", [], [], "", "eos", Settings(), stats, category=category)
+    return Result("", [], [], "", "eos", SamplingParams(), stats, category=category)
 
 
 def recommend(rounds, costs=COSTS):

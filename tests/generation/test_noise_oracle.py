@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from jspec.speculation import prefill
 from tests.speculation.drive import Engine
@@ -67,7 +67,7 @@ def test_tokens_are_those_of_the_oracle(kind):
     drafter, rule = ("none", "rejection") if kind == "plain" else ("model", "coupled")
     generator = shared_generator(drafter, acceptance=rule)
     requests = [
-        Request(PROMPT, Settings(max_new_tokens=NUM_NEW, temperature=TEMPERATURE, seed=seed))
+        Request(PROMPT, SamplingParams(max_new_tokens=NUM_NEW, temperature=TEMPERATURE, seed=seed))
         for seed in SEEDS
     ]
     answers = [result.token_ids for result in generator.generate(requests)]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec import Settings, kernels
+from jspec import SamplingParams, kernels
 from jspec.drafters import DRAFTERS
 from jspec.generation.batch import needed_switches
 from jspec.lab.accelerators.compiled import compile_program
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.compile_gpu
 _CAPACITY = 128
 _QUICK = {"xla_gpu_autotune_level": 0}  # tilings decide no condition
 _SETTINGS = {
-    "greedy": Settings(temperature=0.0),
-    "sampled": Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1),
+    "greedy": SamplingParams(temperature=0.0),
+    "sampled": SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1),
 }
 _TREE = {"num_draft_tokens": 5, "tree_depth": 2, "tree_branches": 2}
 _DRAWN = {**_TREE, "num_draft_tokens": 4, "tree_draws": "with"}

@@ -72,7 +72,7 @@ def told(drafter, rule="rejection", number=3, **settings):
     try:
         options = {"drafter": drafter, "num_draft_tokens": number, "acceptance": rule}
         generator = jspec.Generator(models()[0], **options)
-        generator.generate("abc", jspec.Settings(max_new_tokens=4, **settings))
+        generator.generate("abc", jspec.SamplingParams(max_new_tokens=4, **settings))
     except jspec.InputError as error:
         return str(error)
     return "fine"
@@ -102,7 +102,7 @@ found |= {
 from jspec.lab.auditing.rows import build_drafter
 from jspec.lab.auditing.subject import Subject
 try:
-    build_drafter(Subject(models()[0], None, "own", 2, "rejection", jspec.Settings()))
+    build_drafter(Subject(models()[0], None, "own", 2, "rejection", jspec.SamplingParams()))
 except jspec.InputError as error:
     found["audit"] = str(error)
 print(json.dumps(found))

@@ -10,7 +10,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.pattern_processor import apply, make_tables, update
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.processor import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import make_generator, shared_generator, target
@@ -20,7 +20,9 @@ _PATTERN = "|".join(_WORDS)
 _TOKENS = [b"", b"c", b"a", b"t", b"s", b"d", b"o", b"g", b"ca", b"ts", b"dog", b"atd", b"\xc3",
            b"\xa9", b"x", b""]  # fmt: skip
 _EOS = 0
-_NUMBER = Settings(max_new_tokens=40, pattern=r"\{\"n\": -?[1-9][0-9]{0,5}(, \"[a-z]{3}\")*\}")
+_NUMBER = SamplingParams(
+    max_new_tokens=40, pattern=r"\{\"n\": -?[1-9][0-9]{0,5}(, \"[a-z]{3}\")*\}"
+)
 
 
 def follow(tokens, text):
@@ -77,10 +79,10 @@ def test_patterns_that_cannot_be_compiled_are_refused(pattern):
 def test_a_draft_that_is_not_allowed_leaves_nothing_forbidden_after_it():
     """Its logits would be NaN downstream; and rows without a pattern are left alone."""
     logits = jnp.zeros([1, 128])
-    state = processor_state(Settings(pattern="ab"))
+    state = processor_state(SamplingParams(pattern="ab"))
     assert np.flatnonzero(np.isfinite(apply(state, logits)[0])).tolist() == [ord("a")]
     assert np.isfinite(apply(update(state, jnp.array([ord("z")])), logits)).all()
-    assert np.isfinite(apply(processor_state(Settings()), logits)).all()
+    assert np.isfinite(apply(processor_state(SamplingParams()), logits)).all()
     end = update(update(state, jnp.array([ord("a")])), jnp.array([ord("b")]))
     assert np.flatnonzero(np.isfinite(apply(end, logits)[0])).tolist() == [_EOS]
 
@@ -92,7 +94,7 @@ def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafte
     plain = shared_generator("none")
     own = make_generator(drafter, acceptance="coupled", batch_size=2)
     num_accepted = 0
-    for settings in (_NUMBER, Settings(**vars(_NUMBER) | {"temperature": 0.8, "seed": 3})):
+    for settings in (_NUMBER, SamplingParams(**vars(_NUMBER) | {"temperature": 0.8, "seed": 3})):
         requests = [Request(prompt, settings) for prompt in prompts]
         results = own.generate(requests)
         assert [one.token_ids for one in results] == [
@@ -104,13 +106,17 @@ def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafte
             assert is_whole == bool(re.fullmatch(settings.pattern, one.text)), one.text
             assert one.text.startswith('{"n": ')
     assert num_accepted > 2
-    free = plain.generate(prompts[0], Settings(max_new_tokens=40))
+    free = plain.generate(prompts[0], SamplingParams(max_new_tokens=40))
     assert not free.text.startswith('{"n": ')
 
 
 def test_a_mix_of_rows_is_as_each_alone():
     """One row with a pattern beside one without, and two with different ones."""
-    settings = [_NUMBER, Settings(max_new_tokens=20), Settings(max_new_tokens=20, pattern="(xy)*z")]
+    settings = [
+        _NUMBER,
+        SamplingParams(max_new_tokens=20),
+        SamplingParams(max_new_tokens=20, pattern="(xy)*z"),
+    ]
     requests = [Request("abc", one) for one in settings]
     together = shared_generator("prompt_lookup", batch_size=4).generate(requests)
     alone = [shared_generator("none").generate([one])[0] for one in requests]
@@ -122,10 +128,10 @@ def test_a_mix_of_rows_is_as_each_alone():
 )
 def test_settings_that_contradict_a_pattern_are_refused(changes):
     with pytest.raises(InputError, match="pattern"):
-        Settings(**{"pattern": "a"} | changes)
+        SamplingParams(**{"pattern": "a"} | changes)
 
 
 def test_a_bad_pattern_is_refused_before_anything_runs():
     with pytest.raises(InputError, match="expected a regular expression"):
-        shared_generator("none").generate("a", Settings(pattern="("))
+        shared_generator("none").generate("a", SamplingParams(pattern="("))
     assert target().tokenizer.token_bytes()[97] == b"a"

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.paged_batch import PagedBatch
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.sampling.settings import Switches
 from tests.tiny_models import shared_generator
@@ -26,7 +26,7 @@ def make(drafter):
 
 def begin(batch, prompt, found=(), pages=FIRST, **settings):
     """Returns a reading of a prompt that has not begun, but for the chunks that were found."""
-    row = Row(Settings(**settings), prompt, (0,), 200)
+    row = Row(SamplingParams(**settings), prompt, (0,), 200)
     # A drafter without a cache has no pages.
     pages = [own[: table.shape[1]] for own, table in zip(pages, batch.tables, strict=True)]
     return batch.begin_in(row, pages, CHUNK, found)

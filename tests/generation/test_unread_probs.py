@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.speculation import types
 from tests.cases import slow_unless
 from tests.tiny_models import draft, shared_generator, target
@@ -28,7 +28,7 @@ def test_what_stands_in_memory_that_is_not_read_changes_no_token(drafter, accept
         return jnp.where(jnp.asarray(is_read), jnp.zeros(shape), jnp.nan)
 
     monkeypatch.setattr(types, "zeros_if", zeros_or_nan)
-    settings = Settings(max_new_tokens=24)
+    settings = SamplingParams(max_new_tokens=24)
     requests = [Request(list(prompt.encode()), settings) for prompt in PROMPTS]
     options = {"drafter": drafter, "acceptance": acceptance, "num_draft_tokens": 3}
     answers = Generator(target(), draft(), batch_size=2, **options).generate(requests)

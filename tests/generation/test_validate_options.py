@@ -17,7 +17,7 @@ from jspec.drafters import (
     make_drafter,
 )
 from jspec.drafters.ngram_table import count_ngrams, save_table
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.validate_options import (
     check_draft_temperature,
     check_num_draft_tokens,
@@ -42,9 +42,9 @@ _TEMPERATURE = (
 )
 _OPTIONS = DrafterOptions()
 _SAMPLED = DrafterOptions(ngram_probs="sampled")
-_SETTINGS = Settings()
+_SETTINGS = SamplingParams()
 _RULE_OPTIONS = RuleOptions()
-_COOL = Settings(draft_temperature=0.5)
+_COOL = SamplingParams(draft_temperature=0.5)
 
 
 def check(
@@ -86,7 +86,7 @@ def check(
         ({"settings": _COOL}, _TEMPERATURE.format("prompt_lookup")),
         ({"drafter": "ngram", "settings": _COOL}, _TEMPERATURE.format("ngram")),
         (
-            {"drafter": "pattern+ngram", "settings": Settings(draft_temperature=0.0)},
+            {"drafter": "pattern+ngram", "settings": SamplingParams(draft_temperature=0.0)},
             _TEMPERATURE.format(r"pattern\+ngram"),
         ),
     ],
@@ -174,8 +174,8 @@ def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny
 
 def test_settings_lose_what_a_drafter_does_not_read():
     """Settings are shared by the ways of an experiment, one of which is plain decoding."""
-    assert settings_read_by("none", _OPTIONS, _COOL) == Settings()
-    assert settings_read_by("ngram", _OPTIONS, _COOL) == Settings()
+    assert settings_read_by("none", _OPTIONS, _COOL) == SamplingParams()
+    assert settings_read_by("ngram", _OPTIONS, _COOL) == SamplingParams()
     assert settings_read_by("ngram", _SAMPLED, _COOL) == _COOL
 
 
@@ -196,7 +196,7 @@ def test_a_generator_refuses_what_it_would_not_read(options, message):
 def test_plain_decoding_has_no_room_to_leave_for_drafts():
     """Guards against a short context refused for a number of drafts that none may change."""
     generator = make_generator("none", max_seq_len=4)
-    assert len(generator.generate(Request([1, 2], Settings(max_new_tokens=9))).token_ids) == 2
+    assert len(generator.generate(Request([1, 2], SamplingParams(max_new_tokens=9))).token_ids) == 2
 
 
 def test_a_request_with_a_draft_temperature_that_is_not_read_is_refused():

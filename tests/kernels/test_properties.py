@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from tests import tiny_models
 from tests.cases import slow_unless
@@ -45,7 +45,7 @@ def generators(request):
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(max_new_tokens=60), Settings(max_new_tokens=60, temperature=0.9, seed=3)],
+    [SamplingParams(max_new_tokens=60), SamplingParams(max_new_tokens=60, temperature=0.9, seed=3)],
     ids=["greedy", "coupled"],
 )
 def test_drafts_change_no_token_whatever_the_type(generators, settings):
@@ -67,7 +67,7 @@ def test_decoding_says_what_one_full_pass_says():
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, 128, length).tolist() for length in (1, 64, 128, 257, 300, 400)]
     generator = Generator(model, drafter="none")
-    results = generator.generate([Request(p, Settings(max_new_tokens=12)) for p in prompts])
+    results = generator.generate([Request(p, SamplingParams(max_new_tokens=12)) for p in prompts])
     apply = jax.jit(make_apply(CONFIG))
     for prompt, result in zip(prompts, results, strict=True):
         text = np.zeros([1, 512], np.int32)

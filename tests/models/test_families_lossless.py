@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.distribution import check_distribution
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Subject
@@ -108,7 +108,7 @@ def test_rounds_follow_the_distribution(family):
     """
     _, config, params = family
     target = LoadedModel(config, params, ByteTokenizer(VOCAB, eos_ids=()), "tiny", is_random=True)
-    subject = Subject(target, None, "layer_skip", 2, "rejection", Settings(temperature=1.0),
+    subject = Subject(target, None, "layer_skip", 2, "rejection", SamplingParams(temperature=1.0),
                       drafter_options=DrafterOptions(draft_layers=(0, 1)))  # fmt: skip
     context = choose_context(target, subject.settings)
     assert len(context.prompt) > WINDOW

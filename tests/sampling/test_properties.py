@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import SamplingSettings, Switches, process_drafts
@@ -46,7 +46,7 @@ PIPELINES = {
 
 def settings_of(prompt, options, processors=PROCESSORS):
     """Returns sampling settings of one row before its first token."""
-    options = Settings(**({"temperature": 1.0} | options))
+    options = SamplingParams(**({"temperature": 1.0} | options))
     kinds = {"prompt": list(prompt), "stop_ids": STOP_IDS, "vocab_size": VOCAB}
     states = tuple(processor.init(options, **kinds) for processor in processors)
     return SamplingSettings(
@@ -69,7 +69,7 @@ def oracle(logits, prompt, output, options):
 
     text = torch.tensor([[*prompt, *output]])
     scores = torch.tensor(np.asarray(logits))[None]
-    options = Settings(**({"temperature": 1.0} | options))
+    options = SamplingParams(**({"temperature": 1.0} | options))
     if options.logit_bias:
         bias = [[[token], value] for token, value in options.logit_bias]
         scores = logits_process.SequenceBiasLogitsProcessor(bias)(text, scores)

@@ -20,7 +20,7 @@ import pytest
 from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import arms, plan, products, race, seeds, session, subjects
@@ -256,7 +256,7 @@ def test_old_loops_carry_their_condition(monkeypatch):
 def test_an_arms_options_are_those_of_the_rounds(monkeypatch):
     """Guards against arms that all run the same program."""
     monkeypatch.setattr(arms, "known", dict)
-    request = Request([1, 2, 3], Settings(max_new_tokens=4))
+    request = Request([1, 2, 3], SamplingParams(max_new_tokens=4))
     with (
         arms.rounds_compiled_with(arms.Arm("odd", {"xla_no_such_option": 1})),
         pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"),

@@ -5,7 +5,7 @@ import concurrent.futures
 import numpy as np
 import pytest
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.lab.auditing.distribution import joint_distribution, path_logits
 from jspec.lab.auditing.rows import Context
@@ -25,7 +25,7 @@ def expected_distribution():
     ids = list(map(ord, PROMPT))
     context = Context(ids[:-1], ids[-1], list(map(ord, LETTERS)))
     logits = path_logits(target(), context, NUM_TOKENS)
-    return joint_distribution(logits, context, Settings(**SETTINGS), NUM_TOKENS)
+    return joint_distribution(logits, context, SamplingParams(**SETTINGS), NUM_TOKENS)
 
 
 def count(served):

@@ -14,8 +14,8 @@ import pytest
 
 from jspec.generation.answer import Drafts
 from jspec.generation.generator import Generator
-from jspec.generation.request import Settings
-from jspec.generation.result import Piece
+from jspec.generation.request import SamplingParams
+from jspec.generation.result import Chunk
 from jspec.generation.stats import RoundCounts
 from jspec.models import init_cache
 from jspec.serving.job import Job, Update
@@ -153,7 +153,7 @@ def log_softmax(served, ids):
 def test_likely_tokens_are_those_of_a_plain_log_softmax(served, client):
     """Chat, 20 at each place, streamed or not. Control: the place before has others."""
     ids = served.post("/tokenize", {"messages": SAY}, Authorization="Bearer k")[1]["tokens"]
-    settings = Settings(max_new_tokens=12, temperature=1.0, seed=2)
+    settings = SamplingParams(max_new_tokens=12, temperature=1.0, seed=2)
     (result,) = served.generator.generate([ids], settings)
     expected = log_softmax(served, [*ids, *result.token_ids])[len(ids) - 1 : -1]
     asked = {"model": "tiny", "messages": SAY, "max_tokens": 12, "temperature": 1, "seed": 2,
@@ -188,7 +188,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(served, client, length)
     assert choice.text.endswith(plain.text)
     assert len(found.tokens) == length + 2
     assert found.token_logprobs[0] is found.top_logprobs[0] is None
-    (result,) = served.generator.generate([ids], Settings(max_new_tokens=2))
+    (result,) = served.generator.generate([ids], SamplingParams(max_new_tokens=2))
     whole = [*ids, *result.token_ids]
     expected = log_softmax(served, whole)[:-1]
     own = expected[np.arange(len(expected)), whole[1:]]
@@ -207,7 +207,7 @@ def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
     status, _, data = served.request("GET", path, Authorization="Bearer k")
     answers = json.loads(data)["answers"]
     assert (status, len(answers)) == (200, 2)
-    result = served.generator.generate("abcabcabc", Settings(max_new_tokens=40), chat=False)
+    result = served.generator.generate("abcabcabc", SamplingParams(max_new_tokens=40), chat=False)
     for answer in answers:
         ids, kinds = [answer["first_token_id"]], set()
         for one in answer["rounds"]:
@@ -229,9 +229,9 @@ def test_traces_forget_the_oldest():
     traces = Traces(max_rounds=10)
     for number in range(50):
         job, count = Job(None, None, None, reply_id=str(number)), number % 4
-        traces.observe(Update(job, Piece(0, "", [1], 0), [], [], [], [], 0.0))
+        traces.observe(Update(job, Chunk(0, "", [1], 0), [], [], [], [], 0.0))
         counts, drafts = [RoundCounts(1, 0, "x")] * count, [Drafts((7,))] * count
-        traces.observe(Update(job, Piece(0, "", [2] * count, 0), [], [], counts, drafts, 0.0))
+        traces.observe(Update(job, Chunk(0, "", [2] * count, 0), [], [], counts, drafts, 0.0))
     found = [number for number in range(50) if traces.find(str(number))]
     assert found[-1] == 49
     assert (
@@ -245,10 +245,10 @@ def test_traces_forget_the_oldest():
 def test_a_trace_tells_a_trees_path():
     """What comes next is a bonus token after a leaf alone, wherever the leaf lies."""
     traces, job = Traces(), Job(None, None, None, reply_id="r")
-    traces.observe(Update(job, Piece(0, "", [1], 0), [], [], [], [], 0.0))
+    traces.observe(Update(job, Chunk(0, "", [1], 0), [], [], [], [], 0.0))
     counts, drafts = [RoundCounts(3, 1, "x")], [Drafts((5, 6, 7), (-1, -1, 0))]
     for ids in ([6, 4], [5, 4]):
-        traces.observe(Update(job, Piece(0, "", ids, 0), [], [], counts, drafts, 0.0))
+        traces.observe(Update(job, Chunk(0, "", ids, 0), [], [], counts, drafts, 0.0))
     second, third = traces.find("r")["answers"][0]["rounds"]
     assert (second["parents"], second["kept"], second["next"]) == ([-1, -1, 0], [1], "bonus")
     assert (third["kept"], third["accepted_ids"], third["next"]) == ([0], [5], "residual")

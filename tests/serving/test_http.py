@@ -8,14 +8,14 @@ import openai
 import pytest
 
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from tests.serving.served import Served, events, load_tiny
 from tests.test_house import ROOT
 from tests.tiny_models import save_folder
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": 30}
-SETTINGS = Settings(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
+SETTINGS = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,9 @@ def test_several_prompts_and_answers_come_in_order(served, client):
     asked = {"model": served.model, **SAMPLED, "n": 2, "prompt": ["one", "two"]}
     choices = client.completions.create(**asked).choices
     assert [choice.index for choice in choices] == [0, 1, 2, 3]
-    seeds = [Settings(temperature=0.9, top_p=0.95, seed=5 + k, max_new_tokens=30) for k in range(4)]
+    seeds = [
+        SamplingParams(temperature=0.9, top_p=0.95, seed=5 + k, max_new_tokens=30) for k in range(4)
+    ]
     requests = [Request(("one", "two")[k // 2], own) for k, own in enumerate(seeds)]
     expected = served.generator.generate(requests, chat=False)
     assert [choice.text for choice in choices] == [result.text for result in expected]
@@ -120,7 +122,7 @@ def test_every_setting_reaches_the_engine(served):
     """Each of them changes this answer, to what Generator says."""
     ids = served.generator.encode_prompt("abcabc", chat=False)
     base = {"temperature": 1.0, "max_new_tokens": 25, "seed": 3}
-    plain = served.generator.generate([ids], Settings(**base))[0]
+    plain = served.generator.generate([ids], SamplingParams(**base))[0]
     stop = plain.token_ids[12]
     cases = [
         ({"top_k": 3}, {"top_k": 3}),
@@ -136,7 +138,7 @@ def test_every_setting_reaches_the_engine(served):
         ({"seed": 4}, {"seed": 4}),
         ({"max_tokens": 7}, {"max_new_tokens": 7}),
     ]
-    requests = [Request(ids, Settings(**(base | settings))) for _, settings in cases]
+    requests = [Request(ids, SamplingParams(**(base | settings))) for _, settings in cases]
     expected_of = served.generator.generate(requests)
     for (asked, _), expected in zip(cases, expected_of, strict=True):
         body = {"prompt": ids, "temperature": 1, "max_tokens": 25, "seed": 3} | asked
@@ -166,7 +168,7 @@ def test_stop_strings_cut_the_text(served, client):
 
 
 def test_log_probabilities_are_those_of_the_tokens(served, client):
-    expected = served.generator.generate("Hello?", Settings(max_new_tokens=9, logprobs=True))
+    expected = served.generator.generate("Hello?", SamplingParams(max_new_tokens=9, logprobs=True))
     asked = {"model": served.model, "messages": say("Hello?"), "max_tokens": 9, "temperature": 0,
              "logprobs": True}  # fmt: skip
     content = client.chat.completions.create(**asked).choices[0].logprobs.content

@@ -220,7 +220,7 @@ def test_a_client_that_leaves_frees_its_slot(held, is_stream):
     held.gate.set()
     held.wait_until(lambda: held.scheduler.num_running == 0)
     assert held.scheduler.slots.usage == 0, "its pages are free as well"
-    result = held.updates[-1].piece.result
+    result = held.updates[-1].chunk.result
     assert result.finish_reason == "cancelled"
     assert len(held.updates) - number <= 3
     assert held.post(TEXT, {"prompt": "abc", "max_tokens": 3})[0] == 200

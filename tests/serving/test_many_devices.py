@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jspec.common import exchange
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.kernels import PAGE
 from jspec.serving import many_processes
 from jspec.serving.job import Job
@@ -39,8 +39,8 @@ def answer_all(slots, generator, cancelled=None):
     jobs = []
     for index, prompt in enumerate(PROMPTS):
         length = 57 if len(prompt) > 9 else 130
-        request = Request(prompt, Settings(length, temperature=1.0, seed=index))
-        keep = lambda update, index=index: found.update({index: update.piece.result})  # noqa: E731
+        request = Request(prompt, SamplingParams(length, temperature=1.0, seed=index))
+        keep = lambda update, index=index: found.update({index: update.chunk.result})  # noqa: E731
         jobs.append(Job(request, make_row(generator, request), keep))
     scheduler.submit(jobs)
     while scheduler.is_busy:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jspec.generation.costs import RoundCosts
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from tests.serving.served import Served, load_tiny
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -65,7 +65,7 @@ def choose(driver, mode):
 
 def test_a_chat_has_colours_and_figures(served, browser):
     """Each token by its origin, as the traces of the same answer say; plainly without any."""
-    expected = served.generator.generate("abcabc", Settings(max_new_tokens=60))
+    expected = served.generator.generate("abcabc", SamplingParams(max_new_tokens=60))
     find(browser, "#most")[0].clear()
     find(browser, "#most")[0].send_keys("60")
     assert ask(served, browser, "abcabc") == expected.text
@@ -183,7 +183,7 @@ def test_the_keyboard_is_enough(served, browser):
     finally:
         served.gate.set()
     served.wait_until(lambda: served.scheduler.num_running == 0)
-    assert served.updates[-1].piece.result.finish_reason == "cancelled"
+    assert served.updates[-1].chunk.result.finish_reason == "cancelled"
     assert find(browser, ".error") == []
 
 
@@ -237,7 +237,7 @@ def test_what_failed_or_was_cleared_is_in_no_later_prompt(served, browser):
             served.wait_until(lambda: find(browser, "#send")[0].is_enabled())
         finally:
             served.gate.set()
-        served.wait_until(lambda: served.updates[-1].piece.result is not None)
+        served.wait_until(lambda: served.updates[-1].chunk.result is not None)
         time.sleep(0.1)  # until the gate is passed
         kept = find(browser, "#text")[0].get_attribute("value")
         assert kept == ("two" if button == "#stop" else "")

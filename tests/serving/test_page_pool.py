@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.kernels import PAGE
 from jspec.serving.page_pool import PagePool
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         free = [row for row in self.slots.rows if row not in self.order]
         if self.reading is None and free and self.waiting:
             prompt, saved = self.waiting[0]
-            row = Row(Settings(), prompt, (0,), MOST)
+            row = Row(SamplingParams(), prompt, (0,), MOST)
             if self.slots.begin(free[0], row, saved) is None:
                 assert self.order, "there is always room for one"
                 return

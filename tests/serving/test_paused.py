@@ -7,7 +7,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
@@ -16,11 +16,11 @@ from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
 SETTINGS = [
-    Settings(**_COMMON, seed=1, repetition_penalty=1.2),
-    Settings(**_COMMON, seed=2, top_k=20, presence_penalty=0.4, logprobs=True),
-    Settings(max_new_tokens=90, min_new_tokens=85),
-    Settings(**_COMMON, seed=4, min_p=0.01),
-    Settings(**_COMMON, seed=5),
+    SamplingParams(**_COMMON, seed=1, repetition_penalty=1.2),
+    SamplingParams(**_COMMON, seed=2, top_k=20, presence_penalty=0.4, logprobs=True),
+    SamplingParams(max_new_tokens=90, min_new_tokens=85),
+    SamplingParams(**_COMMON, seed=4, min_p=0.01),
+    SamplingParams(**_COMMON, seed=5),
 ]
 # Two of them begin with the same page.
 PROMPTS = [[1 + n * n % 97 for n in range(length)] for length in (100, 40, 90, 30, 20)]
@@ -48,7 +48,7 @@ def answers(generator, scheduler, settings=SETTINGS):
         request = Request(prompt, one)
 
         def keep(update, index=index):
-            results[index] = update.piece.result or results.get(index)
+            results[index] = update.chunk.result or results.get(index)
 
         scheduler.submit([Job(request, make_row(generator, request), keep)])
     while scheduler.is_busy:
@@ -146,8 +146,8 @@ def test_an_answer_paused_while_it_is_read_again_goes_on():
     request, tokens, results = Request(PROMPTS[0], SETTINGS[0]), [], []
 
     def keep(update):
-        tokens.extend(update.piece.token_ids)
-        results.append(update.piece.result)
+        tokens.extend(update.chunk.token_ids)
+        results.append(update.chunk.result)
 
     def step():
         for update in scheduler.step():

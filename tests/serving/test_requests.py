@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
-from jspec.generation.request import Settings, nth_seed
+from jspec.generation.request import SamplingParams, nth_seed
 from jspec.serving.conversation import Message
 from jspec.weights import Tokenizer
 from tests.serving.served import Served, events
@@ -114,10 +114,10 @@ def test_an_answers_first_space_is_kept(stripping, token_id, text):
     assert choice["logprobs"]["text_offset"] == [0, 0, 2, 5, 5 + step, 5 + 2 * step]
     streamed = events(stripping.request("POST", TEXT, asked | {"stream": True})[2])
     assert "".join(one["choices"][0]["text"] for one in streamed) == text
-    settings = Settings(max_new_tokens=3, allowed_token_ids=(token_id,))
+    settings = SamplingParams(max_new_tokens=3, allowed_token_ids=(token_id,))
     assert stripping.generator.generate([GO_ON], settings)[0].text == text
-    pieces = [piece.text for piece in stripping.generator.stream(GO_ON, settings)]
-    assert "".join(pieces) == text
+    chunks = [chunk.text for chunk in stripping.generator.stream(GO_ON, settings)]
+    assert "".join(chunks) == text
     written = ask(stripping, TEXT, **(asked | {"prompt": "go on", "echo": True}))
     assert written["choices"][0]["text"] == "go on" + text
 
@@ -222,7 +222,7 @@ def test_a_top_p_of_nothing_takes_the_most_likely_token(served, asked):
     greedy = ask(served, TEXT, temperature=0)["choices"][0]["text"]
     reply = ask(served, TEXT, **({"temperature": 1.5, "top_p": 0, "seed": 3} | asked))
     assert {one["text"] for one in reply["choices"]} == {greedy}
-    settings = Settings(temperature=1.5, top_p=0.0, max_new_tokens=30)
+    settings = SamplingParams(temperature=1.5, top_p=0.0, max_new_tokens=30)
     assert served.generator.generate("abc", settings, chat=False).text == greedy
 
 
@@ -232,7 +232,7 @@ def test_any_seed_of_64_bits_is_taken(served):
     texts = [ask(served, TEXT, seed=seed, **asked)["choices"][0]["text"] for seed in seeds]
     assert len(set(texts)) == len(texts), "each is another one"
     assert ask(served, TEXT, seed=-1, **asked)["choices"][0]["text"] == texts[0]
-    settings = Settings(temperature=1.5, max_new_tokens=20, seed=-1)
+    settings = SamplingParams(temperature=1.5, max_new_tokens=20, seed=-1)
     assert served.generator.generate("abc", settings, chat=False).text == texts[0]
 
 
@@ -313,7 +313,9 @@ def test_half_a_call_is_no_content(served, most):
 @pytest.mark.parametrize("ids", [[99999], [128], [0, 500], [2**31 - 1]])
 def test_a_stop_token_beyond_the_vocabulary_is_refused_by_both(served, ids):
     with pytest.raises(InputError, match="stop_token_ids from 0 to"):
-        make_generator("none").generate("abc", Settings(stop_token_ids=tuple(ids)), chat=False)
+        make_generator("none").generate(
+            "abc", SamplingParams(stop_token_ids=tuple(ids)), chat=False
+        )
     assert CONFIG.vocab_size == 128
     if max(ids) > 257:
         status, reply = served.post(TEXT, {"prompt": "abc", "stop_token_ids": ids})

@@ -4,7 +4,7 @@ import pytest
 
 from jspec.common.timing import compile_clock
 from jspec.generation.batch import row_counts
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.serving.worker import make_scheduler
 from tests.serving.test_slots import submit
 from tests.tiny_models import make_generator, shared_generator
@@ -25,7 +25,7 @@ def test_a_batch_grows_and_shrinks_and_no_answer_changes():
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     batch, seen = scheduler.slots._batch, []
     num_programs = compile_clock().num_programs
-    asked = [Settings(max_new_tokens=60 if seed in (0, 7) else 5, temperature=0.9, seed=seed)
+    asked = [SamplingParams(max_new_tokens=60 if seed in (0, 7) else 5, temperature=0.9, seed=seed)
              for seed in range(8)]  # fmt: skip
 
     def step():

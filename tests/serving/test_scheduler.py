@@ -5,7 +5,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.answer import Round
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import TokenLogprob
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
@@ -102,7 +102,7 @@ class Simulation:
         return [97 + (seed + begin + i) % 26 for i in range(count)]
 
     def job(self, seed=0, length=6, priority=0, deadline=None, key="", num_prompt=2, **settings):
-        settings = Settings(seed=seed, max_new_tokens=length, **settings)
+        settings = SamplingParams(seed=seed, max_new_tokens=length, **settings)
         prompt = [1] * num_prompt
         row = Row(settings, prompt, (0,), num_prompt + length)
         request = Request(prompt, settings)
@@ -123,12 +123,12 @@ class Simulation:
                 self.scheduler.submit([arrivals.pop(0)[1]])
             for update in self.step():
                 settings = update.job.request.settings
-                seen.append((update.moment, settings.seed, update.piece.token_ids))
+                seen.append((update.moment, settings.seed, update.chunk.token_ids))
         return seen
 
     def results(self):
         """Returns the results by seed; each answer ends once."""
-        results = [update.piece.result for update in self.log if update.piece.result is not None]
+        results = [update.chunk.result for update in self.log if update.chunk.result is not None]
         by_seed = {result.settings.seed: result for result in results}
         assert len(by_seed) == len(results)
         return by_seed
@@ -186,7 +186,7 @@ def test_where_memory_runs_out_the_last_answer_waits_and_goes_on_where_it_was():
     assert len(results) == len(arrivals)
     for seed, result in results.items():
         assert result.text == "".join(chr(97 + (seed + i) % 26) for i in range(20 + seed))
-    first = next(update for update in simulation.log if update.piece.result)
+    first = next(update for update in simulation.log if update.chunk.result)
     assert first.job is arrivals[0][1], "the first one is never paused"
 
 
@@ -231,9 +231,9 @@ def test_origins_log_probabilities_and_counts_belong_to_the_tokens():
     assert second.is_drafted == [True, False, True, False]
     assert second.logprobs == [TokenLogprob(-1.0, -2.0)] * 4
     assert second.rounds == [RoundCounts(2, 1, "toy")] * 2
-    assert (third.is_drafted, third.piece.token_ids) == ([True], [97 + 5])
+    assert (third.is_drafted, third.chunk.token_ids) == ([True], [97 + 5])
     assert third.rounds == [RoundCounts(1, 1, "toy")], "drafts past the end do not count"
-    assert third.piece.result.stats.rounds == (*second.rounds, *third.rounds)
+    assert third.chunk.result.stats.rounds == (*second.rounds, *third.rounds)
 
 
 def test_the_queue_has_an_end():

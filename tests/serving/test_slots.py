@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.common.timing import compile_clock
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.worker import make_row, make_scheduler
 from tests.tiny_models import make_generator, shared_generator
@@ -20,7 +20,7 @@ PROMPTS = [
     SHARED[:3],
 ]
 CACHED = [0, 128, 128, 64, 64, 0, 0]
-SETTINGS = [Settings(max_new_tokens=20, temperature=0.9, seed=seed) for seed in range(7)]
+SETTINGS = [SamplingParams(max_new_tokens=20, temperature=0.9, seed=seed) for seed in range(7)]
 
 
 def make(generator=None, prefix_cache_bytes=10**8, **options):
@@ -41,8 +41,8 @@ def submit(generator, scheduler, prompt, settings):
     found, request = [], Request(prompt, settings)
 
     def keep(update):
-        if update.piece.result is not None:
-            found.append(update.piece.result)
+        if update.chunk.result is not None:
+            found.append(update.chunk.result)
 
     job = Job(request, make_row(generator, request), keep)
     scheduler.submit([job])
@@ -140,7 +140,7 @@ def test_a_slot_that_is_free_asks_for_nothing(made):
     """Guards against likeliest tokens and patterns that are looked up for ended answers."""
     generator, scheduler = made
     batch = scheduler.slots._batch
-    settings = Settings(max_new_tokens=4, logprobs=True, top_logprobs=5, pattern="[a-z]+")
+    settings = SamplingParams(max_new_tokens=4, logprobs=True, top_logprobs=5, pattern="[a-z]+")
     _, found = submit(generator, scheduler, PROMPTS[0], settings)
     while not batch._state.settings.wants_top.any():
         assert scheduler.is_busy

@@ -8,21 +8,21 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.worker import Worker, make_row, make_scheduler
 from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 24, "temperature": 0.8}
 SETTINGS = [
-    Settings(**_COMMON, seed=1),
-    Settings(**_COMMON, seed=2, top_k=5),
-    Settings(**_COMMON, seed=3, top_p=0.7, presence_penalty=0.5),
-    Settings(max_new_tokens=24, min_new_tokens=20),
-    Settings(**_COMMON, seed=5, min_p=0.1, logit_bias={97: 2.0}, logprobs=True),
-    Settings(**_COMMON, seed=6, repetition_penalty=1.3, frequency_penalty=0.2),
-    Settings(**_COMMON, seed=7, forbidden_token_ids=(97, 98)),
-    Settings(max_new_tokens=5, temperature=1.0, seed=8, stop=("zz",)),
+    SamplingParams(**_COMMON, seed=1),
+    SamplingParams(**_COMMON, seed=2, top_k=5),
+    SamplingParams(**_COMMON, seed=3, top_p=0.7, presence_penalty=0.5),
+    SamplingParams(max_new_tokens=24, min_new_tokens=20),
+    SamplingParams(**_COMMON, seed=5, min_p=0.1, logit_bias={97: 2.0}, logprobs=True),
+    SamplingParams(**_COMMON, seed=6, repetition_penalty=1.3, frequency_penalty=0.2),
+    SamplingParams(**_COMMON, seed=7, forbidden_token_ids=(97, 98)),
+    SamplingParams(max_new_tokens=5, temperature=1.0, seed=8, stop=("zz",)),
 ]
 PROMPTS = ["one", "two, and more", "x" * 70, "four" * 8, "ab" * 20, "six", "7", "eight"]
 
@@ -41,7 +41,7 @@ def answers(generator, scheduler, indices, *drafting):
         request = Request(ids, SETTINGS[index])
 
         def keep(update, index=index):
-            results[index] = update.piece.result or results.get(index)
+            results[index] = update.chunk.result or results.get(index)
 
         scheduler.submit([Job(request, make_row(generator, request, *drafting), keep)])
     while scheduler.is_busy:
@@ -101,13 +101,13 @@ def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_var
     assert len(scheduler.slots._batch._state.last_token) == 2
     assert [result.stats.num_proposed for result in in_company] == [0, 0]
     with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
-        make_row(own, Request([1], Settings()), None, "model")
+        make_row(own, Request([1], SamplingParams()), None, "model")
 
 
 def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):
     own, _ = scheduler
     with pytest.raises(InputError, match="only where the server runs with --num_draft_tokens=auto"):
-        make_row(own, Request([1], Settings()), 0)
+        make_row(own, Request([1], SamplingParams()), 0)
 
 
 def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
@@ -123,11 +123,11 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
                     prefill_budget=1, clock=lambda: 0.0)  # fmt: skip
     worker = Worker(broken, seen.append, lambda: found.put("stopped"))
     worker.start()
-    settings = Settings()
+    settings = SamplingParams()
     row = dataclasses.replace(settings)
     request = Request([1], row)
     worker.submit([Job(request, make_row(scheduler_programs(), request), found.put)])
-    assert found.get(timeout=10).piece.result.error == "MemoryError: none is left"
+    assert found.get(timeout=10).chunk.result.error == "MemoryError: none is left"
     assert found.get(timeout=10) == "stopped"
     assert worker.error == "MemoryError: none is left"
     worker.stop()

@@ -12,7 +12,7 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
@@ -24,7 +24,7 @@ from tests.speculation.test_copies import make_state
 from tests.tiny import full_logits
 
 WIDTH, VOCAB, COUNT = 4, tiny.CONFIG.vocab_size, 3
-PENALTIES = Settings(repetition_penalty=1.5, logit_bias={5: 2.0}, forbidden_token_ids=(7,))
+PENALTIES = SamplingParams(repetition_penalty=1.5, logit_bias={5: 2.0}, forbidden_token_ids=(7,))
 
 
 @dataclasses.dataclass(frozen=True)

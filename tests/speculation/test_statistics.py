@@ -25,7 +25,7 @@ from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter
 from jspec.generation.batch import needed_switches
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.lab.auditing import controls
 from jspec.lab.auditing.distribution import joint_distribution
@@ -63,11 +63,11 @@ RANDOM = TableDrafter(2, VOCAB, VOCAB, kind=Kind("random", 0.01, 0.01), logits=A
 TEXT = np.random.default_rng(0).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=60)
 COUNTS = count_ngrams([TEXT.tolist()], VOCAB, num_continuations=3)  # nothing follows 4
 SETTINGS = {
-    "temperature": Settings(temperature=1.2),
-    "top_k": Settings(temperature=1.0, top_k=3),
-    "top_p": Settings(temperature=1.0, top_p=0.8),
-    "min_p": Settings(temperature=1.0, min_p=0.1),
-    "penalties": Settings(
+    "temperature": SamplingParams(temperature=1.2),
+    "top_k": SamplingParams(temperature=1.0, top_k=3),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.8),
+    "min_p": SamplingParams(temperature=1.0, min_p=0.1),
+    "penalties": SamplingParams(
         temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3,
         logit_bias={1: -0.5, 4: 1.0},
     ),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing import controls
 from jspec.sampling.settings import process_drafts
 from jspec.speculation import round as step
@@ -21,7 +21,7 @@ from tests.speculation.test_trees import DRAWS, TABLES, TOLERANCE, VISIBLE, VOCA
 from tests.speculation.toys import toy_cache
 from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, tree_apply
 
-PENALTIES = Settings(
+PENALTIES = SamplingParams(
     temperature=1.0, repetition_penalty=1.6, presence_penalty=0.7, frequency_penalty=0.5
 )
 ROWS, CAPACITY = 12, 48

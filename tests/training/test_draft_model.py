@@ -9,7 +9,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.auditing.checks import run_checks
 from jspec.models import DecoderConfig
 from jspec.training.chain_loss import SCORE
@@ -60,7 +60,7 @@ def test_the_trained_draft_drafts(learned):
     """Greedy text is the target's own, and rounds give about what was simulated."""
     model, after, _ = learned
     prompts = [list(text.prompt) for text in grammar_texts(16, 3)]
-    requests = [Request(prompt, Settings(max_new_tokens=40)) for prompt in prompts]
+    requests = [Request(prompt, SamplingParams(max_new_tokens=40)) for prompt in prompts]
     plain, drafted = (
         Generator(grammar_target(), draft, drafter=name, batch_size=16, **options).generate(
             requests
@@ -91,7 +91,7 @@ def test_the_trained_draft_passes_the_audit(learned, rule, temperature):
     """Every check, the joint distribution of its rounds among them."""
     subject = make_subject(
         rule, "model", target=grammar_target(), draft=learned[0], num_draft_tokens=4,
-        settings=Settings(temperature=temperature),
+        settings=SamplingParams(temperature=temperature),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
         checks = list(run_checks(subject, num_rows=1024, max_new_tokens=16))

@@ -12,7 +12,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.auditing.checks import run_checks
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
@@ -71,7 +71,7 @@ def test_it_learns(trained):
 def test_what_was_trained_drafts_better_than_untrained(trained):
     """The folders are loaded by name; greedy output is plain decoding's."""
     name, _, _, folder = trained
-    settings = Settings(max_new_tokens=40)
+    settings = SamplingParams(max_new_tokens=40)
     requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
     plain = Generator(grammar_target(), drafter="none", batch_size=8).generate(requests)
     rates = []
@@ -96,7 +96,7 @@ def test_it_is_lossless(trained, temperature):
     subject = make_subject(
         _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
         drafter_options=DrafterOptions(draft_head=str(folder / "head")),
-        settings=Settings(
+        settings=SamplingParams(
             temperature=temperature, allowed_token_ids=_ALLOWED[temperature], **_PENALTIES
         ),
     )  # fmt: skip

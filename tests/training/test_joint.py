@@ -15,7 +15,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
@@ -113,7 +113,7 @@ def test_the_pair_is_exact_and_drafts(folder, changed):
     untrained = folder / "untrained"
     first = init_medusa_params(config, changed.params["head"])
     save_medusa(untrained, config, first, changed.config)
-    settings = Settings(max_new_tokens=40)
+    settings = SamplingParams(max_new_tokens=40)
     requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
     plain = Generator(changed, drafter="none", batch_size=8).generate(requests)
     rates = []

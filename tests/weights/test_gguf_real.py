@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import Generator, Settings
+from jspec import Generator, SamplingParams
 from jspec.generation.prompts import encode_prompt, read_prompts
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Request
@@ -103,7 +103,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(path):
     assert sum(len(prompt) > _LONG for prompt in prompts) == 3
     prompts = prompts[_FIRST:]
     generator = Generator(model, drafter="prompt_lookup", num_draft_tokens=3, batch_size=4)
-    settings = Settings(max_new_tokens=_NEW_TOKENS)
+    settings = SamplingParams(max_new_tokens=_NEW_TOKENS)
     results = generator.generate([Request(prompt, settings) for prompt in prompts])
     read, lines = _logits(model), []
     for prompt, result, theirs in zip(prompts, results, _theirs(path, prompts), strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.weights.resolver import load_model
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
@@ -48,7 +48,10 @@ def test_padding_is_neither_emitted_nor_proposed():
     target, draft = padded_model(6), padded_model(3, 0.03)
     plain = Generator(target, drafter="none")
     drafted = Generator(target, draft, num_draft_tokens=4)
-    for settings in (Settings(max_new_tokens=60), Settings(max_new_tokens=60, temperature=1.2)):
+    for settings in (
+        SamplingParams(max_new_tokens=60),
+        SamplingParams(max_new_tokens=60, temperature=1.2),
+    ):
         request = Request([7, 8, 9], settings)
         results = [generator.generate(request) for generator in (plain, drafted)]
         assert all(max(result.token_ids) < _REAL for result in results)
@@ -79,7 +82,7 @@ def test_two_paddings_in_files_work_without_a_word(tmp_path, capfd):
     assert (
         used_vocab_size(target) == used_vocab_size(draft) == shared_vocab_size(target, draft) == 64
     )
-    settings = Settings(max_new_tokens=40, temperature=3.0, seed=1)
+    settings = SamplingParams(max_new_tokens=40, temperature=3.0, seed=1)
     for models in ([target, draft], [draft, target], [target]):
         drafter = "model" if len(models) == 2 else "none"
         result = Generator(*models, drafter=drafter).generate(Request([7, 8, 9], settings))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.typing import Params
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import Fit, goodness_of_fit
 from jspec.lab.auditing.rows import Context, Rows, first_tokens, jit_logits
 from jspec.lab.auditing.subject import Check
@@ -40,7 +40,7 @@ def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.nd
 
 
 def joint_distribution(
-    logits: np.ndarray, context: Context, settings: Settings, num_tokens: int
+    logits: np.ndarray, context: Context, settings: SamplingParams, num_tokens: int
 ) -> np.ndarray:
     """Returns the distribution of the tokens after the context's first, [k, ..., k] float64.
 
@@ -65,7 +65,7 @@ def joint_distribution(
 def reference_distribution(
     logits: np.ndarray,
     token_ids: Sequence[int],
-    settings: Settings,
+    settings: SamplingParams,
     *,
     prompt: Sequence[int],
     output: Sequence[int],
@@ -97,7 +97,7 @@ def reference_distribution(
     return _filtered(logits / settings.temperature, settings)
 
 
-def _filtered(logits: np.ndarray, settings: Settings) -> np.ndarray:
+def _filtered(logits: np.ndarray, settings: SamplingParams) -> np.ndarray:
     """Applies top-k, top-p and min-p; tokens that tie with the last one stay."""
     import scipy.special
 

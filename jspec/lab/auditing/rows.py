@@ -18,7 +18,7 @@ from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.layout import Layout
 from jspec.generation.own_code import check_own_code
 from jspec.generation.programs import make_spec
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.auditing.subject import Subject
 from jspec.models import init_cache, make_apply
@@ -57,7 +57,7 @@ class Context(NamedTuple):
     alphabet: list[int]
 
 
-def choose_context(target: LoadedModel, settings: Settings) -> Context:
+def choose_context(target: LoadedModel, settings: SamplingParams) -> Context:
     """Returns a short context that repeats itself, of likely tokens that the settings allow."""
     start = np.array([[used_vocab_size(target) // 2]], np.int32)
     logits = np.array(jit_logits(target)(target.params, start)[0, -1])
@@ -140,7 +140,7 @@ class Rows:
         num_rows: int,
         *,
         params: Params | None = None,
-        settings: Settings | None = None,
+        settings: SamplingParams | None = None,
         first_seed: int = 0,
     ) -> Iterator[tuple[StepInfo, SpecState]]:
         """Yields what the rounds of each run did, and the state after them, for `num_rows` or more.
@@ -159,14 +159,14 @@ class Rows:
                 self.num_accepted += int(infos.num_accepted.sum())
             yield infos, state
 
-    def _with_alphabet(self, settings: Settings) -> Settings:
+    def _with_alphabet(self, settings: SamplingParams) -> SamplingParams:
         """Returns the settings with nothing allowed but the alphabet."""
         if len(self.context.alphabet) < used_vocab_size(self.subject.target):
             allowed = tuple(self.context.alphabet)
             settings = dataclasses.replace(settings, allowed_token_ids=allowed)
         return dataclasses.replace(settings, logprobs=False)
 
-    def _start(self, params: ModelParams, settings: Settings) -> SpecState:
+    def _start(self, params: ModelParams, settings: SamplingParams) -> SpecState:
         """Returns one row that has emitted the context's first token, its drafter caught up."""
         prompt = self.context.prompt
         num_slots = len(prompt) + 1 + self.num_rounds * (self.num_draft_tokens + 1)

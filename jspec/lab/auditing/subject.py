@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generation.generator import Generator
 from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.models import CompactKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
@@ -38,7 +38,7 @@ class Subject:
     drafter: str
     num_draft_tokens: int | str
     acceptance: str
-    settings: Settings
+    settings: SamplingParams
     rule_options: RuleOptions = RULE_DEFAULTS
     drafter_options: DrafterOptions = DRAFTER_DEFAULTS
 

@@ -13,7 +13,7 @@ from jspec.common.timing import timed
 from jspec.generation.auto import MOST_DRAFT_TOKENS
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.ratios import speed_ratio
 
@@ -49,7 +49,9 @@ Answers = dict[str, list[list[Generated]]]
 """What each method has answered: a list of prompts' answers for each repeat begun."""
 
 
-def answer_with(generator: Generator, settings: Settings, *, decoding: bool = False) -> GenerateFn:
+def answer_with(
+    generator: Generator, settings: SamplingParams, *, decoding: bool = False
+) -> GenerateFn:
     """Returns generation by a Generator.
 
     Args:
@@ -147,7 +149,7 @@ def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
     return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
 
 
-def gives_one_text(settings: Settings, acceptance: str) -> bool:
+def gives_one_text(settings: SamplingParams, acceptance: str) -> bool:
     """Returns whether a seed gives one text with every drafter; else texts differ by chance."""
     return settings.temperature == 0 or acceptance == "coupled"
 

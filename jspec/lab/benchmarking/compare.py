@@ -16,7 +16,7 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     JSPEC_PLAIN,
     Answers,
@@ -122,7 +122,7 @@ def format_record(record: Mapping[str, Any]) -> str:
 
 
 def _warm_generators(
-    generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: Settings
+    generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: SamplingParams
 ) -> None:
     """Lets every Generator begin an answer to every prompt, so that everything is compiled."""
     for name, generator in generators.items():
@@ -216,7 +216,7 @@ def compare_settings(asked: Measurement) -> Iterator[Outcome]:
     Yields after each repeat.
     """
     (generator,) = asked.generators(*asked.models()).values()
-    plain = Settings(max_new_tokens=asked.max_new_tokens, temperature=0.8)
+    plain = SamplingParams(max_new_tokens=asked.max_new_tokens, temperature=0.8)
     filters = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
     processors = {
         "repetition_penalty": 1.05,

@@ -13,7 +13,7 @@ from jspec.common.errors import prefixed_errors
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.validate_options import (
     check_draft_temperature,
     check_rule_options,
@@ -41,7 +41,7 @@ _FEW_TOKENS = 64
 def read_methods(
     drafters: Sequence[str],
     num_draft_tokens: str,
-    settings: Settings,
+    settings: SamplingParams,
     options: DrafterOptions,
     acceptance: str,
     rule_options: RuleOptions,
@@ -66,7 +66,7 @@ def read_methods(
 def compare_drafters(
     generators: Mapping[str, Generator],
     prompts: Sequence[list[int]],
-    settings: Settings,
+    settings: SamplingParams,
     options: DrafterOptions,
 ) -> dict[str, dict[str, Any]]:
     """Lets the Generators answer the prompts, token ids, by turns: prompt k first with seed + k.
@@ -99,7 +99,7 @@ def compare_drafters(
     return report
 
 
-def _answer(generate: GenerateFn, settings: Settings, prompt: list[int], number: int) -> Any:
+def _answer(generate: GenerateFn, settings: SamplingParams, prompt: list[int], number: int) -> Any:
     return generate(prompt, settings.seed + number)
 
 

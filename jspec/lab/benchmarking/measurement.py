@@ -29,7 +29,7 @@ from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
 from jspec.generation.programs import RULE_DEFAULTS
 from jspec.generation.prompts import Prompt, read_prompts
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.validate_options import check_num_draft_tokens
 from jspec.lab.benchmarking.answers import JSPEC_PLAIN
 from jspec.lab.benchmarking.by_task import tasks_of
@@ -111,9 +111,9 @@ class Measurement(types.SimpleNamespace):
             if name in (names or self.methods)
         }
 
-    def settings(self) -> Settings:
+    def settings(self) -> SamplingParams:
         """Returns the settings of answers."""
-        return Settings(self.max_new_tokens, getattr(self, "temperature", 0.0))
+        return SamplingParams(self.max_new_tokens, getattr(self, "temperature", 0.0))
 
     def contexts(self) -> list[int]:
         """Returns the tokens before what is timed."""

@@ -19,7 +19,7 @@ from jspec.drafters.draft_vocabulary import with_draft_vocabulary
 from jspec.generation.costs import PROMPT_TOKENS
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.kernels import first_argmax, run_options
 from jspec.models import init_cache, make_apply
@@ -33,7 +33,7 @@ from jspec.weights.resolver import LoadedModel
 _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
 _NUM_DRAFTS = 5  # of the choices that are timed
 # One token over and over: a drafter that looks back finds a match.
-_REQUEST = Request([1] * PROMPT_TOKENS, Settings(max_new_tokens=64))
+_REQUEST = Request([1] * PROMPT_TOKENS, SamplingParams(max_new_tokens=64))
 _KINDS = {  # of a choice
     "T = 0": {"temperature": 0.0},
     "T = 1": {},

@@ -18,7 +18,7 @@ from jspec.common.text_table import format_table
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import largest_gap_change, make_logits_after
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.divergence import (
     EXCUSED_GAPS,
     parting_gaps,
@@ -49,7 +49,7 @@ def measure_parity(asked: Measurement) -> Iterator[Outcome]:
     record: dict[str, Any] = {"excused_gap": excused, "compared": found}
     record["rounding"] = _rounding(target, prompts, expected)
 
-    def answers(name: str, batch_size: int, prompts: Answers, settings: Settings) -> Answers:
+    def answers(name: str, batch_size: int, prompts: Answers, settings: SamplingParams) -> Answers:
         (made,) = asked.generators(target, draft, name, batch_size=batch_size).values()
         return _answers(made, prompts, settings)
 
@@ -91,7 +91,9 @@ def _format(record: dict[str, Any]) -> str:
     return f"{table}\ngaps below {record['excused_gap']:g} are excused{measured}"
 
 
-def _answers(generator: Generator, prompts: Sequence[list[int]], settings: Settings) -> Answers:
+def _answers(
+    generator: Generator, prompts: Sequence[list[int]], settings: SamplingParams
+) -> Answers:
     requests = [
         Request(prompt, dataclasses.replace(settings, seed=seed))
         for seed, prompt in enumerate(prompts)

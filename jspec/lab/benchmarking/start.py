@@ -42,18 +42,18 @@ mark("import jspec")
 clock = compile_clock()
 generator = jspec.Generator.load(target, drafter=drafter, dtype=dtype)
 mark("weights and tokenizer")
-settings = jspec.Settings(max_new_tokens=int(max_new_tokens))
-pieces = generator.stream("Why is the sky blue?", settings)
-piece = next(pieces)
+settings = jspec.SamplingParams(max_new_tokens=int(max_new_tokens))
+chunks = generator.stream("Why is the sky blue?", settings)
+chunk = next(chunks)
 mark("first token")
 compile_seconds = {"first token": clock.seconds}
 array_bytes = sum(array.nbytes for array in jax.live_arrays())
-*_, piece = pieces
+*_, chunk = chunks
 mark("answer")
 compile_seconds["answer"] = clock.seconds
 print(json.dumps({
     "stages": stages, "compile_seconds": compile_seconds, "array_bytes": array_bytes,
-    "num_tokens": len(piece.result.token_ids),
+    "num_tokens": len(chunk.result.token_ids),
 }))
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 from jspec.common.errors import InputError, check_range
 from jspec.common.text_table import format_table, number_cell
 from jspec.generation.generator import Generator
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.ratios import speed_ratio
 from jspec.lab.analysis.theory import expected_tokens, walltime_improvement
 from jspec.lab.benchmarking.answers import (
@@ -75,7 +75,7 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
         if draft is not None and drafter == "model"
     }
     plain = Generator(target, drafter="none")
-    settings = Settings(max_new_tokens=asked.max_new_tokens, temperature=1.0)
+    settings = SamplingParams(max_new_tokens=asked.max_new_tokens, temperature=1.0)
     answers = {
         name: answer_with(generator, settings, decoding=True)
         for name, generator in [(JSPEC_PLAIN, plain), *generators.items()]

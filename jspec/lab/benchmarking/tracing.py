@@ -13,7 +13,7 @@ from jspec.generation.answer import Drafts
 from jspec.generation.batch import drafts_of, needed_switches
 from jspec.generation.programs import Programs
 from jspec.generation.provenance import environment
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.speculation.plain import plain_step
 from jspec.speculation.round import propose, verify
@@ -24,7 +24,7 @@ from jspec.weights import TokenizerLike
 def record_trace(
     programs: Programs,
     prompt: str,
-    settings: Settings,
+    settings: SamplingParams,
     *,
     chat: bool | None = None,
     argv: Sequence[str] = (),

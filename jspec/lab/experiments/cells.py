@@ -13,7 +13,7 @@ from jspec.common.errors import InputError, prefixed_errors
 from jspec.common.shipped import find_shipped
 from jspec.drafters.heads.shipped import find_head
 from jspec.generation.prompts import Prompt, read_prompts
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.byte_model import load_config
 from jspec.lab.experiments.spec import THEORY_TABLES, Experiment
 from jspec.models.sharding import make_mesh
@@ -70,7 +70,7 @@ def _estimate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
         )
 
 
-def settings_of(experiment: Experiment, key: Mapping[str, Any], prompt: int) -> Settings:
+def settings_of(experiment: Experiment, key: Mapping[str, Any], prompt: int) -> SamplingParams:
     """Returns the settings of a cell's answer: prompt k has seed 1000 · (the cell's seed) + k."""
     settings = experiment.settings[key["setting"]]
     return dataclasses.replace(settings, seed=_SEEDS_APART * key["seed"] + prompt)

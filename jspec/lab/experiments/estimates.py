@@ -24,7 +24,7 @@ from jaxtyping import Array, Float32
 from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.generation.batch import needed_switches
 from jspec.generation.programs import make_spec
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.acceptance import (
     divergence,
@@ -105,7 +105,7 @@ class Estimator:
     def estimate(
         self,
         distribution: DraftDistribution,
-        settings: Settings,
+        settings: SamplingParams,
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
     ) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Estimator:
     def figures(
         self,
         distribution: DraftDistribution,
-        settings: Settings,
+        settings: SamplingParams,
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
     ) -> PositionFigures:
@@ -185,7 +185,7 @@ def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
         yield begin, jnp.array([*part, *[0] * (_CHUNK - len(part))], jnp.int32)
 
 
-def _sampling_settings(settings: Settings) -> tuple[SamplingSettings, SamplingSettings]:
+def _sampling_settings(settings: SamplingParams) -> tuple[SamplingSettings, SamplingSettings]:
     """Returns the target's and the drafter's settings, of one row."""
     row = functools.partial(jnp.full, 1, dtype=jnp.float32)
     own = SamplingSettings(

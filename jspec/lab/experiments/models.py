@@ -21,7 +21,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
 from jspec.generation.prompts import read_prompts
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import check_answered
 from jspec.lab.experiments.method_spec import MethodSpec
 from jspec.lab.experiments.spec import Experiment
@@ -161,7 +161,7 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore)
         requests = [
             Request(
                 texts[n % len(texts)],
-                Settings(spec.max_new_tokens, spec.temperature, seed=_FIRST_SEED + n),
+                SamplingParams(spec.max_new_tokens, spec.temperature, seed=_FIRST_SEED + n),
             )
             for n in numbers
         ]

@@ -7,7 +7,7 @@ from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.drafters import DrafterOptions, entries_of
 from jspec.generation.batch import needed_switches
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.experiments.method_spec import MethodSpec
 from jspec.lab.experiments.spec import EstimateSpec, Experiment, PairSpec, TableSpec
 
@@ -52,12 +52,12 @@ def _read_group(kind: type, name: str, plain: Any) -> Any:
         return kind(**fields)
 
 
-def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
+def _read_settings(name: str, plain: Any, max_new_tokens: int) -> SamplingParams:
     plain = dict(cast(name, plain, Mapping))
     bias = _read_bias(f"{name}.logit_bias", plain.pop("logit_bias", {}))
-    fields = read_fields(Settings, plain, f"{name}.", without=["seed"])
+    fields = read_fields(SamplingParams, plain, f"{name}.", without=["seed"])
     with prefixed_errors(name):
-        return Settings(**{"max_new_tokens": max_new_tokens, "logit_bias": bias} | fields)
+        return SamplingParams(**{"max_new_tokens": max_new_tokens, "logit_bias": bias} | fields)
 
 
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:

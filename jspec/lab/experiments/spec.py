@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.generation.validate_options import check_draft_temperature, check_temperature
 from jspec.lab.experiments.method_spec import MethodSpec
 from jspec.speculation.acceptance import get_rule
@@ -47,7 +47,7 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         _check_values(self, num_tokens=(1, _MOST))
-        Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Experiment:
     turns: int = 1
     chat: str = "auto"
     methods: Mapping[str, MethodSpec] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, SamplingParams] = dataclasses.field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     repeats: int = 1
     batch_sizes: tuple[int, ...] = (1,)

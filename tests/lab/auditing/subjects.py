@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.distribution import NUM_TOKENS
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Subject
@@ -12,7 +12,7 @@ from tests.tiny_models import CONFIG, make_model, peaked_params
 _CONFIG = dataclasses.replace(CONFIG, num_layers=1)
 _TEXTS = (b"why is the sky blue", b"1 2 3 4 1 2 3 4 1 2 3", b"a")
 PROMPTS = [list(text) for text in _TEXTS]
-SETTINGS = Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
+SETTINGS = SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
 
 
 @functools.cache

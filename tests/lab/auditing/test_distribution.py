@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing import controls
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import (
@@ -161,7 +161,7 @@ def test_joint_distribution_multiplies_each_positions_own():
     logits = rng.normal(size=(3, 3, 3, 3))  # after two tokens, at each of three positions
     logits[..., 0, :] = logits[0, 0, 0]  # what comes first depends on nothing
     logits[:, :, 1] = logits[:, :1, 1]  # and the second on the first alone
-    settings = Settings(temperature=1.0, presence_penalty=1.0)
+    settings = SamplingParams(temperature=1.0, presence_penalty=1.0)
     joint = joint_distribution(logits, context, settings, 3)
     np.testing.assert_allclose(joint.sum(), 1)
 

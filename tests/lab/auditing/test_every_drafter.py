@@ -8,7 +8,7 @@ import pytest
 
 from jspec.drafters import DRAFTERS, DrafterOptions, member_names, needs_draft_model
 from jspec.drafters.ngram_table import count_ngrams, save_table
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.checks import run_checks
 from jspec.lab.auditing.rows import choose_context
 from tests.lab.auditing.subjects import make_subject
@@ -41,7 +41,7 @@ _NUM_ROWS = 1024
 @functools.cache
 def _pattern():
     """Returns an expression of which some match begins after every token of the audited rows."""
-    context = choose_context(target(), Settings(temperature=1.0, **_PENALTIES))
+    context = choose_context(target(), SamplingParams(temperature=1.0, **_PENALTIES))
     a, b, c, d = (f"\\x{token:02x}" for token in context.alphabet)
     return f"{a}{b}{c}|{b}{a}{d}|{c}{a}{b}|{d}{a}{a}"
 
@@ -51,14 +51,14 @@ def table(tmp_path_factory):
     """Returns a file of counts of what the target says."""
     path = tmp_path_factory.mktemp("table") / "table.safetensors"
     prompts = [list(b"why is the sky blue"), list(b"1 2 3 4")]
-    answers = shared_generator("none").generate(prompts, Settings(max_new_tokens=60))
+    answers = shared_generator("none").generate(prompts, SamplingParams(max_new_tokens=60))
     save_table(count_ngrams([a.prompt_token_ids + a.token_ids for a in answers], 128), path)
     return str(path)
 
 
 def _write_corpus(folder):
     """Writes a corpus of what the target says after the audited rows; returns its path."""
-    context = choose_context(target(), Settings(temperature=1.0, **_PENALTIES))
+    context = choose_context(target(), SamplingParams(temperature=1.0, **_PENALTIES))
     ids = np.random.default_rng(0).choice(context.alphabet[:4], 300)
     path = folder / "corpus.jsonl"
     path.write_text(json.dumps({"token_ids": ids.tolist()}))
@@ -166,7 +166,7 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
         _RULES[temperature], drafter, target=target(), num_draft_tokens=num_draft_tokens,
         draft=_draft_for(subject) if needs_draft_model(drafter) else None,
         drafter_options=DrafterOptions(**options),
-        settings=Settings(temperature=temperature, **_PENALTIES),
+        settings=SamplingParams(temperature=temperature, **_PENALTIES),
     )  # fmt: skip
     checks = list(run_checks(audited, num_rows=_num_rows(subject), max_new_tokens=16))
     of_trees = _OF_TREES if options.get("tree_depth") and temperature else set()

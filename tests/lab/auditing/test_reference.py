@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.distribution import reference_distribution
 from tests.sampling.test_properties import PIPELINES, STOP_IDS, VOCAB, oracle
 
@@ -19,7 +19,7 @@ _FILTERS = {
 def test_reference_equals_transformers(name):
     """Along an output; the alphabet is what is allowed."""
     options = (PIPELINES | _FILTERS)[name]
-    settings = Settings(**({"temperature": 1.0} | options))
+    settings = SamplingParams(**({"temperature": 1.0} | options))
     alphabet = settings.allowed_token_ids or tuple(range(VOCAB))
     rng = np.random.default_rng(4)
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, 9).tolist()
@@ -35,7 +35,7 @@ def test_reference_equals_transformers(name):
 
 def test_temperature_zero_takes_the_likeliest_after_penalties():
     """Guards against the maximum of the raw logits."""
-    settings = Settings(temperature=0.0, presence_penalty=1.0, forbidden_token_ids=(7,))
+    settings = SamplingParams(temperature=0.0, presence_penalty=1.0, forbidden_token_ids=(7,))
     distribution = reference_distribution(
         np.array([3.0, 2.5, 9.0]), [5, 6, 7], settings, prompt=[], output=[5]
     )

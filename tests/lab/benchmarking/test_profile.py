@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.accelerators.seen import read_seen
 from jspec.lab.benchmarking.profile import count_launches
 from tests import tiny_models
@@ -21,7 +21,7 @@ def test_the_profiler_sees_what_the_compiler_wrote(drafter):
     """
     model = tiny_models.with_eos(tiny_models.target(), 127)
     generator = tiny_models.make_generator(drafter, model)
-    found = count_launches(generator, Request([1, 2, 3], Settings(max_new_tokens=4)))
+    found = count_launches(generator, Request([1, 2, 3], SamplingParams(max_new_tokens=4)))
     assert found["num_rounds"] == 16
     compiled = found["compiled"]["launches_per_round"]
     assert found["seen"]["launches_per_round"] == pytest.approx(compiled, rel=0.1)

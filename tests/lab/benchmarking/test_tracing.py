@@ -7,7 +7,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.programs import Programs
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.trace import answer_tokens, check_trace, round_tokens
 from jspec.lab.benchmarking.tracing import record_trace
 from jspec.speculation.acceptance import RuleOptions
@@ -31,7 +31,7 @@ PROMPT = "abcabcabc"
 def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     """The noise is the seed's and the position's: two programs a round draw what one draws."""
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
-    settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+    settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
     model = draft() if drafter == "model" else None
     programs = Programs(
         target(), model, drafter=drafter, num_draft_tokens=4, drafter_options=options
@@ -52,7 +52,7 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
 def test_a_trace_of_trees_tells_their_paths():
     """The kept drafts are a path that is the text, and not always the block's first ones."""
     tree = {"num_draft_tokens": 6, "drafter_options": DrafterOptions(tree_depth=3, tree_branches=2)}
-    settings = Settings(max_new_tokens=40, temperature=1.0, seed=3)
+    settings = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3)
     programs = Programs(target(), draft(), drafter="model", **tree)
     trace = check_trace(record_trace(programs, PROMPT, settings))
     result = make_generator("model", **tree).generate(Request(PROMPT, settings))
@@ -67,14 +67,14 @@ def test_a_trace_of_trees_tells_their_paths():
 
 def test_a_trace_holds_what_it_takes_to_repeat_it():
     """Guards against a trace whose settings, options or command nobody knows any more."""
-    settings = Settings(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
+    settings = SamplingParams(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
     programs = Programs(
         target(), drafter="layer_skip", num_draft_tokens=4, acceptance="lenient",
         drafter_options=DrafterOptions(draft_layers=(0,)), rule_options=RuleOptions(lenience=0.25),
     )  # fmt: skip
     argv = ["python", "scripts/trace.py", "--seed=3"]
     trace = json.loads(json.dumps(record_trace(programs, PROMPT, settings, argv=argv)))
-    assert Settings(**{k: tuple(v) if isinstance(v, list) else v
+    assert SamplingParams(**{k: tuple(v) if isinstance(v, list) else v
                        for k, v in trace["settings"].items()}) == settings  # fmt: skip
     assert trace["drafter_options"]["draft_layers"] == [0]
     assert trace["argv"] == argv
@@ -88,7 +88,7 @@ def test_a_trace_holds_what_it_takes_to_repeat_it():
 
 def test_a_trace_tells_rejected_drafts_and_times():
     """Guards against a trace in which nothing is rejected, and clocks that stand still."""
-    settings = Settings(max_new_tokens=24, temperature=1.0, seed=3)
+    settings = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)
     programs = Programs(target(), draft(), drafter="model", num_draft_tokens=4)
     trace = record_trace(programs, PROMPT, settings)
     kinds = {token.kind for one in trace["rounds"] for token in round_tokens(one)}

@@ -156,6 +156,6 @@ def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
 
 
 def _request(prompt):
-    from jspec.generation.request import Request, Settings
+    from jspec.generation.request import Request, SamplingParams
 
-    return Request(prompt, Settings(max_new_tokens=MAX_NEW_TOKENS))
+    return Request(prompt, SamplingParams(max_new_tokens=MAX_NEW_TOKENS))

@@ -7,7 +7,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.ratios import mean_and_interval
 from jspec.lab.experiments.estimates import Estimator
 from tests.cases import slow_unless
@@ -35,8 +35,8 @@ def test_a_walk_over_the_positions_gives_the_real_rounds(name):
     num_kept = 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(1, CONFIG.vocab_size, 20).tolist()
-        answer = generator.generate(Request(prompt, Settings(100)))
-        figures = estimator.figures(distribution, Settings(), prompt, answer.token_ids)
+        answer = generator.generate(Request(prompt, SamplingParams(100)))
+        figures = estimator.figures(distribution, SamplingParams(), prompt, answer.token_ids)
         walk, position = [], 0
         while position < len(figures.overlap):
             kept = int(figures.overlap[position])
@@ -58,7 +58,7 @@ def answers_of(drafter, first_seed, **options):
     prompts = rng.integers(1, CONFIG.vocab_size, (NUM_ANSWERS, 6)).tolist()
     return generator.generate(
         [
-            Request(prompt, Settings(NUM_NEW, temperature=1, seed=first_seed + index))
+            Request(prompt, SamplingParams(NUM_NEW, temperature=1, seed=first_seed + index))
             for index, prompt in enumerate(prompts)
         ]
     )

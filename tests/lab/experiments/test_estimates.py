@@ -15,7 +15,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.drafters.ngram_table import count_ngrams, save_table
-from jspec.generation.request import Settings
+from jspec.generation.request import SamplingParams
 from jspec.lab.experiments.draft_distributions import ForwardPass
 from jspec.lab.experiments.estimates import Estimator
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -133,7 +133,7 @@ def test_the_record_is_that_of_the_distributions(name, temperature, options):
     own = references.softmax(logits)[places]
     q = expected_distributions(name, options, text, temperature)[places]
     here = q.sum(axis=1) > 0
-    record = run(name, options, Settings(temperature=temperature))
+    record = run(name, options, SamplingParams(temperature=temperature))
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["num_tokens"] == len(answer) - 1
     assert record["num_places"] == here.sum()
@@ -179,7 +179,7 @@ def check_lenience(found, p, own, q, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_draft_that_is_the_target_keeps_everything(temperature):
     """At every place, and lenience changes nothing."""
-    record = run("model", DrafterOptions(), Settings(temperature=temperature), draft=target())
+    record = run("model", DrafterOptions(), SamplingParams(temperature=temperature), draft=target())
     assert record["num_places"] == record["num_tokens"] == 94
     assert record["sum_overlap"] == pytest.approx(94, abs=1e-3 * (temperature > 0))
     for one in record["lenience"]:
@@ -190,7 +190,7 @@ def test_a_draft_that_is_the_target_keeps_everything(temperature):
 def test_all_layers_are_the_target():
     """Guards against layers of the wrong parameters."""
     options = DrafterOptions(draft_layers=(0, 1))
-    record = run("layer_skip", options, Settings(temperature=1))
+    record = run("layer_skip", options, SamplingParams(temperature=1))
     assert record["sum_overlap"] == pytest.approx(94, abs=1e-3)
 
 
@@ -198,14 +198,14 @@ def test_filters_hold_on_both_sides(options):
     """With top-k 1 both distributions are one-hot: temperature 0's. A draft temperature is the
     draft's.
     """
-    greedy = run("model", options, Settings(temperature=0))
-    filtered = run("model", options, Settings(temperature=1, top_k=1))
+    greedy = run("model", options, SamplingParams(temperature=0))
+    filtered = run("model", options, SamplingParams(temperature=1, top_k=1))
     assert filtered["sum_overlap"] == pytest.approx(greedy["sum_overlap"], abs=1e-3)
     text = whole_text()
     p = references.softmax(references.full_logits(target(), text))
     q = references.softmax(references.full_logits(draft(), text), 0.3)
     places = slice(len(texts()[0]), len(text) - 1)
-    colder = run("model", options, Settings(temperature=1, draft_temperature=0.3))
+    colder = run("model", options, SamplingParams(temperature=1, draft_temperature=0.3))
     expected = np.minimum(p, q)[places].sum()
     assert colder["sum_overlap"] == pytest.approx(expected, rel=1e-3)
 
@@ -213,7 +213,7 @@ def test_filters_hold_on_both_sides(options):
 def test_padding_of_the_vocabulary_is_never_drafted(options):
     """A target whose tokenizer knows 120 of 128 ids: random drafts are uniform over those."""
     model = make_model(tokenizer=ByteTokenizer(USED, eos_ids=CONFIG.eos_ids))
-    record = run("random", options, Settings(temperature=1), model)
+    record = run("random", options, SamplingParams(temperature=1), model)
     text = whole_text()
     p = references.softmax(references.full_logits(model, text), size=USED)
     places = slice(len(texts()[0]), len(text) - 1)
@@ -225,7 +225,7 @@ def test_padding_of_the_vocabulary_is_never_drafted(options):
 def test_a_drafter_that_is_unsure_says_nothing(options):
     """Only where its distribution's best token is likely enough does it propose."""
     sure = dataclasses.replace(options, draft_confidence=0.5)
-    record = run("model", sure, Settings(temperature=1))
+    record = run("model", sure, SamplingParams(temperature=1))
     text = whole_text()
     q = references.softmax(references.full_logits(draft(), text))
     here = q[len(texts()[0]) : len(text) - 1].max(axis=1) >= 0.5
@@ -246,7 +246,7 @@ def test_one_pass_of_the_target_serves_all_drafters(monkeypatch, options):
         estimator.make_distribution(name, options) for name in ("unigram", "prompt_lookup")
     ]
     prompt, answer = texts()
-    settings = Settings(temperature=1)
+    settings = SamplingParams(temperature=1)
     first = [
         estimator.estimate(distribution, settings, prompt, answer) for distribution in distributions
     ]
@@ -263,7 +263,7 @@ def test_a_short_answer_has_no_places(answer, options):
     """The first token is the prefill's, and no draft comes before it."""
     estimator = Estimator(target(), leniences=LENIENCES, num_bins=2)
     distribution = estimator.make_distribution("unigram", options)
-    record = estimator.estimate(distribution, Settings(temperature=1), [1, 2], answer)
+    record = estimator.estimate(distribution, SamplingParams(temperature=1), [1, 2], answer)
     assert record["num_tokens"] == record["num_places"] == record["sum_overlap"] == 0
     assert record["entropy"]["counts"] == [0, 0]
     assert [one["sum_acceptance"] for one in record["lenience"]] == [0, 0, 0]

@@ -3,7 +3,7 @@
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.request import Request, Settings
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.experiments.kept_drafts import measure_kept_drafts
 from tests.tiny_models import target
 
@@ -14,7 +14,7 @@ def test_all_layers_keep_their_own_drafts():
     Guards against distributions that are read a token off. Twelve answers of 20 tokens, seeds 0
     to 11.
     """
-    requests = [Request([65, 66], Settings(20, 1.0, seed=seed)) for seed in range(12)]
+    requests = [Request([65, 66], SamplingParams(20, 1.0, seed=seed)) for seed in range(12)]
     options = DrafterOptions(draft_layers=(0, 1))
     found = measure_kept_drafts(requests, target(), ["layer_skip", "random"], options)
     layers, random = found["drafters"]["layer_skip"], found["drafters"]["random"]

@@ -160,7 +160,7 @@ def test_defaults_and_settings():
 
 @pytest.mark.parametrize("bias", [{"5": 1}, [[5, 1]], {}, []])
 def test_token_ids_are_numbers_again(bias):
-    """Guards against JSON's keys, which are texts; pairs are the form that `Settings` have."""
+    """Guards against JSON's keys, which are texts; pairs are what `SamplingParams` has."""
     experiment = read_experiment(PLAIN | {"settings": {"a": {"logit_bias": bias}}})
     assert experiment.settings["a"].logit_bias == (((5, 1.0),) if bias else ())
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jspec.generation.request import Settings
-from jspec.generation.result import Piece, Result, TokenLogprob
+from jspec.generation.request import SamplingParams
+from jspec.generation.result import Chunk, Result, TokenLogprob
 from jspec.generation.stats import Stats
 from jspec.serving.job import Update
 from jspec.serving.replies import ChatReply, TextReply
@@ -111,7 +111,7 @@ def logprobs_of(data, tokenizer, ids, num_top):
 def result_of(tokenizer, prompt, ids, logprobs, prompt_logprobs=None):
     stream = tokenizer.stream(prompt)
     text = "".join(map(stream.push, ids)) + stream.flush()
-    return Result(prompt, prompt, ids, text, "length", Settings(), _STATS,
+    return Result(prompt, prompt, ids, text, "length", SamplingParams(), _STATS,
                   token_logprobs=logprobs, prompt_logprobs=prompt_logprobs)  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
         check_offsets(tokenizer, ids, choice["text"], found["text_offset"], is_whole=False)
     streamed, offsets = TextReply("m", tokenizer, [prompt], [""], asked), []
     for token_id, one in zip(ids, logprobs, strict=True):
-        update = Update(None, Piece(0, "", [token_id], 0), [False], [one], [], [], 0.0)
+        update = Update(None, Chunk(0, "", [token_id], 0), [False], [one], [], [], 0.0)
         (part,) = streamed.chunk(0, update, False)["choices"]
         offsets += part["logprobs"]["text_offset"]
     assert offsets == found["text_offset"]
