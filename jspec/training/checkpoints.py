@@ -71,8 +71,8 @@ class Checkpoints:
         return self._load(best.step, state).params, dict(best.metrics)
 
     def _best(self) -> Any:
-        whole = [one for one in self._checkpointer.checkpoints if one.metrics]
-        return max(whole, key=lambda one: _rank(one.metrics))  # type: ignore
+        whole = [checkpoint for checkpoint in self._checkpointer.checkpoints if checkpoint.metrics]
+        return max(whole, key=lambda checkpoint: _rank(checkpoint.metrics))  # type: ignore
 
     def _load(self, step: int, state: TrainState) -> TrainState:
         wanted = _named_leaves(state)  # Orbax reads shapes, types and devices off them

@@ -96,14 +96,16 @@ class DraftModelTraining(TrainingConfig):
 
         def loss(params: Params, frozen: Params, rows: Rows) -> tuple[jax.Array, dict]:
             whole = {name: frozen[name] for name in outer} | params
-            own = lazy_logits(config, whole, rows, jnp.float32)
+            draft_logits = lazy_logits(config, whole, rows, jnp.float32)
             of_target = lazy_logits(target.config, frozen, rows, frozen["embedding"].dtype)
-            found = compare(own, of_target, jnp.asarray(rows.tokens), weights, size)
+            comparison = compare(draft_logits, of_target, jnp.asarray(rows.tokens), weights, size)
             if rows.is_known is None:
-                metrics = chain_metrics(found, rows.is_scored(1), self.chain_steps)
+                metrics = chain_metrics(comparison, rows.is_scored(1), self.chain_steps)
                 return metrics["losses"][0], metrics
             options = {"known_weight": self.known_weight, "num_steps": self.chain_steps}
-            return boosted_loss(found, rows.is_scored(1), jnp.asarray(rows.is_known), **options)
+            return boosted_loss(
+                comparison, rows.is_scored(1), jnp.asarray(rows.is_known), **options
+            )
 
         def save(params: Params, folder: pathlib.Path) -> None:
             assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
@@ -128,8 +130,8 @@ class DraftModelTraining(TrainingConfig):
         @jax.jit
         def agreement(params: Sequence[Params], rows: Rows) -> Bool[Array, "r t"]:
             of_target, *of_drafts = (
-                lazy_logits(model.config, own, rows, own["embedding"].dtype)
-                for model, own in zip(models, params, strict=True)
+                lazy_logits(model.config, weights, rows, weights["embedding"].dtype)
+                for model, weights in zip(models, params, strict=True)
             )
             is_known = [
                 compare(logits, of_target, jnp.asarray(rows.tokens), {"kl": 1.0}, size).agreement
@@ -138,11 +140,13 @@ class DraftModelTraining(TrainingConfig):
             return jnp.any(jnp.stack(is_known), axis=0)
 
         run = functools.partial(agreement, [model.params for model in models])
-        found = compute_by_text(run, texts, seq_len=self.seq_len, batch_size=self.batch_size)
-        share = np.concatenate([one[:-1] for one in found.values()]).mean()
+        is_known_by_text = compute_by_text(
+            run, texts, seq_len=self.seq_len, batch_size=self.batch_size
+        )
+        share = np.concatenate([marks[:-1] for marks in is_known_by_text.values()]).mean()
         print(f"earlier drafts agree with the target at {share:.1%} of the texts' positions",
               file=sys.stderr, flush=True)  # fmt: skip
-        return lambda rows: rows._replace(is_known=take_by_text(found, rows))
+        return lambda rows: rows._replace(is_known=take_by_text(is_known_by_text, rows))
 
 
 def draft_config(training: DraftModelTraining, target: DecoderConfig) -> DecoderConfig:

@@ -101,14 +101,14 @@ class EagleTraining(TrainingConfig):
         """Returns the head to go on from, if there is one."""
         if not self.init_head:
             return None
-        found = load_eagle(pathlib.Path(self.init_head), target, jnp.float32)
-        wanted, layers = list(self.feature_layers), list(found.config.feature_layers)
+        head = load_eagle(pathlib.Path(self.init_head), target, jnp.float32)
+        wanted, layers = list(self.feature_layers), list(head.config.feature_layers)
         if wanted and wanted != layers:
             raise InputError(
                 f"{self.init_head}: expected a head that reads layers {wanted} (feature_layers), "
                 f"found {layers}"
             )
-        return found
+        return head
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:
@@ -122,9 +122,11 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     params, theirs = init_eagle_params(config, jax.random.key(seed)), target.params
     number = max(target.config.num_layers - _FROM_THE_END, 0)
     if target.config.is_sparse(number) or target.config.norms == "post":
-        found = "experts" if target.config.is_sparse(number) else "no norms before its halves"
+        is_sparse = target.config.is_sparse(number)
+        obstacle = "experts" if is_sparse else "no norms before its halves"
         raise InputError(
-            f"{target.name}: an EAGLE head begins as the target's layer {number}, which has {found}"
+            f"{target.name}: an EAGLE head begins as the target's layer {number}, "
+            f"which has {obstacle}"
         )
     layer = theirs[f"layers_{number}"]
     width = config.layer.embed_dim
@@ -146,7 +148,7 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     return {"fc": fc, "head": cast(_like(params["head"], head), jnp.float32)}
 
 
-def _in_width(own: Params, theirs: Params) -> Params:
+def _in_width(params: Params, theirs: Params) -> Params:
     """Returns the first units of a feed-forward, and, if there are too few, our noise as others."""
 
     def fit(noise: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -154,7 +156,7 @@ def _in_width(own: Params, theirs: Params) -> Params:
             return leaf
         return jnp.concatenate([leaf, noise[:, leaf.shape[1] :]], axis=1)[:, : noise.shape[1]]
 
-    return jax.tree.map(fit, own, _like(own, cast(theirs, jnp.float32)))
+    return jax.tree.map(fit, params, _like(params, cast(theirs, jnp.float32)))
 
 
 def _like(wanted: Params, params: Params) -> Params:
@@ -174,8 +176,8 @@ def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
     rows = floats["head"]["head"]
     row_of = np.full(earlier.config.target_vocab_size, -1)  # of a token in the earlier head
     row_of[np.asarray(floats["ids"])] = np.arange(len(rows))
-    own = jnp.asarray(row_of[ids])
-    head = jnp.where(own[:, None] < 0, first["head"]["head"], rows[own])
+    earlier_rows = jnp.asarray(row_of[ids])
+    head = jnp.where(earlier_rows[:, None] < 0, first["head"]["head"], rows[earlier_rows])
     params = {"fc": floats["fc"], "head": floats["head"] | {"head": head}}
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, first):
         raise InputError(

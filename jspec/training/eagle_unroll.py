@@ -53,8 +53,8 @@ def unroll(
     pairs, outputs = [], []
     for step in range(num_steps):
         tokens = shift_left(states.embedded.astype(jnp.float32), 1 + step)
-        both = [normed("embedding_norm", tokens), normed("feature_norm", hidden)]
-        inputs = jnp.concatenate(both, axis=-1)
+        halves = [normed("embedding_norm", tokens), normed("feature_norm", hidden)]
+        inputs = jnp.concatenate(halves, axis=-1)
         positions = jnp.asarray(rows.positions) + step
         queries, *pair = _project(config.layer, head["attention"], inputs, positions)
         pairs.append(pair)
@@ -88,19 +88,22 @@ def _attend(
 ) -> Float32[Array, "b t d"]:
     """Returns the attention to the pairs of step 0 that a position sees and to its chain's own."""
     # The softmax over both is assembled from its parts, so that no array holds all scores.
-    (keys, values), *own = pairs
+    (keys, values), *chain_pairs = pairs
     scores = jnp.einsum("btkgh,bskh->bkgts", queries, keys)
     scores = jnp.where(visible[:, None, None], scores, _MASKED)
-    own_scores = [jnp.einsum("btkgh,btkh->bkgt", queries, one)[..., None] for one, _ in own]
+    chain_scores = [
+        jnp.einsum("btkgh,btkh->bkgt", queries, chain_keys)[..., None]
+        for chain_keys, _ in chain_pairs
+    ]
     top = jnp.max(scores, axis=-1, keepdims=True)
-    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own_scores, top))
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, chain_scores, top))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1)
     mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values)
-    for score, (_, own_values) in zip(own_scores, own, strict=True):
+    for score, (_, chain_values) in zip(chain_scores, chain_pairs, strict=True):
         weight = jnp.exp(score - top)[..., 0]
         total += weight
-        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, own_values)
+        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, chain_values)
     mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
     outputs = linear(mixed.reshape(*mixed.shape[:2], -1), params["out"])
     return outputs + params["out_bias"] if config.out_bias else outputs

@@ -158,9 +158,9 @@ def _make_update(
     def update(state: TrainState, frozen: Any, rows: Rows) -> Any:
         grad = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, metrics), grads = grad(state.params, frozen, rows)
-        changes, own = optimizer.update(grads, state.optimizer, state.params)
+        changes, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         metrics = metrics | {_NORM: optax.tree.norm(grads)}
-        state = TrainState(optax.apply_updates(state.params, changes), own)
+        state = TrainState(optax.apply_updates(state.params, changes), optimizer_state)
         return place.keep(state), *place.share((loss, metrics))
 
     return jax.jit(update, donate_argnums=0)
@@ -180,8 +180,10 @@ def make_evaluate(
         return place.share(({name: value * count for name, value in metrics.items()}, count))
 
     def evaluate(params: Params, frozen: Any, batches: Iterable[Rows]) -> dict[str, Any]:
-        found = [weighted(params, frozen, place.put_rows(rows)) for rows in batches]
-        sums, total = jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64), *found)
+        results = [weighted(params, frozen, place.put_rows(rows)) for rows in batches]
+        sums, total = jax.tree.map(
+            lambda *values: np.sum(values, axis=0, dtype=np.float64), *results
+        )
         return _as_lists({name: value / max(total, 1.0) for name, value in sums.items()})
 
     return evaluate

@@ -97,13 +97,13 @@ class MedusaTraining(TrainingConfig):
         """Returns heads that predict as the target's own does, or those of a folder, in float32."""
         if not self.init_head:
             return init_medusa_params(config, head_kernel(target.config, target.params))  # type: ignore
-        found = load_medusa(pathlib.Path(self.init_head), target.config, jnp.float32)
-        if found.config != config:
+        heads = load_medusa(pathlib.Path(self.init_head), target.config, jnp.float32)
+        if heads.config != config:
             raise InputError(
                 f"{self.init_head}: expected num_heads {config.num_heads} and num_layers "
-                f"{config.num_layers}, found {found.config.num_heads} and {found.config.num_layers}"
+                f"{config.num_layers}, found {heads.config.num_heads} and {heads.config.num_layers}"
             )
-        return found.params
+        return heads.params
 
     def _make_joint(self, target: LoadedModel, heads: Heads) -> Trainee:
         """Returns heads and their target to train together; see the module's docstring.
@@ -130,9 +130,9 @@ class MedusaTraining(TrainingConfig):
             value, metrics = heads.loss(params[_HEADS], trained, states, rows)
             before = lazy_logits(shape, original, rows, dtype)
             after = LazyLogits(states.hidden, head_kernel(shape, trained), shape)
-            found = compare(after, before, jnp.asarray(rows.tokens), {"kl": 1.0}, vocab_size)
-            distance = masked_mean(found.loss, rows.is_scored(1))
-            agreement = masked_mean(found.agreement, rows.is_scored(1))
+            comparison = compare(after, before, jnp.asarray(rows.tokens), {"kl": 1.0}, vocab_size)
+            distance = masked_mean(comparison.loss, rows.is_scored(1))
+            agreement = masked_mean(comparison.agreement, rows.is_scored(1))
             metrics |= {"target_kl": distance, "target_agreement": agreement}
             return distance + self.heads_weight * value, metrics
 
@@ -168,7 +168,7 @@ def _save_target(folder: pathlib.Path, target: LoadedModel, trained: Params) -> 
         "with it belong to it alone: speculative decoding with them gives the text of this model."
     )
     if not folder.exists():
-        stored = jax.tree.map(lambda leaf, own: own.astype(leaf.dtype), target.params, trained)
+        stored = jax.tree.map(lambda leaf, value: value.astype(leaf.dtype), target.params, trained)
         with new_folder(folder) as partial:
             save_hf(partial, target.config, stored, tokenizer=target.tokenizer)
             (partial / "README.md").write_text(f"# A changed target\n\n{note}\n", encoding="utf-8")

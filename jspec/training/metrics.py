@@ -34,9 +34,9 @@ def training_curves(records: Sequence[Record]) -> list[Curves]:
          "acceptance, held-out texts"),
     ]  # fmt: skip
     return [
-        Curves([record["step"] for record in own], lines, "step", label)
-        for own, lines, label in panels
-        if own and lines
+        Curves([record["step"] for record in points], lines, "step", label)
+        for points, lines, label in panels
+        if points and lines
     ]
 
 

@@ -118,14 +118,14 @@ def compare(
 
     length = tokens.shape[1]
     leaves = draft.hidden, target.hidden, shift_left(tokens, 1)
-    found = jax.lax.map(jax.checkpoint(compare_chunk), jax.tree.map(to_chunks, leaves))
+    chunks = jax.lax.map(jax.checkpoint(compare_chunk), jax.tree.map(to_chunks, leaves))
     return jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, :length], found
+        lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, :length], chunks
     )
 
 
 def chain_metrics(
-    found: PositionMetrics, is_scored: Bool[Array, "b t"], num_steps: int
+    comparison: PositionMetrics, is_scored: Bool[Array, "b t"], num_steps: int
 ) -> dict[str, Array]:
     """Returns what rounds of `num_steps` drafts that begin at every scored position would achieve.
 
@@ -152,16 +152,16 @@ def chain_metrics(
         return 1 + masked_mean(total, is_scored)
 
     return {
-        "losses": by_step(found.loss),
-        "acceptance": by_step(found.acceptance),
-        "agreement": by_step(found.agreement),
-        SCORE: length(found.agreement),
-        "sampled_tokens_per_call": length(found.acceptance),
+        "losses": by_step(comparison.loss),
+        "acceptance": by_step(comparison.acceptance),
+        "agreement": by_step(comparison.agreement),
+        SCORE: length(comparison.agreement),
+        "sampled_tokens_per_call": length(comparison.acceptance),
     }
 
 
 def boosted_loss(
-    found: PositionMetrics,
+    comparison: PositionMetrics,
     is_scored: Bool[Array, "b t"],
     is_known: Bool[Array, "b t"],
     *,
@@ -183,10 +183,10 @@ def boosted_loss(
     chain of this draft alone.
     """
     weights = jnp.where(is_scored, jnp.where(is_known, jnp.float32(known_weight), 1.0), 0.0)
-    loss = jnp.sum(weights * found.loss) / jnp.maximum(jnp.sum(weights), 1e-6)
-    either = found.agreement | is_known
-    alone = chain_metrics(found, is_scored, num_steps)
-    together = chain_metrics(found._replace(agreement=either), is_scored, num_steps)
+    loss = jnp.sum(weights * comparison.loss) / jnp.maximum(jnp.sum(weights), 1e-6)
+    either = comparison.agreement | is_known
+    alone = chain_metrics(comparison, is_scored, num_steps)
+    together = chain_metrics(comparison._replace(agreement=either), is_scored, num_steps)
     return loss, alone | {
         "own_tokens_per_call": alone[SCORE],
         COVERED_BEFORE: masked_mean(is_known, is_scored),

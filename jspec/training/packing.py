@@ -139,19 +139,19 @@ def compute_by_text(
 ) -> dict[tuple[int, ...], Shaped[np.ndarray, "t *rest"]]:
     """Returns what `compute`, (rows) -> [r t ...], gives for each text, by its tokens."""
     longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
-    found = {}
+    by_text = {}
     for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
         values = exchange.fetch(compute(batch))
-        found |= {ids: values[span] for span, ids in _spans(batch)}
-    return found
+        by_text |= {ids: values[span] for span, ids in _spans(batch)}
+    return by_text
 
 
-def take_by_text(found: Mapping[tuple[int, ...], np.ndarray], rows: Rows) -> np.ndarray:
+def take_by_text(by_text: Mapping[tuple[int, ...], np.ndarray], rows: Rows) -> np.ndarray:
     """Returns the values of `compute_by_text` for rows of the same texts; 0 where padded."""
-    some = next(iter(found.values()))
-    values = np.zeros([*rows.tokens.shape, *some.shape[1:]], some.dtype)
+    example = next(iter(by_text.values()))
+    values = np.zeros([*rows.tokens.shape, *example.shape[1:]], example.dtype)
     for span, ids in _spans(rows):
-        values[span] = found[ids]
+        values[span] = by_text[ids]
     return values
 
 

@@ -89,12 +89,12 @@ class Placement:
         spans = [place[0].indices(number) for place in places if place is not None]
         begin, end = min(first for first, _, _ in spans), max(last for _, last, _ in spans)
 
-        def put(own: np.ndarray) -> jax.Array:
+        def put(local: np.ndarray) -> jax.Array:
             def part(index: Any) -> np.ndarray:  # slices
                 first, last, _ = index[0].indices(number)
-                return own[first - begin : last - begin]
+                return local[first - begin : last - begin]
 
-            return jax.make_array_from_callback((number, *own.shape[1:]), sharding, part)
+            return jax.make_array_from_callback((number, *local.shape[1:]), sharding, part)
 
         return jax.tree.map(put, self.fill(rows.pick(slice(begin, end))))
 

@@ -101,14 +101,14 @@ class StateStore:
         model, sizes = _digest_of(target, layers), {"seq_len": seq_len, "batch_size": batch_size}
         paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
         # The first of several processes writes, in a folder that all see.
-        found_there = exchange.of_first(lambda: [path.exists() for path in paths])
-        num_done = sum(found_there)
+        is_stored = exchange.of_first(lambda: [path.exists() for path in paths])
+        num_done = sum(is_stored)
         progress = Progress(len(paths), num_done, "hidden-state file")
         nothing = np.zeros([0, *shape], jnp.bfloat16)  # of a text without tokens
-        for path, group, is_there in zip(paths, groups, found_there, strict=True):
+        for path, group, is_there in zip(paths, groups, is_stored, strict=True):
             if not is_there:
-                found = compute_by_text(functools.partial(run, target.params), group, **sizes)
-                whole = np.concatenate([found.get(text.ids, nothing) for text in group])
+                by_text = compute_by_text(functools.partial(run, target.params), group, **sizes)
+                whole = np.concatenate([by_text.get(text.ids, nothing) for text in group])
                 exchange.of_first(functools.partial(_write, path, whole))
                 num_done += 1
                 progress.show(num_done)

@@ -20,21 +20,23 @@ def read_texts(path: str, tokenizer: TokenizerLike, *, vocab_size: int, seq_len:
     """
     if not is_json_lines(path):
         return _cut(tokenizer.encode(read_plain(path)), seq_len)
-    found = []
+    gathered = []
     for where, record in read_json_lines(path, "the texts"):
         if isinstance(record, dict) and "error" in record:
             continue
         parsed = parse_record(record, where, ("text",))
         if not isinstance(parsed, Text):
-            found += [piece for text in parsed for piece in _cut(tokenizer.encode(text), seq_len)]
+            gathered += [
+                piece for text in parsed for piece in _cut(tokenizer.encode(text), seq_len)
+            ]
             continue
         if "prompt_token_ids" not in record:
             raise InputError(f"{where}: expected prompt_token_ids beside token_ids")
         wrong = [i for i in parsed.ids if not 0 <= i < vocab_size]
         if wrong:
             raise InputError(f"{where}: expected ids below {vocab_size}, got {wrong[0]}")
-        found.append(parsed)
-    return found
+        gathered.append(parsed)
+    return gathered
 
 
 def _cut(ids: list[int], seq_len: int) -> list[Text]:

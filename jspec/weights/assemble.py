@@ -115,8 +115,8 @@ def check_counts(where: str, config: DecoderConfig, num_tensors: int) -> None:
     num_sparse = sum(map(config.is_sparse, range(config.num_layers)))
     least = config.num_layers - num_sparse + num_sparse * config.num_experts
     if least > num_tensors:
-        found = f"{config.num_layers} layers and {config.num_experts} experts"
-        raise InputError(f"{where}: expected a tensor for each of {found}, found {num_tensors}")
+        parts = f"{config.num_layers} layers and {config.num_experts} experts"
+        raise InputError(f"{where}: expected a tensor for each of {parts}, found {num_tensors}")
 
 
 def check_source(config: DecoderConfig, source: TensorSource) -> None:
@@ -128,10 +128,10 @@ def check_source(config: DecoderConfig, source: TensorSource) -> None:
     check_counts(source.where, config, len(source.shapes))
     expected = tensor_shapes(parameter_table(config))
     # Old converters also saved a buffer that the config determines.
-    found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
+    actual = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
     # They may hold the embedding a second time, as a head; the two must agree.
-    has_copy = config.tie_embeddings and found.pop(_HEAD, None) is not None
-    if problems := _mismatch(expected, found):
+    has_copy = config.tie_embeddings and actual.pop(_HEAD, None) is not None
+    if problems := _mismatch(expected, actual):
         raise InputError(f"{source.where}: {problems}")
     if has_copy:
         head, embedding = (source.read(name, _FLOAT32) for name in (_HEAD, _EMBEDDING))
@@ -175,16 +175,16 @@ def load_params(
     return make_params(config, read, dtype, quantization)
 
 
-def _mismatch(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> str:
+def _mismatch(expected: Mapping[str, Shape], actual: Mapping[str, Shape]) -> str:
     """Returns what is missing, unknown or of another shape; an empty text if nothing is."""
     wrong = [
-        f"{name}: expected shape {list(shape)}, found {list(found[name])}"
+        f"{name}: expected shape {list(shape)}, found {list(actual[name])}"
         for name, shape in expected.items()
-        if found.get(name, shape) != shape
+        if actual.get(name, shape) != shape
     ]
     problems = {
-        "missing tensors: ": sorted(expected.keys() - found.keys()),
-        "unknown tensors: ": sorted(found.keys() - expected.keys()),
+        "missing tensors: ": sorted(expected.keys() - actual.keys()),
+        "unknown tensors: ": sorted(actual.keys() - expected.keys()),
         "": wrong,
     }
     return "; ".join(text + _listed(names) for text, names in problems.items() if names)
@@ -205,6 +205,6 @@ def check_params(config: DecoderConfig, params: Params) -> None:
     """
     expected = {"/".join(entry.path): entry.shape for entry in parameter_table(config)}
     leaves: dict[Path, Any] = flatten_dict(params)
-    found = {"/".join(path): tuple(leaf.shape) for path, leaf in leaves.items()}
-    if problems := _mismatch(expected, found):
+    actual = {"/".join(path): tuple(leaf.shape) for path, leaf in leaves.items()}
+    if problems := _mismatch(expected, actual):
         raise ValueError(f"parameters do not fit the config: {problems}")

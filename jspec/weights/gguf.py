@@ -166,7 +166,7 @@ class GgufFile:
 
         known = {int(known): known for known in gguf.GGML_QUANT_SIZES}
         if kind not in known:
-            formats = ", ".join(each.name for each in known.values())
+            formats = ", ".join(format.name for format in known.values())
             raise InputError(
                 f"{self.path}: expected {name} in one of {formats}; got the unknown type {kind}"
             )
@@ -182,8 +182,8 @@ class GgufFile:
 
     def release(self) -> None:
         """Gives back the memory of the file's pages; they stay in the system's cache."""
-        for one in self._maps if hasattr(mmap, "MADV_DONTNEED") else ():
-            one.madvise(mmap.MADV_DONTNEED)
+        for mapped in self._maps if hasattr(mmap, "MADV_DONTNEED") else ():
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Returns a tensor, dequantised in float32 and rounded once to `dtype`.
@@ -281,28 +281,32 @@ def read_gguf_config(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
 
 def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
     architecture = file.metadata.get("general.architecture")
-    own = _own_keys(file, f"{architecture}.")
-    family, form = find_gguf_family(architecture, bool(own.get("expert_count")))
-    if missing := [key for key in (*_SIZES, _EPSILON) if key not in own]:
+    raw_keys = _own_keys(file, f"{architecture}.")
+    family, form = find_gguf_family(architecture, bool(raw_keys.get("expert_count")))
+    if missing := [key for key in (*_SIZES, _EPSILON) if key not in raw_keys]:
         raise KeyError(f"{architecture}.{missing[0]}")
     for key in _SIZES:
-        if not isinstance(own[key], int) or own[key] < 1:
+        if not isinstance(raw_keys[key], int) or raw_keys[key] < 1:
             least = "a whole number of at least 1"
-            raise ValueError(f"expected {architecture}.{key} to be {least}, got {own[key]!r}")
+            raise ValueError(f"expected {architecture}.{key} to be {least}, got {raw_keys[key]!r}")
     if not form.has_experts:  # some converters write zeros
-        own = {key: own[key] for key in own if key not in ("expert_count", "expert_used_count")}
+        raw_keys = {
+            key: raw_keys[key]
+            for key in raw_keys
+            if key not in ("expert_count", "expert_used_count")
+        }
     # A damaged number of layers or experts would be listed one by one, for hours.
     for key in ("block_count", "expert_count"):
-        if (count := own.get(key, 0)) > (limit := max(len(file.tensors), _MAX_EXPERTS)):
+        if (count := raw_keys.get(key, 0)) > (limit := max(len(file.tensors), _MAX_EXPERTS)):
             raise ValueError(f"expected {architecture}.{key} to be at most {limit}, got {count}")
-    scaling = _take_scaling(file, own)
+    scaling = _take_scaling(file, raw_keys)
     known = {**_KEYS, **form.keys}
-    raw = {known[key]: own.pop(key) for key in known if key in own}
+    raw = {known[key]: raw_keys.pop(key) for key in known if key in raw_keys}
     raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     for key in _SAME_AS_HEAD_DIM:
-        if (found := own.pop(key, raw["head_dim"])) != raw["head_dim"]:
-            raise ValueError(f"expected {architecture}.{key} to be {raw['head_dim']}, got {found}")
-    if strangers := sorted(f"{architecture}.{key}" for key in own.keys() - _IGNORED):
+        if (length := raw_keys.pop(key, raw["head_dim"])) != raw["head_dim"]:
+            raise ValueError(f"expected {architecture}.{key} to be {raw['head_dim']}, got {length}")
+    if strangers := sorted(f"{architecture}.{key}" for key in raw_keys.keys() - _IGNORED):
         raise ValueError(f"unknown keys {', '.join(strangers)}")
     raw.setdefault("rope_theta", 10_000.0)
     raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
@@ -318,8 +322,8 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
 
 def _own_keys(file: GgufFile, prefix: str) -> dict[str, Any]:
     """Returns the metadata under the architecture's name, checked as far as it can be alone."""
-    found = {key: file.metadata[key] for key in file.metadata if key.startswith(prefix)}
-    raw = {key.removeprefix(prefix): value for key, value in found.items()}
+    prefixed = {key: file.metadata[key] for key in file.metadata if key.startswith(prefix)}
+    raw = {key.removeprefix(prefix): value for key, value in prefixed.items()}
     for key, value in raw.items():
         if isinstance(value, float):
             raw[key] = _shortest(value)
@@ -338,12 +342,12 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _take_scaling(file: GgufFile, own: dict[str, Any]) -> dict[str, Any] | None:
+def _take_scaling(file: GgufFile, raw_keys: dict[str, Any]) -> dict[str, Any] | None:
     """Takes the RoPE settings out of the keys; returns config.json's, None for no scaling."""
-    keys = [key for key in own if key.removeprefix(_SCALING) in _SCALING_KEYS]
-    settings = {_SCALING_KEYS[key.removeprefix(_SCALING)]: own.pop(key) for key in keys}
-    attention = math.prod(own.pop(_SCALING + key, 1.0) for key in _ATTENTION_FACTORS)
-    linear = own.pop("rope.scale_linear", 1.0)  # of early files
+    keys = [key for key in raw_keys if key.removeprefix(_SCALING) in _SCALING_KEYS]
+    settings = {_SCALING_KEYS[key.removeprefix(_SCALING)]: raw_keys.pop(key) for key in keys}
+    attention = math.prod(raw_keys.pop(_SCALING + key, 1.0) for key in _ATTENTION_FACTORS)
+    linear = raw_keys.pop("rope.scale_linear", 1.0)  # of early files
     if _SHORT in file.tensors:  # llama.cpp's converter of Phi-3 names no type
         factors = {"short_factor": file.read(_SHORT, np.dtype(np.float32)),
                    "long_factor": file.read(_LONG, np.dtype(np.float32))}  # fmt: skip
@@ -456,8 +460,8 @@ def _own_names(
             continue
         # model.layers.3.mlp.experts.5.up_proj.weight
         layer, number, product = (name.split(".")[i] for i in (2, 5, 6))
-        own = _EXPERTS[products.index(product)]
-        yield name, f"blk.{layer}.{own}.{number}.weight"
+        fused_name = _EXPERTS[products.index(product)]
+        yield name, f"blk.{layer}.{fused_name}.{number}.weight"
 
 
 def _split_experts(file: GgufFile) -> None:

@@ -102,8 +102,8 @@ def load_orbax(
 def _shardings(config: DecoderConfig, mesh: jax.sharding.Mesh | None) -> list[Any]:
     """Returns where each parameter is read to, in the order of the table."""
     if mesh is None:
-        one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return [one for _ in parameter_table(config)]
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return [sharding for _ in parameter_table(config)]
     spread = spread_config(config, mesh.shape[MODEL_AXIS])
     pairs = zip(parameter_table(config), parameter_table(spread), strict=True)
     return [

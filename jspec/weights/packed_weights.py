@@ -57,8 +57,8 @@ def is_as_small(parameter: Parameter, source: PackedSource, kind: str) -> bool:
     def num_bits(kind: str) -> float:
         return 8 * FORMATS[kind].num_bytes / FORMATS[kind].inputs
 
-    found = _names_by_format(parameter, source)
-    return all(each is not None and num_bits(each) <= num_bits(kind) for each in found)
+    formats = _names_by_format(parameter, source)
+    return all(stored is not None and num_bits(stored) <= num_bits(kind) for stored in formats)
 
 
 def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: np.dtype) -> Kernel:
@@ -72,9 +72,11 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
         return jax.device_put(parameter.pack(floats, dtype))
     outputs, kernels, places = _outputs(parameter), [], []
     for kind, names in names_of.items():
-        own = np.concatenate([outputs[name] for name in names])
-        order = np.argsort(own)  # of these tensors' outputs: they stay in the parameter's order
-        places.append(own[order])
+        rows_of_format = np.concatenate([outputs[name] for name in names])
+        order = np.argsort(
+            rows_of_format
+        )  # of these tensors' outputs: they stay in the parameter's order
+        places.append(rows_of_format[order])
         if kind is None:
             rows = np.concatenate([read(name, dtype) for name in names])
             kernels.append(jax.device_put(rows[order]))
@@ -111,11 +113,13 @@ def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
     """Returns which of a kernel's outputs, counted from 0, the rows of each tensor are."""
     shape = parameter.shape[:-1]
     outputs = np.arange(math.prod(shape)).reshape(shape)
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for part in parameter.parts:  # those of a fused tensor are in the order of its rows
-        own = outputs[part.index].reshape(-1)
-        found[part.name] = np.concatenate([found[part.name], own]) if part.name in found else own
-    return found
+        rows = outputs[part.index].reshape(-1)
+        by_name[part.name] = (
+            np.concatenate([by_name[part.name], rows]) if part.name in by_name else rows
+        )
+    return by_name
 
 
 def _pack(

@@ -110,17 +110,17 @@ def read_shard(
     shape[axis] //= count
     shard = np.empty(shape, dtype)
     for part, kept in zip(parameter.parts, stored.parts, strict=True):
-        own = shard[part.index]
+        target = shard[part.index]
         if is_by_inputs(parameter.path[-1]):
-            begin, size = number * own.shape[-1], own.shape[-1]
+            begin, size = number * target.shape[-1], target.shape[-1]
             box: Box = (slice(None), slice(begin, begin + size))
         else:
             # Of a whole number of heads: the one of which several shards have a copy, if they do.
-            size = own.size // (1 if len(kept.shape) == 1 else kept.shape[1])
+            size = target.size // (1 if len(kept.shape) == 1 else kept.shape[1])
             begin = number * kept.shape[0] // count // size * size
             begin += kept.rows.start if kept.rows else 0
             box = (slice(begin, begin + size),)
-        own[...] = read(part.name, dtype, box).reshape(own.shape)
+        target[...] = read(part.name, dtype, box).reshape(target.shape)
     return shard
 
 

@@ -80,7 +80,7 @@ def _spread_compact(
 
     return jax.tree.map(
         place, parameter_specs({name: kernel}, count)[name], kernel,
-        is_leaf=lambda one: isinstance(one, PartitionSpec),
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
 
 
@@ -110,14 +110,14 @@ def _take(kernel: Any, shards: list[np.ndarray], name: str) -> Any:
     if isinstance(kernel, JoinedKernel):
         begins = np.cumsum([0, *(part.shape[0] for part in kernel.parts)])
         places = [np.asarray(kernel.order)[outputs] for outputs in shards]
-        parts, own = [], [np.digitize(place, begins) - 1 for place in places]
+        parts, owners = [], [np.digitize(place, begins) - 1 for place in places]
         for index, part in enumerate(kernel.parts):
-            rows = [p[o == index] - begins[index] for p, o in zip(places, own, strict=True)]
+            rows = [p[o == index] - begins[index] for p, o in zip(places, owners, strict=True)]
             taken = _take(part, rows, name)
             parts.append(taken if isinstance(taken, np.ndarray) else
                          taken.replace(shape=(sum(map(len, rows)), part.shape[1])))  # fmt: skip
         # A shard's outputs are among its own parts, each in the shard's order.
-        order = [np.argsort(np.argsort(o, kind="stable")) for o in own]
+        order = [np.argsort(np.argsort(o, kind="stable")) for o in owners]
         return kernel.replace(parts=tuple(parts), order=np.concatenate(order).astype(np.int32))
     outputs = np.concatenate(shards)
     if isinstance(kernel, QuantizedKernel):

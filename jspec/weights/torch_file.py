@@ -37,12 +37,12 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
         return [source] if source.suffix in _SUFFIXES else []
     if any((source / name).exists() for name in _READABLE):
         return []
-    found = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
+    files = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
     shards = sorted(source.glob("pytorch_model*.bin"))
-    if not shards and len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    if not shards and len(files) > 1:
+        names = ", ".join(path.name for path in files)
         raise InputError(f"{source}: expected one file of weights, found {names}: name one")
-    return shards or found
+    return shards or files
 
 
 def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -> None:
@@ -76,7 +76,7 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: reading it needs torch: pip install torch") from None
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = "expected PyTorch's file of tensors, got something else or a damaged one"
         if blocked := _GLOBAL.search(str(error)):
@@ -87,9 +87,9 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     except (RuntimeError, ValueError, EOFError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path}: truncated or damaged ({reason})") from None
-    if not isinstance(found, dict) or not found:
-        raise InputError(f"{path}: expected tensors by name, got {type(found).__name__}")
-    return {name: _to_numpy(path, name, value) for name, value in found.items()}
+    if not isinstance(tensors, dict) or not tensors:
+        raise InputError(f"{path}: expected tensors by name, got {type(tensors).__name__}")
+    return {name: _to_numpy(path, name, value) for name, value in tensors.items()}
 
 
 def _to_numpy(path: pathlib.Path, name: Any, value: Any) -> np.ndarray:

@@ -45,10 +45,12 @@ def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
     Raises:
       InputError: names the first id that differs.
     """
-    own, other = _meanings(target), _meanings(draft)
-    if differing := dict(own.items() ^ other.items()):
+    target_ids, draft_ids = _meanings(target), _meanings(draft)
+    if differing := dict(target_ids.items() ^ draft_ids.items()):
         first = min(differing)
-        here, there = (repr(ids[first]) if first in ids else "no token" for ids in (own, other))
+        here, there = (
+            repr(ids[first]) if first in ids else "no token" for ids in (target_ids, draft_ids)
+        )
         raise InputError(
             f"target and draft have different tokenizers: id {first} is {here} in the target and "
             f"{there} in the draft"

@@ -66,22 +66,22 @@ _PRE_TOKENIZERS = {
 }  # fmt: skip
 
 
-def _pre_tokenizer(own: dict[str, Any]) -> _PreTokenizer:
+def _pre_tokenizer(metadata: dict[str, Any]) -> _PreTokenizer:
     """Returns the pre-tokenizer that the file's `own` metadata name."""
-    kind = own.get("pre", "default")
+    kind = metadata.get("pre", "default")
     if kind not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise InputError(f"expected a pre-tokenizer among {known}; got {kind!r}")
     return _PRE_TOKENIZERS[kind]
 
 
-def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
+def _byte_level(metadata: dict[str, Any], vocab: dict[str, int]) -> Any:
     """Returns byte-level BPE with the file's pre-tokenizer."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    kind = _pre_tokenizer(own)
-    merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
+    kind = _pre_tokenizer(metadata)
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["merges"]]
     backend = Backend(models.BPE(vocab, merges, ignore_merges=kind.takes_whole_words))
     digits = [pre_tokenizers.Digits(individual_digits=True)] if kind.single_digits else []
     words = [pre_tokenizers.Split(Regex(kind.words), "isolated")] if kind.words else []
@@ -93,12 +93,12 @@ def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _merges_from_scores(own: dict[str, Any], vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges_from_scores(metadata: dict[str, Any], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Returns every pair of pieces that makes a third piece, best scores first.
 
     For one piece the pair with the longer left half comes first, as in transformers.
     """
-    scores, types = own["scores"], own.get("token_type") or [1] * len(vocab)
+    scores, types = metadata["scores"], metadata.get("token_type") or [1] * len(vocab)
     # These are found in a text before any merge.
     is_added = [kind in (_CONTROL, _USER_DEFINED) for kind in types]
     # Half a million pairs for Gemma: in this order they need no sorting of their own.
@@ -112,17 +112,17 @@ def _merges_from_scores(own: dict[str, Any], vocab: dict[str, int]) -> list[tupl
     ]
 
 
-def _sentencepiece(own: dict[str, Any], vocab: dict[str, int]) -> Any:
+def _sentencepiece(metadata: dict[str, Any], vocab: dict[str, int]) -> Any:
     """Returns SentencePiece's BPE: spaces as U+2581, unknown characters as bytes."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
-    unknown = own["tokens"][own.get("unknown_token_id", 0)]
-    merges = _merges_from_scores(own, vocab)
+    unknown = metadata["tokens"][metadata.get("unknown_token_id", 0)]
+    merges = _merges_from_scores(metadata, vocab)
     backend = Backend(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    has_prefix = own.get("add_space_prefix", True)
+    has_prefix = metadata.get("add_space_prefix", True)
     steps = [normalizers.Prepend("\u2581")] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -151,16 +151,16 @@ def _num_used(types: list[int]) -> int:
     return next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
 
 
-def _eos_ids(own: dict[str, Any], types: list[int]) -> list[int]:
+def _eos_ids(metadata: dict[str, Any], types: list[int]) -> list[int]:
     """Returns the ids that end a text: those that the file names, then those known by name."""
-    named = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    named = [metadata.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     known = [
         token_id
-        for token_id, (token, kind) in enumerate(zip(own["tokens"], types, strict=True))
+        for token_id, (token, kind) in enumerate(zip(metadata["tokens"], types, strict=True))
         if kind == _CONTROL
         and (
             token in _TURN_ENDS
-            or (token == _DOCUMENT_END and token_id == own.get("padding_token_id"))
+            or (token == _DOCUMENT_END and token_id == metadata.get("padding_token_id"))
         )
     ]
     return [token_id for token_id in [*named, *known] if token_id is not None]
@@ -175,27 +175,27 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
       InputError: no tokenizer in the file, or a kind that jspec cannot build.
     """
     prefix = "tokenizer.ggml."
-    own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-    tokens, kind = own.get("tokens"), own.get("model")
+    metadata = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
+    tokens, kind = metadata.get("tokens"), metadata.get("model")
     if not tokens:
         raise InputError(f"{file.path}: no tokenizer in the file")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in builders:
         raise InputError(f"{file.path}: expected a gpt2 or llama tokenizer, got {kind!r}")
     try:
-        types = own.get("token_type") or [1] * len(tokens)
-        eos_ids = _eos_ids(own, types)
+        types = metadata.get("token_type") or [1] * len(tokens)
+        eos_ids = _eos_ids(metadata, types)
         vocab = {token: i for i, token in enumerate(tokens[: _num_used(types)])}
-        backend = builders[kind](own, vocab)
+        backend = builders[kind](metadata, vocab)
         _add_special_tokens(backend, tokens, types)
         special_tokens = {
             name: tokens[token_id]
             for name, key in _SPECIAL_TOKENS.items()
-            if (token_id := own.get(f"{key}_token_id")) is not None
+            if (token_id := metadata.get(f"{key}_token_id")) is not None
         }
         # Where the file does not say whether to begin with BOS, its kind does.
-        by_default = kind == "llama" or _pre_tokenizer(own).has_bos
-        if own.get("add_bos_token", by_default):
+        by_default = kind == "llama" or _pre_tokenizer(metadata).has_bos
+        if metadata.get("add_bos_token", by_default):
             add_bos(backend, special_tokens.get("bos_token"), True)
     except InputError as error:
         raise InputError(f"{file.path}: {error}") from None

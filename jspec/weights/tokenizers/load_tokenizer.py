@@ -13,8 +13,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 def _special_tokens(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, str]:
     """Returns the special tokens by name; a file spells them as text or `{"content": text}`."""
     merged = read_json(folder / "special_tokens_map.json") | settings
-    found = {name: merged.get(name) for name in _SPECIAL_TOKENS}
-    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
+    values = {name: merged.get(name) for name in _SPECIAL_TOKENS}
+    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 

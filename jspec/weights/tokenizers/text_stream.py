@@ -175,8 +175,8 @@ def _unique_names(texts: Sequence[bytes], vocabulary: Sequence[str | None]) -> l
     rest = name_all(sorted(everything, key=is_spelt.__getitem__), lambda i: _shown(texts[i]))
     rest = name_all(rest, lambda i: vocabulary[i])
     name_all(rest, lambda i: f"token_id:{i}")
-    found = {token_id: name for name, token_id in names.items()}
-    return [found[i] for i in everything]
+    name_by_id = {token_id: name for name, token_id in names.items()}
+    return [name_by_id[i] for i in everything]
 
 
 def _shown(text: bytes) -> str | None:
