@@ -22,9 +22,9 @@ def answer_all(mesh):
 
 
 if __name__ == "__main__":
-    coordinator, number, own, *meshes = sys.argv[1:]
+    coordinator, number, process_id, *meshes = sys.argv[1:]
     if int(number) == 1:
         report(answer_all(None))
     else:
-        with processes.joined(coordinator, int(number), int(own), {}):
+        with processes.joined(coordinator, int(number), int(process_id), {}):
             report({mesh: answer_all(mesh) for mesh in meshes})

@@ -110,13 +110,13 @@ def answers(drafter, mesh, **options):
     """Returns the token ids of the answers at temperatures 0 and 1, and the drafts accepted."""
     from jspec import SamplingParams
 
-    generator, found = make_generator(drafter, mesh, **options), []
+    generator, token_ids = make_generator(drafter, mesh, **options), []
     for temperature in (0.0, 1.0):
         settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
         results = generator.generate(PROMPTS, settings)
         accepted = sum(result.stats.num_accepted for result in results)
-        found.append([[result.token_ids for result in results], accepted])
-    return found
+        token_ids.append([[result.token_ids for result in results], accepted])
+    return token_ids
 
 
 def drafter_options(drafter, folder, **changes):

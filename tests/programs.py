@@ -25,14 +25,14 @@ def environment(compile_cache, home):
         home.mkdir(parents=True, exist_ok=True)
         shared.mkdir(parents=True, exist_ok=True)
         native.symlink_to(shared, target_is_directory=True)
-    own = {
+    variables = {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(home),
         "JSPEC_CACHE": str(home),
         "JAX_COMPILATION_CACHE_DIR": str(compile_cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
-    return {**os.environ, **own}
+    return {**os.environ, **variables}
 
 
 def as_users(env):

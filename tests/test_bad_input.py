@@ -183,8 +183,8 @@ def test_draft_tables(refuse, folder, tmp_path):
     path = tmp_path / "table"
     flags = ("--drafter=bigram", f"--draft_table={path}")
     assert "table: no such file" in refuse(folder, *flags)
-    found = refuse(folder, "--drafter=bigram", f"--draft_table={tmp_path}")
-    assert "expected a table of n-gram counts, a file; got a folder" in found
+    message = refuse(folder, "--drafter=bigram", f"--draft_table={tmp_path}")
+    assert "expected a table of n-gram counts, a file; got a folder" in message
     save_table(count_ngrams([[1, 2]], 259), path)
     assert "target's vocabulary of 258 tokens, got one of 259" in refuse(folder, *flags)
     save_table(count_ngrams([[1, 2]], 258), path, make_tokenizer(special=("</s>", "<s>")))
@@ -212,8 +212,8 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
     """Guards against having to guess which of many prompts was too long."""
     path = tmp_path / "p.jsonl"
     path.write_text(f'{{"prompt": "{"x" * 200}"}}\n{{"prompt": "a"}}\n')
-    found = refuse(folder, prompt=f"--prompts_file={path}")
-    assert f"prompt 0 of {path}: expected a prompt of fewer" in found
+    message = refuse(folder, prompt=f"--prompts_file={path}")
+    assert f"prompt 0 of {path}: expected a prompt of fewer" in message
     path.write_text("\n")
     assert "at least one prompt" in refuse(folder, prompt=f"--prompts_file={path}")
     path.write_text('{"prompt": "a"}\n{')  # found before anything is loaded, or answered
@@ -311,44 +311,46 @@ def test_heads_that_are_none(refuse, folder, tmp_path):
     """Guards against a message about a config.json that is not there."""
     (tmp_path / "head").mkdir()
     for drafter in ("eagle", "medusa"):
-        found = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
-        assert "head: no config.json in the folder; expected one with " in found
+        message = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
+        assert "head: no config.json in the folder; expected one with " in message
 
 
 def test_tokenizers(refuse, spoil, folder, tmp_path):
     """Guards against a draft of another tokenizer, and a tokenizer that knows too much."""
-    other = spoil()
-    path = other / "tokenizer.json"
+    spoilt = spoil()
+    path = spoilt / "tokenizer.json"
     good = path.read_text(encoding="utf-8")
     content = json.loads(good)
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(content))
-    assert "different tokenizers: id" in refuse(folder, f"--draft={other}")
+    assert "different tokenizers: id" in refuse(folder, f"--draft={spoilt}")
     path.write_text(good[:-9])
-    assert "damaged tokenizer" in refuse(other)
+    assert "damaged tokenizer" in refuse(spoilt)
     path.unlink()
-    assert "no tokenizer.json" in refuse(other)
-    found = refuse(folder, f"--draft={folder}", "--drafter=none")
-    assert "a draft model (--draft, in Python draft) expects a drafter among model" in found
+    assert "no tokenizer.json" in refuse(spoilt)
+    message = refuse(folder, f"--draft={folder}", "--drafter=none")
+    assert "a draft model (--draft, in Python draft) expects a drafter among model" in message
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
     drafting = (f"--draft={folder}", "--drafter=model")
-    found = refuse(folder, *drafting, "--ngram_probs=sampled")
-    assert "expected ngram_probs with a drafter that reads it (ngram), got it with 'model'" in found
+    message = refuse(folder, *drafting, "--ngram_probs=sampled")
+    assert (
+        "expected ngram_probs with a drafter that reads it (ngram), got it with 'model'" in message
+    )
 
 
 def test_patterns(refuse, folder):
     """Guards against a pattern that is taken for another one, or ends in a traceback."""
-    found = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
-    assert "'(ab': missing ), unterminated subpattern at position 0" in found
-    found = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')
-    assert "expected placeholders among <string>" in found
+    message = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
+    assert "'(ab': missing ), unterminated subpattern at position 0" in message
+    message = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')
+    assert "expected placeholders among <string>" in message
     for text in ("name", "{'a': 1}", '{"a":'):
-        found = refuse(folder, "--drafter=pattern", f"--draft_json={text}")
-        assert f"expected a JSON skeleton (--draft_json), got {text!r}: " in found
-    found = refuse(folder, "--drafter=pattern", "--draft_json= ")
-    assert "expected a JSON skeleton (--draft_json), got an empty text" in found
+        message = refuse(folder, "--drafter=pattern", f"--draft_json={text}")
+        assert f"expected a JSON skeleton (--draft_json), got {text!r}: " in message
+    message = refuse(folder, "--drafter=pattern", "--draft_json= ")
+    assert "expected a JSON skeleton (--draft_json), got an empty text" in message
 
 
 def test_ids_beyond_the_model(refuse, tmp_path):

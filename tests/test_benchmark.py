@@ -91,9 +91,9 @@ def test_a_method_that_fails_is_left_out(folder, compile_cache, tmp_path, failin
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     record = json.loads(path.read_text())
-    one = {"transformers prompt_lookup:2": "RuntimeError: no compiler"}
-    every = dict.fromkeys(["transformers plain", *one], "MemoryError: too much")
-    assert record["left_out"] == (one if failing == "one" else every)
+    failed = {"transformers prompt_lookup:2": "RuntimeError: no compiler"}
+    every = dict.fromkeys(["transformers plain", *failed], "MemoryError: too much")
+    assert record["left_out"] == (failed if failing == "one" else every)
     measured = [] if failing == "all" else ["transformers plain"]
     assert list(record["methods"]) == ["jspec plain", "jspec prompt_lookup", *measured]
     assert record["is_complete"]
@@ -131,8 +131,8 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
     assert status == 0, errors
     whole = json.loads(path.read_text())
     begun = json.loads(path.read_text()) | {"is_complete": False}
-    for own in begun["answers"].values():
-        own[1] = own[1][:1]
+    for answers in begun["answers"].values():
+        answers[1] = answers[1][:1]
     begun["answers"]["jspec plain"][1] += whole["answers"]["jspec plain"][1][1:2]
     text, first = json.dumps(begun), prompts.read_text()
     path.write_text(text)
@@ -152,13 +152,13 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
     status, output, errors = gone_on
     assert status == 0, errors
     assert f"going on with {path}" in errors
-    found = json.loads(path.read_text())
-    assert found["is_complete"]
-    for name, own in begun["answers"].items():
-        assert found["answers"][name][0] == own[0]
-        assert found["answers"][name][1][: len(own[1])] == own[1]
-        assert len(found["answers"][name][1]) == 3
-    plain, lookup = (one["same_answers"] for one in found["methods"].values())
+    record = json.loads(path.read_text())
+    assert record["is_complete"]
+    for name, answers in begun["answers"].items():
+        assert record["answers"][name][0] == answers[0]
+        assert record["answers"][name][1][: len(answers[1])] == answers[1]
+        assert len(record["answers"][name][1]) == 3
+    plain, lookup = (method["same_answers"] for method in record["methods"].values())
     assert plain == lookup == 3
     status, printed, errors = drawn
     assert (status, printed) == (0, output), errors
@@ -215,11 +215,11 @@ def run_modes(modes, work, compile_cache):
         if mode in ("methods", "synthetic", "acceptance", "parity"):
             lines[-1].append(f"--prompts_file={prompts}")
     outcomes = run_many("jspec.benchmark", lines, env=env, before=_WITHOUT_TORCH)
-    found = {}
+    by_mode = {}
     for mode, (status, output, errors) in zip(modes, outcomes, strict=True):
         assert status == 0, errors
-        found[mode] = (json.loads((work / mode).read_text()), output)
-    return found
+        by_mode[mode] = (json.loads((work / mode).read_text()), output)
+    return by_mode
 
 
 @pytest.mark.parametrize("mode", [slow_unless(mode in _QUICK_MODES, mode) for mode in _MODES])
@@ -324,8 +324,8 @@ def test_methods_and_baselines_with_a_draft_model(folder, compile_cache, tmp_pat
     for side in ("jspec", "transformers"):
         plain, drafting = (report["timings"][f"{side} {name}"] for name in ("plain", "model:3"))
         ratios = [plain["seconds"][r][1] / drafting["seconds"][r][1] for r in range(2)]
-        found = columns[f"{side} model:3"]["tasks"]["y"]["speedup"]["median"]
-        assert found == pytest.approx(sum(ratios) / 2)  # the median of two; equal answers
+        median = columns[f"{side} model:3"]["tasks"]["y"]["speedup"]["median"]
+        assert median == pytest.approx(sum(ratios) / 2)  # the median of two; equal answers
     assert f"transformers drafts with {folder} in float32: it cannot load jspec's int8" in errors
     assert any(line.split()[:2] == ["overall", "2"] for line in output.splitlines())
 

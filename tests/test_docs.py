@@ -32,23 +32,27 @@ def code_blocks(language):
 
 def public_objects():
     """Returns the objects of the API page, the members of its modules included."""
-    found = [pkgutil.resolve_name(name) for name in API]
-    modules = [one for one in found if type(one) is type(jspec)]
-    return [*found, *(value for module in modules for value in vars(module).values())]
+    objects = [pkgutil.resolve_name(name) for name in API]
+    modules = [item for item in objects if type(item) is type(jspec)]
+    return [*objects, *(value for module in modules for value in vars(module).values())]
 
 
 def test_every_public_name_stands_in_the_api_page():
     """Guards against a name that users import and that no page explains."""
-    found = public_objects()
-    missing = [name for name in jspec.__all__ if not any(getattr(jspec, name) is o for o in found)]
+    objects = public_objects()
+    missing = [
+        name for name in jspec.__all__ if not any(getattr(jspec, name) is o for o in objects)
+    ]
     assert missing == []
 
 
 @pytest.mark.parametrize("name", API)
 def test_the_api_page_is_readable_as_a_file(name):
     """Guards against a page that only the site's generator can fill, or that says what was once."""
-    value, own = pkgutil.resolve_name(name), name.rpartition(".")[2]
-    row = re.search(rf"^\| `{own}\b[^`]*` \| (.+) \|$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    value, short_name = pkgutil.resolve_name(name), name.rpartition(".")[2]
+    row = re.search(
+        rf"^\| `{short_name}\b[^`]*` \| (.+) \|$", (DOCS / "api.md").read_text(), re.MULTILINE
+    )
     assert row is not None
     if inspect.isroutine(value) or isinstance(value, type) or inspect.ismodule(value):
         first = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
@@ -57,12 +61,12 @@ def test_the_api_page_is_readable_as_a_file(name):
 
 def test_names_in_examples_stand_in_the_api_page():
     """Guides tell users to import them, so they are public; but for the guide to jspec's inside."""
-    found, missing = public_objects(), []
+    objects, missing = public_objects(), []
     for page, text in code_blocks("python"):
         for module, names in re.findall(r"^from (jspec[\w.]*) import (.+)$", text, re.MULTILINE):
             for name in [] if page == "add_a_drafter.md" else names.split(", "):
                 value = getattr(importlib.import_module(module), name)
-                missing += [f"{page}: {name}"] if all(value is not one for one in found) else []
+                missing += [f"{page}: {name}"] if all(value is not item for item in objects) else []
     assert missing == []
 
 

@@ -167,9 +167,9 @@ def test_the_total_counts_every_token(generate, prompts_file, batch_size):
     """Guards against the last pieces alone: a batch prints whole answers, and counts pieces."""
     flags = f"--batch_size={batch_size}", "--max_new_tokens=40", "--drafter=none"
     _, errors = generate(f"--prompts_file={prompts_file}", *flags)
-    own = sum(int(count) for count in re.findall(r"prompt \d+: (\d+) tokens \(", errors))
-    assert own > 3 * 8  # more than one visit's
-    assert f"\n3 prompts: {own} tokens in " in errors
+    num_tokens = sum(int(count) for count in re.findall(r"prompt \d+: (\d+) tokens \(", errors))
+    assert num_tokens > 3 * 8  # more than one visit's
+    assert f"\n3 prompts: {num_tokens} tokens in " in errors
 
 
 def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
@@ -391,6 +391,6 @@ def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
     flags = ("--prompt=abcabcabc", "--drafter=prompt_lookup", f"--output_json={path}")
     _, errors = generate(*flags, "--num_draft_tokens=auto", f"--costs_file={costs}")
     proposed = read(path)[0]["stats"]["proposed_per_round"]
-    found = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
-    assert f"; a round cost {found / len(proposed):.2f} plain steps, as measured" in errors
+    total = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
+    assert f"; a round cost {total / len(proposed):.2f} plain steps, as measured" in errors
     assert "plain steps" not in generate(*flags, "--num_draft_tokens=3")[1]

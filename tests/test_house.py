@@ -62,7 +62,7 @@ def imports() -> set[tuple[str, str]]:
         for module in graph.modules
         for imported in graph.find_modules_directly_imported_by(module)
     }
-    return {(one, other) for one, other in pairs if one != other}
+    return {(importer, target) for importer, target in pairs if importer != target}
 
 
 def test_imports_point_downwards(imports):
@@ -85,13 +85,13 @@ def test_the_readme_is_read_in_three_minutes():
 def test_words_are_those_of_the_field(word):
     """Guards against words that a reader of English stumbles over; WORDS says what to write."""
     pattern = re.compile(rf"\b(?:{word})\b", re.IGNORECASE)
-    found = [
+    places = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in prose_files()
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if pattern.search(line)
     ]
-    assert found == [], f"write {WORDS[word]}"
+    assert places == [], f"write {WORDS[word]}"
 
 
 def prose_files() -> list[pathlib.Path]:
@@ -119,5 +119,5 @@ def test_no_path_of_one_machine():
         ["git", "ls-files", "*.py", "*.md", "*.sh", "*.toml", "*.yml"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    found = [name for name in names if MACHINE_PATHS.search((ROOT / name).read_text())]
-    assert [name for name in found if name != "tests/test_house.py"] == []
+    files = [name for name in names if MACHINE_PATHS.search((ROOT / name).read_text())]
+    assert [name for name in files if name != "tests/test_house.py"] == []

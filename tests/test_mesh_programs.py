@@ -42,26 +42,26 @@ def on_devices(compile_cache, tmp_path):
 def test_a_comparison_on_a_mesh(on_devices, folder):
     """The same drafts are accepted, and each row says on which devices."""
     run_it, prompts, home = on_devices
-    found = []
+    outputs = []
     for mesh in MESHES:
         path = home / f"compared{len(mesh)}.jsonl"
-        found.append(run_it(
+        outputs.append(run_it(
             "jspec.generate", path, f"--target={folder}", f"--prompts_file={prompts}",
             "--compare=none,prompt_lookup", "--dtype=float32", "--max_new_tokens=16",
             f"--output_json={path}", *(f"--mesh={text}" for text in mesh),
         ))  # fmt: skip
-    found = [[json.loads(line) for line in text.splitlines()] for text in found]
-    counts = [[one["acceptance_rate"] for one in records] for records in found]
+    outputs = [[json.loads(line) for line in text.splitlines()] for text in outputs]
+    counts = [[record["acceptance_rate"] for record in records] for records in outputs]
     assert counts[0] == counts[1]
     assert counts[0][1] > 0
-    assert [one["settings"]["mesh"] for one in found[1]] == [{"data": 2, "model": 4}] * 2
+    assert [record["settings"]["mesh"] for record in outputs[1]] == [{"data": 2, "model": 4}] * 2
 
 
 @pytest.mark.slow
 def test_an_experiment_on_a_mesh(on_devices, folder):
     """A field of the config; rows of the batch are on both rows of the mesh."""
     run_it, prompts, home = on_devices
-    found = []
+    answers = []
     for mesh in MESHES:
         work = home / f"work{len(mesh)}"
         text = run_it(
@@ -72,12 +72,12 @@ def test_an_experiment_on_a_mesh(on_devices, folder):
             *(f"--config.mesh={text}" for text in mesh),
         )  # fmt: skip
         records = [json.loads(line) for line in text.splitlines()]
-        assert all(one["status"] == "done" for one in records)
-        found.append({
-            (one["cell"], answer["prompt"]): answer["token_ids"]
-            for one in records for answer in one["record"]["answers"]
+        assert all(record["status"] == "done" for record in records)
+        answers.append({
+            (record["cell"], answer["prompt"]): answer["token_ids"]
+            for record in records for answer in record["record"]["answers"]
         })  # fmt: skip
-    assert found[0] == found[1]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_parity_on_a_mesh(on_devices, folder):
 def test_logits_that_excuse_an_answer_on_a_mesh(tmp_path):
     """Guards against integers read in the order of one device: on a mesh shard follows shard."""
     path = save_folder(tmp_path / "m", num_layers=1, num_heads=8, head_dim=16, hidden_dim=128)
-    found = run_on_devices(f"""
+    differences = run_on_devices(f"""
 from jspec.generation.logits_after import make_logits_after
 from jspec.models.sharding import make_mesh
 from jspec.weights import load_model
@@ -109,7 +109,7 @@ for kind in "none", "int8", "int4":
     found.append([float(abs(one - other).max()), float(abs(one).max())])
 report(found)
 """)
-    for difference, largest in found:
+    for difference, largest in differences:
         assert difference < 1e-5 * largest
 
 

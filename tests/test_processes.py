@@ -49,13 +49,20 @@ def start(compile_cache, tmp_path):
         env = environment(compile_cache, tmp_path / "home")
         flag = f"--xla_force_host_platform_device_count={devices}"
         env |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flag} {os.environ.get('XLA_FLAGS', '')}"}
-        for own in range(number):
+        for process_id in range(number):
             of_run = [f"--coordinator=localhost:{port}", f"--num_processes={number}"]
-            of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={own}"]
-            line = command(program, *flags, *own_flags[own % len(own_flags)], *of_run)
-            env |= cluster(own, number) if cluster else {}
+            of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={process_id}"]
+            line = command(program, *flags, *own_flags[process_id % len(own_flags)], *of_run)
+            env |= cluster(process_id, number) if cluster else {}
             if script is not None:
-                line = [sys.executable, "-m", script, f"localhost:{port}", str(number), str(own)]
+                line = [
+                    sys.executable,
+                    "-m",
+                    script,
+                    f"localhost:{port}",
+                    str(number),
+                    str(process_id),
+                ]
                 line += flags
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env}
             begun.append(subprocess.Popen(line, **pipes))
@@ -69,11 +76,11 @@ def start(compile_cache, tmp_path):
 
 def ends(begun, timeout=100):
     """Returns status, output and errors of each process."""
-    found = []
+    outcomes = []
     for process in begun:
         output, errors = process.communicate(timeout=timeout)
-        found.append((process.returncode, output.decode(), errors.decode()))
-    return found
+        outcomes.append((process.returncode, output.decode(), errors.decode()))
+    return outcomes
 
 
 def test_two_processes_answer_as_one(start, folder, monkeypatch, capsys):
@@ -85,10 +92,10 @@ def test_two_processes_answer_as_one(start, folder, monkeypatch, capsys):
     assert second[:2] == (0, "")
 
 
-def of_slurm(own, number):
+def of_slurm(process_id, number):
     """Returns the variables that SLURM sets for the processes of a step."""
-    values = {"SLURM_JOB_ID": os.getpid(), "SLURM_NTASKS": number, "SLURM_PROCID": own,
-              "SLURM_LOCALID": own, "SLURM_STEP_NUM_NODES": 1, "SLURM_JOB_NUM_NODES": 1,
+    values = {"SLURM_JOB_ID": os.getpid(), "SLURM_NTASKS": number, "SLURM_PROCID": process_id,
+              "SLURM_LOCALID": process_id, "SLURM_STEP_NUM_NODES": 1, "SLURM_JOB_NUM_NODES": 1,
               "SLURM_STEP_NODELIST": "localhost"}  # fmt: skip
     return {name: str(value) for name, value in values.items()}
 
@@ -101,7 +108,7 @@ def test_processes_that_slurm_started(start, folder, monkeypatch, capsys):
     first, second = ends(start(2, *flags, "--mesh=model:2", cluster=of_slurm))
     assert first[:2] == (0, alone[1])
     assert second[:2] == (0, "")
-    (*_, lost) = ends(start(1, *flags, "--mesh=model:2", cluster=lambda own, number: {}))
+    (*_, lost) = ends(start(1, *flags, "--mesh=model:2", cluster=lambda process_id, number: {}))
     assert "this process: expected a cluster that JAX knows" in check_refusal(*lost)
 
 
@@ -215,8 +222,8 @@ def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_pa
     flags.append("--temperature=1")
     alone = call_generate(monkeypatch, capsys, *flags)
     shape = f"model:{2 * number}" if mesh == "model" else f"data:{number},model:2"
-    found = ends(start(number, *flags, f"--mesh={shape}", devices=2))
-    assert found[0][:2] == (0, alone[1])
+    outcomes = ends(start(number, *flags, f"--mesh={shape}", devices=2))
+    assert outcomes[0][:2] == (0, alone[1])
 
 
 @pytest.mark.slow
@@ -297,13 +304,13 @@ def test_two_processes_train_as_one(start, tmp_path):
     begin(configs["eagle"], tmp_path / "moved")
     meshes = "data:2,model:2", "model:4"
     begun = start(2, str(tmp_path), *meshes, devices=2, script="tests.training.on_meshes")
-    (status, output, errors), (other, *_) = ends(begun, timeout=900)
-    assert (status, other) == (0, 0), errors
-    found = json.loads(output.splitlines()[-1])
-    found["back"] = {"eagle": losses(configs["eagle"], tmp_path / "back")}
-    for mesh, kinds_of_mesh in found.items():
-        for kind, own in kinds_of_mesh.items():
-            check_alike(f"{kind} on {mesh} of two processes", own, alone[kind])
+    (status, output, errors), (second_status, *_) = ends(begun, timeout=900)
+    assert (status, second_status) == (0, 0), errors
+    losses_by_mesh = json.loads(output.splitlines()[-1])
+    losses_by_mesh["back"] = {"eagle": losses(configs["eagle"], tmp_path / "back")}
+    for mesh, kinds_of_mesh in losses_by_mesh.items():
+        for kind, run_losses in kinds_of_mesh.items():
+            check_alike(f"{kind} on {mesh} of two processes", run_losses, alone[kind])
             if mesh in meshes:
                 names = [
                     sorted(path.name for path in folder.rglob("*.safetensors"))

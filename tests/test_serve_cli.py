@@ -60,10 +60,12 @@ def test_a_server_lets_the_answers_in_progress_end(process, env):
     status, output, errors = run("jspec.serve", f"--port={port}", env=env)
     assert status == 2
     assert f"got --port={port} at --host=127.0.0.1" in check_refusal(status, output, errors)
-    with post(port, {"prompt": "abc", "max_tokens": 190, "min_tokens": 190, "stream": True}) as one:
-        begin = one.read(20)
+    with post(
+        port, {"prompt": "abc", "max_tokens": 190, "min_tokens": 190, "stream": True}
+    ) as stream:
+        begin = stream.read(20)
         process.send_signal(signal.SIGTERM)
-        chunks = events(begin + one.read())
+        chunks = events(begin + stream.read())
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert process.wait(timeout=30) == 0
     assert not any("Traceback" in line for line in lines)
@@ -77,23 +79,23 @@ def test_a_second_signal_ends_answers_at_once(process):
     headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
     asked = {"prompt": "abc", "max_tokens": 190, "min_tokens": 190}
     connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(40)]
-    for number, one in enumerate(connections):
+    for number, connection in enumerate(connections):
         body = json.dumps(asked | {"stream": number == 39})
-        one.request("POST", "/v1/completions", body, headers)
+        connection.request("POST", "/v1/completions", body, headers)
     assert connections[0].getresponse().status == 200
     begin = time.monotonic()
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
     statuses = set()
-    for one in connections[1:39]:
-        with contextlib.closing(one), one.getresponse() as reply:
-            found = json.loads(reply.read())
+    for connection in connections[1:39]:
+        with contextlib.closing(connection), connection.getresponse() as reply:
+            answer = json.loads(reply.read())
             statuses.add(reply.status)
-            assert ("error" in found) == (reply.status == 503)
+            assert ("error" in answer) == (reply.status == 503)
     assert statuses == {200, 503}
-    with contextlib.closing(connections[39]) as one:
-        assert b'"message": "the server is stopping' in one.getresponse().read()
+    with contextlib.closing(connections[39]) as connection:
+        assert b'"message": "the server is stopping' in connection.getresponse().read()
     connections[0].close()
     assert process.wait(timeout=30) == 0
     assert time.monotonic() - begin < 10
@@ -102,11 +104,11 @@ def test_a_second_signal_ends_answers_at_once(process):
 @pytest.mark.slow
 def test_a_full_disk_keeps_nobody_from_an_answer(folder, env, tmp_path):
     """No file can grow, so no compiled program is kept: two starts answer, without a traceback."""
-    own = env | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
+    variables = env | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
     flags = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2")
     limited = ["bash", "-c", 'ulimit -f 0 && exec "$@"', "-", *command("jspec.serve", *flags)]
     for _ in range(2):
-        with subprocess.Popen(limited, env=own, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(limited, env=variables, stderr=subprocess.PIPE, text=True) as process:
             lines = []
             for line in process.stderr:
                 lines.append(line)

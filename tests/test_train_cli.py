@@ -59,7 +59,7 @@ def answered(folder, tmp_path_factory):
     requests = [Request(prompt, SamplingParams(max_new_tokens=24)) for prompt in prompts]
     answers = plain.generate(requests)
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    texts = [Text(tuple(one.prompt_token_ids), tuple(one.token_ids)) for one in answers]
+    texts = [Text(tuple(result.prompt_token_ids), tuple(result.token_ids)) for result in answers]
     save_texts(path, texts)
     return model, requests, answers, path
 
@@ -69,8 +69,8 @@ def check_drafts(answered, draft=None, **options):
     model, requests, answers, _ = answered
     generator = Generator(model, draft, num_draft_tokens=3, batch_size=8, **options)
     drafted = generator.generate(requests)
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in answers]
-    assert sum(one.stats.num_proposed for one in drafted) > 0
+    assert [result.token_ids for result in drafted] == [result.token_ids for result in answers]
+    assert sum(result.stats.num_proposed for result in drafted) > 0
 
 
 def test_a_head_is_trained_and_drafts(call, folder, answered, tmp_path):

@@ -67,7 +67,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("program", [slow_unless(one == "jspec.generate", one) for one in COMMANDS])
+@pytest.mark.parametrize(
+    "program",
+    [slow_unless(program_name == "jspec.generate", program_name) for program_name in COMMANDS],
+)
 def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
     """By --import, and what they print names them."""
     status, output, errors = run(
@@ -120,7 +123,7 @@ def test_objects_serve_as_well_as_names(own):
     assert "again" not in DRAFTERS  # which only `register_drafter` changes
     by_name = jspec.Generator(target(), drafter="repeat", acceptance="matching")
     settings = jspec.SamplingParams(max_new_tokens=60, temperature=0.4, seed=3)
-    answers = [one.generate("aaaa", settings) for one in (generator, by_name)]
+    answers = [program_name.generate("aaaa", settings) for program_name in (generator, by_name)]
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].stats.num_accepted > 0
     assert generator.describe()["acceptance"] == "own rule"

@@ -274,7 +274,7 @@ def test_what_runs_out_on_the_method_is_one_line(tmp_path, action, said):
     """XLA's and numpy's own complaints, of arrays that no machine can hold."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import jax.numpy as jnp\nimport numpy as np\nfrom jspec.common import cli\n"
+        "import jax.numpy as jnp\nimport numpy as np\nfrom jspec.cli import program as cli\n"
         f"cli.run_main(lambda: {action})\n"
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)

@@ -19,8 +19,8 @@ def save_target(folder, model):
 
 def save_texts(path, texts):
     """Writes texts as JSONL; returns the file's name."""
-    records = ({"prompt_token_ids": list(one.prompt), "token_ids": list(one.answer)}
-               for one in texts)  # fmt: skip
+    records = ({"prompt_token_ids": list(text.prompt), "token_ids": list(text.answer)}
+               for text in texts)  # fmt: skip
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 

@@ -87,20 +87,20 @@ def begin(config, workdir, mesh=None):
         run.Batches.__getitem__ = before
 
 
-def check_alike(name, found, alone):
+def check_alike(name, losses, alone):
     """Checks losses of all steps against those of one device."""
     assert alone[-1] < alone[0], "something is learned"
-    difference = np.abs(np.array(found) - alone).max()
+    difference = np.abs(np.array(losses) - alone).max()
     print(f"{name}: at most {difference:.1e} of {alone[0]:.2f}")
-    assert len(found) == len(alone)
+    assert len(losses) == len(alone)
     # What is stored is rounded to bfloat16: a sum in another order gives another neighbour.
     assert difference < (1e-3 if name.startswith("stored") else 1e-4)
 
 
 if __name__ == "__main__":
-    coordinator, number, own, name, *meshes = sys.argv[1:]
+    coordinator, number, process_id, name, *meshes = sys.argv[1:]
     folder = pathlib.Path(name)
-    with processes.joined(coordinator, int(number), int(own), {}):
+    with processes.joined(coordinator, int(number), int(process_id), {}):
         found = {}
         for index, mesh in enumerate(meshes):  # each has its share of the kinds
             configs = kinds(folder, f"states on {mesh}")

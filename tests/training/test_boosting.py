@@ -46,54 +46,56 @@ def outcomes(tmp_path_factory):
         earlier=(str(folder / "first" / "draft"),),
     )
     runs = {"first": first, "boosted": later, "alike": dataclasses.replace(later, known_weight=1.0)}
-    found = {}
+    by_name = {}
     for name, training in runs.items():
         (folder / name).mkdir()
-        found[name] = run_training(training, folder / name)
-    return found, folder
+        by_name[name] = run_training(training, folder / name)
+    return by_name, folder
 
 
 def agreement_of(model, texts):
     """Returns where a model finds the target's best next token best, each text by itself."""
     best = []
-    for one in (grammar_target(), model):
-        cache = init_cache(one.config, batch_size=len(texts), capacity=SEQ_LEN, dtype=jnp.float32)
+    for draft in (grammar_target(), model):
+        cache = init_cache(draft.config, batch_size=len(texts), capacity=SEQ_LEN, dtype=jnp.float32)
         tokens = jnp.array([text.ids for text in texts])
-        best.append(np.argmax(make_apply(one.config)(one.params, tokens, cache)[0], axis=-1))
+        best.append(np.argmax(make_apply(draft.config)(draft.params, tokens, cache)[0], axis=-1))
     return (best[0] == best[1])[:, len(texts[0].prompt) - 1 : -1]
 
 
 @pytest.mark.slow
 def test_a_boosted_pair_covers_more_than_one_and_than_two_trained_alike(outcomes):
     """On held-out texts, by the score; see `_MARGIN`."""
-    found, _ = outcomes
-    alone, boosted_pair = found["boosted"][COVERED_BEFORE], found["boosted"][COVERED]
-    alike = found["alike"][COVERED]
+    metrics, _ = outcomes
+    alone, boosted_pair = metrics["boosted"][COVERED_BEFORE], metrics["boosted"][COVERED]
+    alike = metrics["alike"][COVERED]
     print(f"covered: {alone:.3f} alone, {alike:.3f} by two alike, {boosted_pair:.3f} boosted")
-    assert found["alike"][COVERED_BEFORE] == alone
-    assert found["first"]["agreement"][0] == pytest.approx(alone, abs=0.02)  # saved in bfloat16
+    assert metrics["alike"][COVERED_BEFORE] == alone
+    assert metrics["first"]["agreement"][0] == pytest.approx(alone, abs=0.02)  # saved in bfloat16
     assert boosted_pair > max(alone, alike) + _MARGIN
-    assert found["boosted"][SCORE] > max(found["alike"][SCORE], found["first"][SCORE])
-    assert found["boosted"][SCORE] > found["boosted"]["own_tokens_per_call"]
+    assert metrics["boosted"][SCORE] > max(metrics["alike"][SCORE], metrics["first"][SCORE])
+    assert metrics["boosted"][SCORE] > metrics["boosted"]["own_tokens_per_call"]
 
 
 @pytest.mark.slow
 def test_the_score_is_what_the_folders_cover(outcomes):
     """Counted anew on unpacked texts with the drafts as they were saved, rounded to bfloat16."""
-    found, folder = outcomes
+    metrics, folder = outcomes
     drafts = [load_model(str(folder / name / "draft"), dtype="float32")
               for name in ("first", "boosted")]  # fmt: skip
     held_out = grammar_texts(192, 2)[:: 192 // _HELD_OUT]
     agreement = [agreement_of(draft, held_out) for draft in drafts]
-    assert np.mean(agreement[0]) == pytest.approx(found["boosted"][COVERED_BEFORE], abs=1e-3)
+    assert np.mean(agreement[0]) == pytest.approx(metrics["boosted"][COVERED_BEFORE], abs=1e-3)
     either = np.mean(agreement[0] | agreement[1])
-    assert either == pytest.approx(found["boosted"][COVERED], abs=0.02)
+    assert either == pytest.approx(metrics["boosted"][COVERED], abs=0.02)
 
 
 def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
     """Wherever a text stands in a row, and cut where rows end; no draft runs after that."""
     drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
-    names = [save_target(tmp_path / str(i), one) for i, one in enumerate([make_model(), *drafts])]
+    names = [
+        save_target(tmp_path / str(i), draft) for i, draft in enumerate([make_model(), *drafts])
+    ]
     models = [load_model(name, dtype="float32") for name in names]
     training = DraftModelTraining(
         num_layers=1, dtype="float32", earlier=tuple(names[1:]), seq_len=36, recipe=RECIPE
@@ -103,7 +105,8 @@ def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
     cache = init_cache(CONFIG, batch_size=6, capacity=36, dtype=jnp.float32)
     apply = jax.jit(make_apply(CONFIG))
     best = [
-        np.argmax(apply(one.params, jnp.asarray(rows.tokens), cache)[0], axis=-1) for one in models
+        np.argmax(apply(draft.params, jnp.asarray(rows.tokens), cache)[0], axis=-1)
+        for draft in models
     ]
     wanted = (best[0] == best[1]) | (best[0] == best[2])
     assert 0 < wanted.sum() < wanted.size
@@ -120,18 +123,20 @@ def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
 def test_marked_places_do_not_count():
     """By hand: four places, the last of which is not scored."""
     row = lambda *values: jnp.array([values], jnp.float32)  # noqa: E731
-    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0) > 0)
+    comparison = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0) > 0)
     is_scored = jnp.array([[True, True, True, False]])
     is_known = jnp.array([[True, True, False, True]])
     for weight, loss in [(0.0, 4.0), (1.0, 7 / 3), (0.5, 5.5 / 2)]:
-        value, metrics = boosted_loss(found, is_scored, is_known, known_weight=weight, num_steps=3)
+        value, metrics = boosted_loss(
+            comparison, is_scored, is_known, known_weight=weight, num_steps=3
+        )
         assert float(value) == pytest.approx(loss)
     assert float(metrics[COVERED_BEFORE]) == pytest.approx(2 / 3)
     assert float(metrics[COVERED]) == pytest.approx(2 / 3)
     assert float(metrics[SCORE]) == pytest.approx(1 + (2 + 1 + 0) / 3)
     assert float(metrics["own_tokens_per_call"]) == pytest.approx(1 + 1 / 3)
     nothing = jnp.ones_like(is_known)
-    assert boosted_loss(found, is_scored, nothing, known_weight=0.0, num_steps=1)[0] == 0
+    assert boosted_loss(comparison, is_scored, nothing, known_weight=0.0, num_steps=1)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -149,8 +154,8 @@ def test_bad_fields_are_refused(fields, message):
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
     """Its argmax would mean another token."""
     config = dataclasses.replace(CONFIG, vocab_size=100)
-    other = make_model(config, params=peaked_params(config))
-    folder = save_target(tmp_path / "other", other)
+    stranger = make_model(config, params=peaked_params(config))
+    folder = save_target(tmp_path / "other", stranger)
     target = load_model(save_target(tmp_path / "target", make_model()), dtype="float32")
     training = DraftModelTraining(num_layers=1, earlier=(folder,))
     with pytest.raises(InputError, match="different tokenizers"):

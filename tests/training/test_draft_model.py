@@ -67,10 +67,10 @@ def test_the_trained_draft_drafts(learned):
         )
         for draft, name, options in [(None, "none", {}), (model, "model", {"num_draft_tokens": 4})]
     )
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    rounds = sum(one.stats.num_rounds for one in drafted)
-    found = sum(one.stats.num_round_tokens for one in drafted)
-    assert found / rounds > 0.75 * after[SCORE]
+    assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]
+    rounds = sum(result.stats.num_rounds for result in drafted)
+    num_tokens = sum(result.stats.num_round_tokens for result in drafted)
+    assert num_tokens / rounds > 0.75 * after[SCORE]
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_the_trained_draft_passes_the_audit(learned, rule, temperature):
     with jax.numpy_dtype_promotion("strict"):
         checks = list(run_checks(subject, num_rows=1024, max_new_tokens=16))
     assert {"emitted distribution", "negative control"} <= {check.name for check in checks}
-    assert [f"{one.name}: {one.detail}" for one in checks if not one.has_passed] == []
+    assert [f"{item.name}: {item.detail}" for item in checks if not item.has_passed] == []
 
 
 @pytest.mark.parametrize("embeddings", ["copied", "shared"])

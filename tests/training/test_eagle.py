@@ -117,8 +117,8 @@ def test_a_head_goes_on_from_an_earlier_one(folder, name):
     expected = jax.tree.map(lambda leaf: leaf + 0.25, trainee_of(OWN).params)
     num_new = EARLIER[0] - OWN[0]
     expected["head"]["head"] = expected["head"]["head"].at[:num_new].add(-0.25)
-    found = trainee_of(OWN, init_head=str(folder.with_name(name))).params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.01), found, expected)
+    params = trainee_of(OWN, init_head=str(folder.with_name(name))).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.01), params, expected)
 
 
 def test_a_config_takes_the_earlier_heads_layers(folder):
@@ -135,14 +135,14 @@ def test_a_config_takes_the_earlier_heads_layers(folder):
 def test_a_head_of_another_width(width, tmp_path):
     """It begins with the target's first units, is saved as it is, and its width is kept later."""
     trainee = trainee_of(OWN, hidden_dim=width)
-    found, theirs = (one["mlp"] for one in (trainee.params["head"], frozen()["layers_0"]))
+    units, theirs = (layer["mlp"] for layer in (trainee.params["head"], frozen()["layers_0"]))
     kept = min(width, CONFIG.hidden_dim)
-    np.testing.assert_array_equal(found["down"][:, :kept], theirs["down"][:, :kept])
-    np.testing.assert_array_equal(found["gate_up"][:, :kept], theirs["gate_up"][:, :kept])
+    np.testing.assert_array_equal(units["down"][:, :kept], theirs["down"][:, :kept])
+    np.testing.assert_array_equal(units["gate_up"][:, :kept], theirs["gate_up"][:, :kept])
     trainee.save(trainee.params, tmp_path / "head")
     later = trainee_of(OWN, init_head=str(tmp_path / "head"))
     assert later.params["head"]["mlp"]["down"].shape == (CONFIG.embed_dim, width)
-    np.testing.assert_allclose(later.params["head"]["mlp"]["down"], found["down"], atol=0.01)
+    np.testing.assert_allclose(later.params["head"]["mlp"]["down"], units["down"], atol=0.01)
     with pytest.raises(InputError, match="of hidden_dim if that is given"):
         trainee_of(OWN, hidden_dim=width + 8, init_head=str(tmp_path / "head"))
 
@@ -152,8 +152,8 @@ def test_another_layer_is_refused(folder, monkeypatch):
     earlier = load_eagle(folder, CONFIG, jnp.float32)
     head = earlier.params["head"]
     mlp = jax.tree.map(lambda leaf: leaf[:1], head["mlp"])
-    other = earlier._replace(params=earlier.params | {"head": head | {"mlp": mlp}})
-    monkeypatch.setattr("jspec.training.eagle.load_eagle", lambda *_: other)
+    changed = earlier._replace(params=earlier.params | {"head": head | {"mlp": mlp}})
+    monkeypatch.setattr("jspec.training.eagle.load_eagle", lambda *_: changed)
     with pytest.raises(InputError, match="expected a layer like the target's"):
         trainee_of(OWN, init_head=str(folder))
 
@@ -180,15 +180,15 @@ def kill():
 def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
     """Killed between two checkpoints: the same parameters to the bit, and each line once."""
     trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
-    whole, other = tmp_path / "whole", tmp_path / "killed"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     wanted = train(trainee, batches, held_out, RECIPE, whole)
     with pytest.raises(Killed):
-        train(trainee, Changed(batches, 15, kill), held_out, RECIPE, other)
-    assert [one["step"] for one in read_metrics(other)] == [6, 6, 12, 12]
-    params, metrics = train(trainee, batches, held_out, RECIPE, other)
+        train(trainee, Changed(batches, 15, kill), held_out, RECIPE, killed)
+    assert [record["step"] for record in read_metrics(killed)] == [6, 6, 12, 12]
+    params, metrics = train(trainee, batches, held_out, RECIPE, killed)
     jax.tree.map(np.testing.assert_array_equal, params, wanted[0])
     assert metrics == wanted[1]
-    assert read_metrics(other) == read_metrics(whole)
+    assert read_metrics(killed) == read_metrics(whole)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):

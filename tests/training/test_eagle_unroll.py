@@ -65,9 +65,9 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     states = states_of(tiny_pair, row, jnp.concatenate(features, axis=1))
     outputs = _unroll(tiny_eagle.CONFIG, head, rows_of(texts), states, STEPS)
     logits = [logits_of(head, output)[0] for output in outputs]
-    for text, own, begin in zip(texts, features, (0, 9), strict=True):
+    for text, of_text, begin in zip(texts, features, (0, 9), strict=True):
         for anchor in (0, 3, 6):
-            said = chain(tiny_pair, head, text, fuse(head, own), anchor)
+            said = chain(tiny_pair, head, text, fuse(head, of_text), anchor)
             for step, expected in enumerate(said):
                 np.testing.assert_allclose(
                     logits[step][begin + anchor], expected, rtol=1e-3, atol=1e-3

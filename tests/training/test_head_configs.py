@@ -45,7 +45,9 @@ def test_fields_of_other_kinds_are_refused(fields, message):
 
 
 @pytest.mark.parametrize(
-    "training", [LookaheadTraining(), DraftModelTraining(num_layers=1)], ids=lambda one: one.drafter
+    "training",
+    [LookaheadTraining(), DraftModelTraining(num_layers=1)],
+    ids=lambda config: config.drafter,
 )
 def test_states_are_refused_where_the_target_runs_anyway(tmp_path, training):
     """Before they are computed."""

@@ -81,9 +81,9 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
             drafter_options=DrafterOptions(draft_head=str(folder / head)),
         )  # fmt: skip
         results = generator.generate(requests)
-        assert [one.token_ids for one in results] == [one.token_ids for one in plain]
-        kept = sum(one.stats.num_accepted for one in results)
-        rates.append(kept / sum(one.stats.num_proposed for one in results))
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+        kept = sum(result.stats.num_accepted for result in results)
+        rates.append(kept / sum(result.stats.num_proposed for result in results))
     print(f"{name}: {rates[0]:.3f} -> {rates[1]:.3f} of the drafts kept")
     assert rates[1] > rates[0] + SHARE[name]
 
@@ -101,9 +101,11 @@ def test_it_is_lossless(trained, temperature):
         ),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
-        checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
+        checks = {
+            check.name: check for check in run_checks(subject, num_rows=1024, max_new_tokens=16)
+        }
     assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
-    failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
+    failed = [f"{name}: {check.detail}" for name, check in checks.items() if not check.has_passed]
     assert failed == []
     assert checks["drafts"].data["num_accepted"] > 0
 

@@ -151,18 +151,18 @@ def test_a_run_that_was_killed_before_it_wrote_its_heads_goes_on(folder, tmp_pat
     trainee.save(first, tmp_path / "head")
     assert (tmp_path / "target" / "model.safetensors").read_bytes() == written
     assert "WARNING" in capsys.readouterr().err
-    found = load_model(str(tmp_path / "target"), dtype="bfloat16")
-    assert found.params["embedding"].dtype == jnp.bfloat16
+    loaded = load_model(str(tmp_path / "target"), dtype="bfloat16")
+    assert loaded.params["embedding"].dtype == jnp.bfloat16
     scale = grammar_target().params["final_norm"]["scale"].astype(jnp.bfloat16)
     wanted = (scale + 0.25).astype(jnp.bfloat16)  # by the rate, from where it was loaded
-    np.testing.assert_array_equal(found.params["final_norm"]["scale"], wanted)
+    np.testing.assert_array_equal(loaded.params["final_norm"]["scale"], wanted)
 
 
 def test_the_target_moves_at_a_rate_of_its_own():
     """In the change's type, which is the one that is computed in."""
-    found = move({"w": jnp.ones([2], jnp.bfloat16)}, {"w": jnp.full([2], 0.01)}, 0.25)
-    assert found["w"].dtype == jnp.float32
-    np.testing.assert_allclose(found["w"], 1.0025)
+    moved = move({"w": jnp.ones([2], jnp.bfloat16)}, {"w": jnp.full([2], 0.01)}, 0.25)
+    assert moved["w"].dtype == jnp.float32
+    np.testing.assert_allclose(moved["w"], 1.0025)
 
 
 def joint_training(folder, **fields):

@@ -58,8 +58,8 @@ def make_trainee(loss=loss, first=None):
 def run(folder, batches=None, trainee=None, **changes):
     """Trains; returns the parameters, the metrics and the journal."""
     recipe = dataclasses.replace(RECIPE, **changes)
-    found = train(trainee or make_trainee(), batches or Numbers(), [Numbers()[5]], recipe, folder)
-    return *found, read_metrics(folder)
+    trained = train(trainee or make_trainee(), batches or Numbers(), [Numbers()[5]], recipe, folder)
+    return *trained, read_metrics(folder)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,10 @@ def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
     halves = Numbers(**{f"_{2 * k + i}": k for k in range(12) for i in range(2)})
     params, _, journal = run(tmp_path, halves, accumulate=2)
     np.testing.assert_allclose(params["w"], undisturbed[0]["w"], rtol=1e-5, atol=1e-6)
-    assert [one["step"] for one in journal if "loss" in one] == [2, 4, 6, 8, 10, 12]
+    assert [record["step"] for record in journal if "loss" in record] == [2, 4, 6, 8, 10, 12]
     mixed = Numbers(**{f"_{2 * k + i}": k + 20 * i for k in range(12) for i in range(2)})
-    other, *_ = run(tmp_path / "mixed", mixed, accumulate=2)
-    assert np.abs(other["w"] - params["w"]).max() > 0.1
+    mixed_params, *_ = run(tmp_path / "mixed", mixed, accumulate=2)
+    assert np.abs(mixed_params["w"] - params["w"]).max() > 0.1
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -200,15 +200,15 @@ def test_recomputing_saves_memory_and_changes_nothing():
         return jnp.sum(x), {}
 
     rows, frozen = Rows(*[np.ones([1, 128], np.int32)] * 4), jnp.linspace(0.0, 1.0, 32)
-    found = []
+    outcomes = []
     for remat in ("none", "products"):
         deep_loss = with_precision(deep, Recipe(remat=remat))
         _, pull, _ = jax.vjp(
             lambda p, f=deep_loss: f(p, frozen, rows), {"w": weights}, has_aux=True
         )
         kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
-        found.append((kept, pull(jnp.float32(1))[0]))
-    (whole, wanted), (less, grads) = found
+        outcomes.append((kept, pull(jnp.float32(1))[0]))
+    (whole, wanted), (less, grads) = outcomes
     assert less < 0.5 * whole
     np.testing.assert_allclose(grads["w"], wanted["w"], rtol=1e-4, atol=1e-5)
 

@@ -37,15 +37,15 @@ def logits_of(*distributions):
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_those_computed_by_hand(name):
     """One place, a vocabulary of three."""
-    found = position_losses(logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
-    np.testing.assert_allclose(found[name], [[BY_HAND[name]]], rtol=1e-5)
+    losses = position_losses(logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
+    np.testing.assert_allclose(losses[name], [[BY_HAND[name]]], rtol=1e-5)
 
 
 def test_kl_is_the_forward_one():
     """0.9 log(0.9 / 0.5) + 0.1 log(0.1 / 0.5); reversed it would be 0.51."""
     draft, target = logits_of([0.5, 0.5]), logits_of([0.9, 0.1])
-    found = position_losses(draft, target, jnp.zeros([1, 1], jnp.int32))["kl"]
-    np.testing.assert_allclose(found, [[0.9 * np.log(1.8) + 0.1 * np.log(0.2)]], rtol=1e-5)
+    kl = position_losses(draft, target, jnp.zeros([1, 1], jnp.int32))["kl"]
+    np.testing.assert_allclose(kl, [[0.9 * np.log(1.8) + 0.1 * np.log(0.2)]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -68,14 +68,14 @@ def test_chains_end_where_a_draft_is_lost_and_where_their_text_ends():
     is_scored = jnp.asarray([[False, True, True, True, False, True, True, False]])
     agreement = jnp.asarray([[1, 1, 1, 0, 1, 0, 1, 1]], jnp.float32)
     acceptance = jnp.asarray([[1, 0.5, 0.4, 1, 1, 0.2, 1, 1]], jnp.float32)
-    found = chain_metrics(PositionMetrics(agreement, acceptance, agreement), is_scored, 2)
+    metrics = chain_metrics(PositionMetrics(agreement, acceptance, agreement), is_scored, 2)
     # Begun at 1, 2, 3, 5, 6: kept 2, 1, 0, 0, 1.
-    np.testing.assert_allclose(found["tokens_per_call"], 1 + 4 / 5, rtol=1e-6)
+    np.testing.assert_allclose(metrics["tokens_per_call"], 1 + 4 / 5, rtol=1e-6)
     sampled = (0.5 + 0.5 * 0.4) + (0.4 + 0.4) + 1 + (0.2 + 0.2) + 1
-    np.testing.assert_allclose(found["sampled_tokens_per_call"], 1 + sampled / 5, rtol=1e-6)
+    np.testing.assert_allclose(metrics["sampled_tokens_per_call"], 1 + sampled / 5, rtol=1e-6)
     # Second steps are those at 2, 3 and 6.
-    np.testing.assert_allclose(found["acceptance"], [3.1 / 5, 2.4 / 3], rtol=1e-6)
-    np.testing.assert_allclose(found["agreement"], [3 / 5, 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(metrics["acceptance"], [3.1 / 5, 2.4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(metrics["agreement"], [3 / 5, 2 / 3], rtol=1e-6)
 
 
 def test_places_are_compared_a_few_at_a_time():
@@ -88,14 +88,14 @@ def test_places_are_compared_a_few_at_a_time():
     tokens = jnp.asarray(rng.integers(0, 7, (2, 70)), jnp.int32)
 
     def in_parts(draft_head):
-        found = compare(
+        comparison = compare(
             LazyLogits(drafts, draft_head, tiny.CONFIG),
             LazyLogits(targets, head, tiny.CONFIG),
             tokens,
             {"kl": 2.0},
             7,
         )
-        return jnp.sum(found.loss), found
+        return jnp.sum(comparison.loss), comparison
 
     def at_once(draft_head):
         distributions = [
@@ -105,10 +105,10 @@ def test_places_are_compared_a_few_at_a_time():
         losses = position_losses(*distributions, tokens)
         return jnp.sum(2 * losses["kl"]), overlap(*distributions)
 
-    (value, found), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
+    (value, comparison), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
     (wanted, acceptance), wanted_grads = jax.value_and_grad(at_once, has_aux=True)(draft_head)
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
-    np.testing.assert_allclose(found.acceptance, acceptance, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(comparison.acceptance, acceptance, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grads, wanted_grads, rtol=1e-4, atol=1e-4)
     assert not np.asarray(grads)[7:].any()
 

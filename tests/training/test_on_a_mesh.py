@@ -24,7 +24,7 @@ report(found)
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "draft_model"])
 def test_losses_are_those_of_one_device(kind):
     """Up to the order of sums, in float32; also where a run goes on on another mesh."""
-    found = run_on_devices(_TRAINED.format(kind=kind))
-    alone = found.pop("None")
-    for mesh, own in found.items():
-        check_alike(f"{kind} on {mesh}", own, alone)
+    losses_by_mesh = run_on_devices(_TRAINED.format(kind=kind))
+    alone = losses_by_mesh.pop("None")
+    for mesh, losses in losses_by_mesh.items():
+        check_alike(f"{kind} on {mesh}", losses, alone)

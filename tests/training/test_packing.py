@@ -28,11 +28,11 @@ def test_batches_follow_from_the_seed_and_their_number():
     """Whatever was asked for before; every epoch has an order of its own."""
     texts = [Text((i,), (i,) * 7) for i in range(1, 33)]
     options = {"batch_size": 2, "seq_len": 17}
-    one, other = (Batches(texts, seed=3, **options) for _ in range(2))
-    assert one.num_batches == 8
-    wanted = [one[index].tokens for index in range(20)]
+    batches, again = (Batches(texts, seed=3, **options) for _ in range(2))
+    assert batches.num_batches == 8
+    wanted = [batches[index].tokens for index in range(20)]
     for index in (19, 3, 8, 0):
-        np.testing.assert_array_equal(other[index].tokens, wanted[index])
+        np.testing.assert_array_equal(again[index].tokens, wanted[index])
     epochs = [np.concatenate(wanted[first : first + 8]) for first in (0, 8)]
     assert (epochs[0] != epochs[1]).any()
     assert sorted(np.unique(epochs[0])) == sorted(np.unique(epochs[1])) == list(range(33))
@@ -82,6 +82,6 @@ def test_tokens_see_their_own_text_and_are_scored_in_it():
 def test_what_was_computed_once_is_found_wherever_a_text_is():
     """Whatever the order and the rows; padding is 0, and longer texts are cut."""
     texts = [*TEXTS, Text((), ()), Text((1,), (2,) * 20)]
-    found = compute_by_text(lambda rows: rows.tokens * 2, texts, seq_len=11, batch_size=3)
+    by_text = compute_by_text(lambda rows: rows.tokens * 2, texts, seq_len=11, batch_size=3)
     rows = pack(texts[::-1], 11)
-    np.testing.assert_array_equal(take_by_text(found, rows), rows.tokens * 2)
+    np.testing.assert_array_equal(take_by_text(by_text, rows), rows.tokens * 2)

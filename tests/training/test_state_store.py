@@ -62,10 +62,10 @@ def test_a_head_learns_the_same_from_them(tmp_path):
     rows = pack(texts, SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
     asked, stored = (
-        jax.jit(jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0]))(
+        jax.jit(jax.grad(lambda p, rows=batch: trainee.loss(p, target().params, rows)[0]))(
             trainee.params
         )
-        for one in (rows, filled)
+        for batch in (rows, filled)
     )
     norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(asked)))
     apart = jax.tree.map(lambda a, b: float(jnp.sum((a - b) ** 2)), asked, stored)
@@ -154,9 +154,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_every_batch_is_filled(tmp_path):
     """In every epoch's order; it does not matter which tokens are scored."""
-    texts = [Text(one.ids[:2], one.ids[2:]) for one in make_texts(12)]
+    texts = [Text(text.ids[:2], text.ids[2:]) for text in make_texts(12)]
     store = open_store(tmp_path, texts)
-    scored = [Text(one.ids[:1], one.ids[1:]) for one in texts]
+    scored = [Text(text.ids[:1], text.ids[1:]) for text in texts]
     batches = Batches(scored, batch_size=2, seq_len=SEQ_LEN, seed=0)
     for index in range(2 * batches.num_batches):
         rows = store.fill(batches[index])

@@ -43,9 +43,9 @@ def test_texts_are_cut_into_pieces(tmp_path):
     """All of it once; the first token of a piece is its prompt, and one alone is left out."""
     path = tmp_path / "book.txt"
     path.write_text("abcdefghijkl")
-    found = read(path)
-    assert [len(text.answer) for text in found] == [5, 5]
-    assert [i for text in found for i in text.ids] == [1, *b"abcdefghijkl"][:12]
+    texts = read(path)
+    assert [len(text.answer) for text in texts] == [5, 5]
+    assert [i for text in texts for i in text.ids] == [1, *b"abcdefghijkl"][:12]
     lines = write(tmp_path / "lines.jsonl", {"text": "abcdefgh"}, {"text": "xyz"})
     assert read(lines) == [Text((1,), tuple(b"abcde")), Text((b"f"[0],), tuple(b"gh")),
                            Text((1,), tuple(b"xyz"))]  # fmt: skip

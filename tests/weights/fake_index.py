@@ -23,8 +23,8 @@ def write_wheel(folder, model: PublishedModel, n: int, content: bytes) -> None:
 
 def wheel_paths(folder, model):
     """Returns the wheels in an index in the order of their parts."""
-    found = {}
+    paths = {}
     for n in range(1, model.num_parts + 1):
         name, version = model.requirement_of(n).split("==")
-        found[n] = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    return found
+        paths[n] = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    return paths

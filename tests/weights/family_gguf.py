@@ -36,7 +36,9 @@ def write_family(path, folder, kind=None):
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    keys = {own: config[name] for name, own in _FIELDS.items() if config.get(name) is not None}
+    keys = {
+        gguf_key: config[name] for name, gguf_key in _FIELDS.items() if config.get(name) is not None
+    }
     keys |= _rope_keys(config) | _window_keys(config)
     for key, value in keys.items():
         getattr(writer, f"add_{_ADDERS[type(value)]}")(f"{architecture}.{key}", value)
@@ -94,25 +96,25 @@ def _own_tensors(config, architecture, tensors):
     """Returns the tensors as llama.cpp has them."""
     kind = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     table = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    own, experts = {}, {}
+    tensors_in_file, experts = {}, {}
     for name, tensor in tensors.items():
         if "norm.weight" in name and architecture.startswith("gemma"):
             tensor = tensor + 1
         if architecture in _PERMUTED and re.search(r"\.[qk]_proj\.", name):
             tensor = interleave(tensor, _head_dim(config))
-        if found := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight", name):
-            layer, number, product = found.groups()
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight", name):
+            layer, number, product = match.groups()
             experts.setdefault((layer, product), {})[int(number)] = tensor
             continue
         stem, _, end = name.rpartition(".")
-        own[f"{table.get_name(stem)}.{end}"] = tensor
+        tensors_in_file[f"{table.get_name(stem)}.{end}"] = tensor
     places = {"w1": "gate", "w2": "down", "w3": "up"}
     for (layer, product), parts in experts.items():
         place = places.get(product, product.removesuffix("_proj"))
         stacked = np.stack([parts[number] for number in sorted(parts)])
-        own[f"blk.{layer}.ffn_{place}_exps.weight"] = stacked
+        tensors_in_file[f"blk.{layer}.ffn_{place}_exps.weight"] = stacked
     rope = config["rope_parameters"]
     for end in ("long", "short"):
         if rope.get(f"{end}_factor"):
-            own[f"rope_factors_{end}.weight"] = np.float32(rope[f"{end}_factor"])
-    return own
+            tensors_in_file[f"rope_factors_{end}.weight"] = np.float32(rope[f"{end}_factor"])
+    return tensors_in_file

@@ -45,7 +45,7 @@ _UNCHECKED = re.compile(
 
 def write_folders(parent):
     """Returns the config.json of each family, in folders with weights that fit."""
-    found = {}
+    configs = {}
     for name in FAMILIES:
         raw = json.loads(make_config(name).to_json_string(use_diff=False))
         folder = parent / name.replace(" ", "_")
@@ -53,8 +53,8 @@ def write_folders(parent):
         shapes = tensor_shapes(parameter_table(from_hf_config(raw)))
         tensors = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
         safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-        found[folder / "config.json"] = raw
-    return found
+        configs[folder / "config.json"] = raw
+    return configs
 
 
 def _places(value, path=()):

@@ -31,9 +31,9 @@ def _rounded(weights, kind):
 def test_gguf_reads_the_same_weights(kind):
     """Guards against halves of a block swapped, codes without their offset, a scale's two bytes."""
     weights = _weights((21, 96))
-    found, kernel = _rounded(weights, kind)
+    rounded, kernel = _rounded(weights, kind)
     blocks = np.asarray(as_in_file(kernel.strips, kind)).reshape(32, -1)[:21]
-    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, _FORMATS[kind]), found)
+    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, _FORMATS[kind]), rounded)
     assert (kernel.shape, kernel.kind, kernel.dtype) == ((21, 96), kind, jnp.float32)
 
 
@@ -61,9 +61,9 @@ def test_zeros_stay_zeros(kind):
     """Guards against 0 / 0 in a block without weights."""
     weights = _weights((4, 64))
     weights[1], weights[:, 32:] = 0, 0
-    found, _ = _rounded(weights, kind)
-    assert np.all(found[weights == 0] == 0)
-    assert np.any(found[0] != 0)
+    rounded, _ = _rounded(weights, kind)
+    assert np.all(rounded[weights == 0] == 0)
+    assert np.any(rounded[0] != 0)
 
 
 def test_a_file_is_rounded_only_where_that_saves_bits(tmp_path):
@@ -76,13 +76,13 @@ def test_a_file_is_rounded_only_where_that_saves_bits(tmp_path):
         if not isinstance(kernel, PackedKernel):
             np.testing.assert_array_equal(rounded[key], kernel)
             continue
-        found = rounded[key]
-        assert (found.shape, found.dtype) == (kernel.shape, kernel.dtype)
-        assert found.takes_bytes
+        leaf = rounded[key]
+        assert (leaf.shape, leaf.dtype) == (kernel.shape, kernel.dtype)
+        assert leaf.takes_bytes
         is_rounded = key[-1] in ("qkv", "out", "head")
-        assert found.kind == ("q4_0" if is_rounded else kernel.kind)
+        assert leaf.kind == ("q4_0" if is_rounded else kernel.kind)
         if not is_rounded:
-            np.testing.assert_array_equal(found.strips, kernel.strips)
+            np.testing.assert_array_equal(leaf.strips, kernel.strips)
             continue
-        weights, exact = (unpack(each.strips, each.kind) for each in (found, kernel))
+        weights, exact = (unpack(packed.strips, packed.kind) for packed in (leaf, kernel))
         assert 0.003 < np.mean((weights - exact) ** 2) / np.mean(exact**2) < 0.01

@@ -115,8 +115,8 @@ def test_safetensors_stay_the_same_model(converted):
 def test_torch_files_become_safetensors(converted):
     """Guards against a program that never reaches the weights-only loader."""
     pytest.importorskip("torch")
-    found = safetensors.numpy.load_file(converted / "torch" / "model.safetensors")
-    np.testing.assert_array_equal(found["fc.weight"], np.ones([2, 3], np.float32))
+    tensors = safetensors.numpy.load_file(converted / "torch" / "model.safetensors")
+    np.testing.assert_array_equal(tensors["fc.weight"], np.ones([2, 3], np.float32))
 
 
 def test_a_head_becomes_half_as_large(converted):
@@ -131,11 +131,11 @@ def test_a_head_becomes_half_as_large(converted):
         flatten_dict(before.params).values(), flatten_dict(after.params).values(), strict=True
     )
     kernels = 0
-    for one, other in pairs:
-        is_kernel = isinstance(other, QuantizedKernel)
+    for exact, stored in pairs:
+        is_kernel = isinstance(stored, QuantizedKernel)
         kernels += is_kernel
-        found = dequantize(other) if is_kernel else other
-        np.testing.assert_allclose(found, one, rtol=0, atol=0.51 * np.abs(one).max() / 127)
+        restored = dequantize(stored) if is_kernel else stored
+        np.testing.assert_allclose(restored, exact, rtol=0, atol=0.51 * np.abs(exact).max() / 127)
     assert kernels == 6
 
 
@@ -172,8 +172,8 @@ def test_refusals_are_one_line_and_write_nothing(folder, tmp_path):
         ((f"--source={tmp_path}/a.bin", new, "--format=orbax"), "--format=hf"),
         ((f"--source={tmp_path}/full", new, "--dtype=int8"), "found 0"),
     ]
-    found = _run_all([flags for flags, _ in cases])
-    for (status, errors), (_, message) in zip(found, cases, strict=True):
+    outcomes = _run_all([flags for flags, _ in cases])
+    for (status, errors), (_, message) in zip(outcomes, cases, strict=True):
         assert status == 2
         assert errors.count("\n") == 1
         assert message in errors

@@ -322,10 +322,10 @@ def test_a_download_that_fails_is_told(index, monkeypatch):
     def download(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    found = types.SimpleNamespace(etag=_MODEL.sha256)
+    metadata = types.SimpleNamespace(etag=_MODEL.sha256)
     model = dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
     monkeypatch.setitem(MODELS, "tiny", model)
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: found)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: metadata)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(InputError, match=r"tiny could not be fetched from the hub: No space left"):
@@ -393,7 +393,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(index, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         threading.Thread(target=listen, args=[silent], daemon=True).start()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        seconds = "from jspec.weights import fetch\nfetch._HUB_SECONDS = 0.2"
+        seconds = "from jspec.weights import published\npublished._HUB_SECONDS = 0.2"
         path, told = _fetch_elsewhere(endpoint, tmp_path, seconds)
         silent.shutdown(socket.SHUT_RDWR)
     assert path == str(cache_dir() / "models/tiny.gguf")

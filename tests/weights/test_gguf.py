@@ -51,13 +51,13 @@ def test_tensors_equal_the_librarys_dequantisation(tmp_path, kind, dtype):
     """Guards against blocks cut or ordered differently by the chunked reading."""
     path = _write(tmp_path / "m.gguf", kinds={"": _KINDS[kind]})
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    for name, found in _load(path, dtype)[1].items():
+    for name, actual in _load(path, dtype)[1].items():
         tensor = stored[gguf_name(name)]
         assert tensor.tensor_type.name == (kind if len(tensor.shape) > 1 else "F32")
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if "q_proj" in name or "k_proj" in name:
             values = _uninterleave(values, GGUF_CONFIG.head_dim)
-        np.testing.assert_array_equal(found, values.astype(jnp.dtype(dtype)))
+        np.testing.assert_array_equal(actual, values.astype(jnp.dtype(dtype)))
 
 
 def test_long_tensors_are_read_in_chunks(tmp_path, monkeypatch):

@@ -54,16 +54,19 @@ def test_logits_equal_those_of_transformers(family):
     theirs, folder, path = family
     config, params, _ = load_gguf(path, "float32")
     tokens = np.random.default_rng(4).integers(3, config.vocab_size, (2, 17))
-    found, expected = _logits(config, params, tokens), oracle_logits(theirs, tokens)
-    np.testing.assert_allclose(found, expected, atol=1e-4 * max(1, np.abs(expected).max()))
-    other, others = load_hf(folder, "float32")
-    np.testing.assert_allclose(found, _logits(other, others, tokens), atol=2e-5)
+    logits, expected = _logits(config, params, tokens), oracle_logits(theirs, tokens)
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    hf_config, hf_params = load_hf(folder, "float32")
+    np.testing.assert_allclose(logits, _logits(hf_config, hf_params, tokens), atol=2e-5)
     # The config is the same, but for what a file leaves to the tokenizer.
-    if config.family == other.family:
-        kept = {"eos_ids": other.eos_ids, "rope_scaling": other.rope_scaling}
-        kept |= {"normalize_expert_weights": other.normalize_expert_weights}
-        rounded = {"attention_scale": other.attention_scale, "logits_scale": other.logits_scale}
-        assert dataclasses.replace(config, **kept, **rounded) == other
+    if config.family == hf_config.family:
+        kept = {"eos_ids": hf_config.eos_ids, "rope_scaling": hf_config.rope_scaling}
+        kept |= {"normalize_expert_weights": hf_config.normalize_expert_weights}
+        rounded = {
+            "attention_scale": hf_config.attention_scale,
+            "logits_scale": hf_config.logits_scale,
+        }
+        assert dataclasses.replace(config, **kept, **rounded) == hf_config
 
 
 def test_every_family_that_llama_cpp_has_is_written_here():
@@ -124,10 +127,10 @@ def test_yarns_attention_factor_is_multiplied(tmp_path):
     write_family(tmp_path / "m.gguf", tmp_path)
     plain, _, _ = load_gguf(tmp_path / "m.gguf", "float32")
     changes = {"qwen2.rope.scaling.attn_factor": 0.5, "qwen2.rope.scaling.yarn_attn_factor": 4.0}
-    other, _, _ = load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
-    own = 1 + 0.1 * np.log(plain.rope_scaling.factor)
-    assert plain.rope_scaling.attention_factor == pytest.approx(own)
-    assert other.rope_scaling.attention_factor == pytest.approx(2 * own)
+    multiplied, _, _ = load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
+    factor = 1 + 0.1 * np.log(plain.rope_scaling.factor)
+    assert plain.rope_scaling.attention_factor == pytest.approx(factor)
+    assert multiplied.rope_scaling.attention_factor == pytest.approx(2 * factor)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])

@@ -74,12 +74,12 @@ def _logits(model):
         padded = -(-len(text) // _CHUNK) * _CHUNK
         chunks = np.pad(text, (0, padded - len(text))).reshape(-1, 1, _CHUNK)
         cache = init_cache(model.config, batch_size=1, capacity=2048, dtype=jnp.float32)
-        found = []
+        blocks = []
         for chunk in chunks:
             logits, _, cache = apply(model.params, jnp.asarray(chunk), cache)
             cache = cache.commit(jnp.array([_CHUNK]))
-            found.append(np.asarray(logits[0])[:, : model.config.vocab_size])
-        return np.concatenate(found)[: len(text)]
+            blocks.append(np.asarray(logits[0])[:, : model.config.vocab_size])
+        return np.concatenate(blocks)[: len(text)]
 
     return read
 
@@ -107,8 +107,8 @@ def test_logits_and_greedy_text_equal_those_of_transformers(path):
     results = generator.generate([Request(prompt, settings) for prompt in prompts])
     read, lines = _logits(model), []
     for prompt, result, theirs in zip(prompts, results, _theirs(path, prompts), strict=True):
-        found = read([*prompt, *theirs.tokens])[len(prompt) - 1 : -1]
-        error = float(np.abs(found - theirs.logits).max())
+        logits = read([*prompt, *theirs.tokens])[len(prompt) - 1 : -1]
+        error = float(np.abs(logits - theirs.logits).max())
         line = {"prompt_tokens": len(prompt), "error": error,
                 "relative_error": error / float(np.abs(theirs.logits).max())}  # fmt: skip
         best = np.sort(theirs.logits, axis=-1)[:, -2:]
@@ -116,8 +116,8 @@ def test_logits_and_greedy_text_equal_those_of_transformers(path):
         pairs = enumerate(zip(result.token_ids, theirs.tokens, strict=True))
         parting = next(((i, a, b) for i, (a, b) in pairs if a != b), None)
         if parting is not None:
-            place, ours, other = parting
-            gap = float(theirs.logits[place, other] - theirs.logits[place, ours])
+            place, ours, token_there = parting
+            gap = float(theirs.logits[place, token_there] - theirs.logits[place, ours])
             line |= {"parted_at": place, "gap": gap}
         print(f"{path.stem}: {line}", flush=True)
         lines.append(line)

@@ -67,23 +67,23 @@ def test_bytes_of_tokens_add_up_to_the_text(tmp_path, kind):
     """Special tokens have none; SentencePiece puts a space before a text."""
     is_spaced = kind == "sentencepiece"
     tokenizer = _build(tmp_path, _sentencepiece() if is_spaced else _byte_level())
-    found = tokenizer.token_bytes()
-    assert len(found) == tokenizer.vocab_size
-    assert found[: len(_SPECIAL)] == [b"<unk>" if is_spaced else b"", b"", b"", b""]
+    token_bytes = tokenizer.token_bytes()
+    assert len(token_bytes) == tokenizer.vocab_size
+    assert token_bytes[: len(_SPECIAL)] == [b"<unk>" if is_spaced else b"", b"", b"", b""]
     for text in ODD_TEXTS:
         ids = tokenizer.encode(text, add_bos=False)
         space = " " if is_spaced and text else ""
-        assert b"".join(found[i] for i in ids) == (space + text).encode()
+        assert b"".join(token_bytes[i] for i in ids) == (space + text).encode()
 
 
 def test_pre_tokenizers_differ_as_their_models_do(tmp_path):
     """Guards against digits joined where SmolLM splits them, and split where Llama 3 joins them."""
-    found = {
+    parts = {
         kind: _pieces(_build(tmp_path, _byte_level(**{"ggml.pre": kind})), "1234", add_bos=False)
         for kind in ("smollm", "refact", "qwen2", "tekken", "llama-bpe", "dbrx", "olmo", "gpt-2")
     }
     single, threes, joined = ["1", "2", "3", "4"], ["12", "3", "4"], ["12", "34"]
-    assert found == {
+    assert parts == {
         "smollm": single, "refact": single, "qwen2": single, "tekken": single,
         "llama-bpe": threes, "dbrx": threes, "olmo": joined, "gpt-2": joined,
     }  # fmt: skip
@@ -152,8 +152,8 @@ def test_words_that_are_tokens_stay_whole_where_the_model_says_so(tmp_path):
     tokens["ggml.tokens"] = [*tokens["ggml.tokens"][:-1], "xyz"]
     tokens["ggml.token_type"] = [*tokens["ggml.token_type"][:-1], 1]
     for kind, expected in (("tekken", ["xyz"]), ("llama-bpe", ["xyz"]), ("dbrx", ["x", "y", "z"])):
-        found = _build(tmp_path, tokens | {"ggml.pre": kind})
-        assert _pieces(found, "xyz", add_bos=False) == expected
+        tokenizer = _build(tmp_path, tokens | {"ggml.pre": kind})
+        assert _pieces(tokenizer, "xyz", add_bos=False) == expected
 
 
 def test_qwen_composes_accents(tmp_path):

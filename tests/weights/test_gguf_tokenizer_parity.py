@@ -113,11 +113,11 @@ def _write(tmp_path, tokens, architecture="llama"):
     config = dataclasses.replace(GGUF_CONFIG, vocab_size=len(tokens["ggml.tokens"]))
     keys = {"general.architecture": architecture}
     if architecture != "llama":  # which transformers reads the shape of
-        own = {"block_count": 2, "context_length": 77, "embedding_length": 64,
+        metadata = {"block_count": 2, "context_length": 77, "embedding_length": 64,
                "feed_forward_length": 96, "attention.head_count": 4,
                "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
                "rope.freq_base": 1e4}  # fmt: skip
-        keys |= {f"{architecture}.{key}": value for key, value in own.items()}
+        keys |= {f"{architecture}.{key}": value for key, value in metadata.items()}
     write_gguf(path, config, random_tensors(config), metadata=keys, tokens=tokens)
     return path
 

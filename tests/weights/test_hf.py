@@ -49,9 +49,9 @@ def test_every_stored_dtype_is_rounded_once(tmp_path, stored, dtype):
     """Guards against float16 checkpoints read as bfloat16 bits."""
     tensors = {k: v.astype(stored) for k, v in random_tensors(_CONFIG).items()}
     _write(tmp_path / "m", _CONFIG, tensors)
-    found = unpack(*load_hf(tmp_path / "m", dtype))
+    loaded = unpack(*load_hf(tmp_path / "m", dtype))
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(found[name], tensor.astype(jnp.dtype(dtype)))
+        np.testing.assert_array_equal(loaded[name], tensor.astype(jnp.dtype(dtype)))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -69,9 +69,9 @@ def test_transformers_own_files_load_and_ours_load_there(tmp_path, monkeypatch, 
     loaded_config, params = load_hf(tmp_path / "theirs", "float32")
     assert loaded_config == config
     state = theirs.state_dict()
-    found = unpack(config, params)
-    assert state.keys() - found.keys() <= {"lm_head.weight"}
-    for key, tensor in found.items():
+    tensors = unpack(config, params)
+    assert state.keys() - tensors.keys() <= {"lm_head.weight"}
+    for key, tensor in tensors.items():
         np.testing.assert_array_equal(tensor, state[key].numpy())
 
     monkeypatch.setattr(hf, "_MAX_FILE_BYTES", 3_000)

@@ -34,7 +34,7 @@ def test_loading_what_was_saved_is_identity(saved, dtype):
     assert config == _CONFIG
     expected = random_params(_CONFIG, 3, "float32")
     jax.tree.map(
-        lambda found, leaf: np.testing.assert_array_equal(found, leaf.astype(jnp.dtype(dtype))),
+        lambda loaded, leaf: np.testing.assert_array_equal(loaded, leaf.astype(jnp.dtype(dtype))),
         params,
         expected,
     )
@@ -81,13 +81,13 @@ def test_chunks_are_smaller_than_parameters(tmp_path, monkeypatch):
     save_orbax(tmp_path / "m", _CONFIG, random_params(_CONFIG, 3, "float32"))
     stored = ocp.metadata(tmp_path / "m" / "params").metadata
     layer = stored["layers_0"]
-    for own, axis in (
+    for array, axis in (
         (layer["attention"]["qkv"], 0),
         (layer["mlp"]["gate_up"], 1),
         (layer["mlp"]["down"], 1),
         (stored["embedding"], 0),
     ):
-        assert own.storage_metadata.chunk_shape[axis] <= own.shape[axis] // 2
+        assert array.storage_metadata.chunk_shape[axis] <= array.shape[axis] // 2
     load_orbax(tmp_path / "m", "float32")
 
 

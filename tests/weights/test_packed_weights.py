@@ -37,12 +37,12 @@ def _logits(config, params, tokens, width):
     """Returns the logits of calls on `width` tokens each."""
     apply = jax.jit(make_apply(config))
     cache = init_cache(config, batch_size=1, capacity=64, dtype=params["embedding"].dtype)
-    found = []
+    chunks = []
     for begin in range(0, tokens.shape[1], width):
         logits, _, cache = apply(params, tokens[:, begin : begin + width], cache)
         cache = cache.replace(length=cache.length + width)
-        found.append(logits)
-    return np.concatenate(found, axis=1)
+        chunks.append(logits)
+    return np.concatenate(chunks, axis=1)
 
 
 @pytest.fixture(params=["C++", "XLA"])
@@ -75,9 +75,9 @@ def test_a_packed_model_is_the_files_in_floats(tmp_path, tied):
         k: v.shape for k, v in flatten_dict(floats).items()
     }
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 40, (1, 24)), jnp.int32)
-    expected, found = (_logits(config, params, tokens, 24) for params in (floats, packed))
+    expected, actual = (_logits(config, params, tokens, 24) for params in (floats, packed))
     assert np.std(expected) > 0
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.std(expected))
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.std(expected))
 
 
 @pytest.mark.parametrize("kind", ["packed", "packed_a8"])
@@ -101,8 +101,8 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path):
     config, exact, _ = load_gguf(path, "float32", "packed")
     _, rounded, _ = load_gguf(path, "float32", "packed_a8")
     assert all(part.takes_bytes for part in rounded["layers_1"]["attention"]["qkv"].parts)
-    expected, found = (_logits(config, params, tokens, 24) for params in (exact, rounded))
-    error = np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
+    expected, actual = (_logits(config, params, tokens, 24) for params in (exact, rounded))
+    error = np.sqrt(np.mean((actual - expected) ** 2)) / np.std(expected)
     assert 1e-4 < error < 0.2
 
 

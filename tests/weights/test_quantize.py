@@ -52,22 +52,22 @@ def test_experts_stay_floats(kind):
 def test_an_int8_weight_is_at_most_half_a_step_off():
     """Guards against a scale over the wrong axis: each output has its own step."""
     kernel = _random_kernel((3, 5, 96), 96)
-    found = dequantize(quantize(kernel, ("qkv",), "int8", "float32"))
+    rounded = dequantize(quantize(kernel, ("qkv",), "int8", "float32"))
     step = jnp.max(jnp.abs(kernel), axis=-1, keepdims=True) / 127
-    assert jnp.all(jnp.abs(found - kernel) <= step * 0.5001)
-    assert jnp.max(jnp.abs(found - kernel) / step) > 0.4  # the bound is tight
+    assert jnp.all(jnp.abs(rounded - kernel) <= step * 0.5001)
+    assert jnp.max(jnp.abs(rounded - kernel) / step) > 0.4  # the bound is tight
 
 
 def test_an_int4_weight_is_at_most_half_a_step_of_its_group_off():
     """Guards against groups of other inputs, and a multiplier rounded down, which would clip."""
     kernel = _random_kernel((7, 192), 192)
     quantized = quantize(kernel, ("out",), "int4", "float32")
-    found = dequantize(quantized)
-    assert found.shape == kernel.shape
+    rounded = dequantize(quantized)
+    assert rounded.shape == kernel.shape
     groups = np.asarray(kernel).reshape(7, 6, 32)
     rows = np.abs(groups).max(axis=(1, 2)) / 126
     steps = rows[:, None] * np.ceil(np.abs(groups).max(axis=2) / 7 / rows[:, None] - 1e-5)
-    errors = np.abs(np.asarray(found).reshape(groups.shape) - groups)
+    errors = np.abs(np.asarray(rounded).reshape(groups.shape) - groups)
     assert np.all(errors <= steps[:, :, None] * 0.5001)
     assert quantized.multipliers is not None
     assert len(np.unique(quantized.multipliers)) > 3  # small groups have small steps
@@ -77,9 +77,9 @@ def test_an_int4_weight_is_at_most_half_a_step_of_its_group_off():
 def test_zeros_stay_zeros(kind):
     """Guards against 0 / 0 in an output, or a group of inputs, without weights."""
     kernel = _random_kernel((6, 64), 64).at[2].set(0.0).at[:, 32:].set(0.0)
-    found = dequantize(quantize(kernel, ("down",), kind, "float32"))
-    assert jnp.all(found[kernel == 0] == 0)
-    assert jnp.any(found[0] != 0)
+    rounded = dequantize(quantize(kernel, ("down",), kind, "float32"))
+    assert jnp.all(rounded[kernel == 0] == 0)
+    assert jnp.any(rounded[0] != 0)
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
@@ -89,14 +89,14 @@ def test_every_kernel_is_quantised_and_nothing_else(kind):
     params = random_params(config, 0, "bfloat16")
     quantized = flatten_dict(quantize_params(params, config, kind))
     for path, leaf in flatten_dict(params).items():
-        found = quantized[path]
-        assert (found.shape, found.dtype) == (leaf.shape, leaf.dtype)
-        assert isinstance(found, QuantizedKernel) == (path[-1] in _KERNELS)
-        if not isinstance(found, QuantizedKernel):
-            np.testing.assert_array_equal(found, leaf)
+        result = quantized[path]
+        assert (result.shape, result.dtype) == (leaf.shape, leaf.dtype)
+        assert isinstance(result, QuantizedKernel) == (path[-1] in _KERNELS)
+        if not isinstance(result, QuantizedKernel):
+            np.testing.assert_array_equal(result, leaf)
         else:
             packed = kind == "int4" and path[-1] not in ("embedding", "head")
-            assert found.values.nbytes == leaf.size // (2 if packed else 1)
+            assert result.values.nbytes == leaf.size // (2 if packed else 1)
 
 
 def test_int4_refuses_inputs_that_do_not_divide():
@@ -153,11 +153,11 @@ def test_q8_0_files_become_int8_at_no_or_half_a_step_of_loss(tmp_path, shares_sc
     kinds = {"weight": gguf.GGMLQuantizationType.Q8_0}
     write_gguf(tmp_path / "m.gguf", GGUF_CONFIG, _q8_tensors(shares_scale), kinds)
     exact = flatten_dict(load_gguf(tmp_path / "m.gguf", "float32")[1])
-    found = flatten_dict(load_gguf(tmp_path / "m.gguf", "bfloat16", "int8")[1])
+    loaded = flatten_dict(load_gguf(tmp_path / "m.gguf", "bfloat16", "int8")[1])
     for rule in parameter_table(GGUF_CONFIG):
         if rule.path[-1] in _KERNELS:
-            weights = np.asarray(exact[rule.path]).reshape(found[rule.path].values.shape)
-            integers = np.asarray(dequantize(found[rule.path])).reshape(weights.shape)
+            weights = np.asarray(exact[rule.path]).reshape(loaded[rule.path].values.shape)
+            integers = np.asarray(dequantize(loaded[rule.path])).reshape(weights.shape)
             step = np.abs(weights).max(axis=1, keepdims=True) / 127
             assert np.all(np.abs(integers - weights) <= step * (1e-4 if shares_scale else 0.5001))
             assert shares_scale or np.any(integers != weights)

@@ -56,8 +56,8 @@ def test_gguf_files_load(tmp_path):
 def test_paths_are_names_too(tmp_path, params):
     """Guards against an AttributeError for a pathlib.Path; and for what is none."""
     save_hf(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
-    one = Generator.load(tmp_path / "m", tmp_path / "m", dtype="float32")
-    assert one.describe()["target"] == one.describe()["draft"] == str(tmp_path / "m")
+    generator = Generator.load(tmp_path / "m", tmp_path / "m", dtype="float32")
+    assert generator.describe()["target"] == generator.describe()["draft"] == str(tmp_path / "m")
     for name in (None, 5):
         with pytest.raises(InputError, match=f"as a text or a path, got {name}"):
             Generator.load(name)
@@ -164,10 +164,10 @@ def test_hub_failures_say_what_to_do(monkeypatch, kind, message):
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(InputError, match=message) as found:
+    with pytest.raises(InputError, match=message) as failure:
         load_model("organisation/model")
-    assert len(str(found.value)) < 190
-    assert "\n" not in str(found.value)
+    assert len(str(failure.value)) < 190
+    assert "\n" not in str(failure.value)
 
 
 def test_a_folder_comes_before_a_published_name(tmp_path, monkeypatch):

@@ -18,29 +18,29 @@ def tensors():
 
 
 def test_rounding_is_within_half_a_step_of_each_row(tensors):
-    found = FloatTensors(to_int8(tensors))
+    rounded = FloatTensors(to_int8(tensors))
     steps = np.abs(tensors["matrix"]).max(axis=1, keepdims=True) / 127
-    assert (np.abs(found["matrix"] - tensors["matrix"]) <= 0.5001 * steps).all()
-    np.testing.assert_array_equal(found["norm"], tensors["norm"])
-    np.testing.assert_array_equal(found["ids"], tensors["ids"])
+    assert (np.abs(rounded["matrix"] - tensors["matrix"]) <= 0.5001 * steps).all()
+    np.testing.assert_array_equal(rounded["norm"], tensors["norm"])
+    np.testing.assert_array_equal(rounded["ids"], tensors["ids"])
 
 
 def test_scales_have_no_name_of_their_own(tensors):
-    found = FloatTensors(to_int8(tensors))
-    assert set(found) == set(tensors)
-    assert len(found) == 3
-    assert "matrix_scale" not in found
+    rounded = FloatTensors(to_int8(tensors))
+    assert set(rounded) == set(tensors)
+    assert len(rounded) == 3
+    assert "matrix_scale" not in rounded
     with pytest.raises(KeyError):
-        found["matrix_scale"]
+        rounded["matrix_scale"]
 
 
 def test_names_and_shapes_make_no_floats(tensors, monkeypatch):
     """Guards against a whole head in float32 beside its integers."""
-    found = FloatTensors(to_int8(tensors))
+    rounded = FloatTensors(to_int8(tensors))
     monkeypatch.setattr(FloatTensors, "__getitem__", None)  # an error where it is called
-    assert "matrix" in found
-    assert "nothing" not in found
-    assert found.shape("matrix") == (5, 70)
+    assert "matrix" in rounded
+    assert "nothing" not in rounded
+    assert rounded.shape("matrix") == (5, 70)
 
 
 def test_integers_without_scales_are_refused(tensors):

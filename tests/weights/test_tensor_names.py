@@ -78,5 +78,5 @@ def test_shapes_are_what_the_model_declares(config):
     """Guards against the table and the modules drifting apart, at the real sizes too."""
     config = dataclasses.replace(config, num_layers=min(config.num_layers, 3))  # all are alike
     declared = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    found = {path: leaf.shape for path, leaf in flatten_dict(declared).items()}
-    assert found == {entry.path: entry.shape for entry in parameter_table(config)}
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(declared).items()}
+    assert shapes == {entry.path: entry.shape for entry in parameter_table(config)}

@@ -44,12 +44,12 @@ def tensors():
 def test_tensors_come_out_as_they_are(tmp_path, is_zip):
     """In both of torch's formats, bfloat16 too."""
     torch.save(tensors(), tmp_path / "a.bin", _use_new_zipfile_serialization=is_zip)
-    found = read_torch(tmp_path / "a.bin")
-    assert found["norm.weight"].dtype == jnp.bfloat16
+    tensors_read = read_torch(tmp_path / "a.bin")
+    assert tensors_read["norm.weight"].dtype == jnp.bfloat16
     for name, tensor in tensors().items():
         wanted = tensor.detach().to(torch.float64).numpy()
-        np.testing.assert_array_equal(found[name].astype(np.float64), wanted)
-    assert {str(found[name].dtype) for name in ("half", "d2t", "t2d")} == {
+        np.testing.assert_array_equal(tensors_read[name].astype(np.float64), wanted)
+    assert {str(tensors_read[name].dtype) for name in ("half", "d2t", "t2d")} == {
         "float16",
         "int64",
         "bool",
@@ -61,8 +61,8 @@ def test_a_published_head_is_converted(tmp_path):
     save_eagle(tmp_path / "head", tiny_eagle.CONFIG, tiny_eagle.params())
     loaded = safetensors.numpy.load_file(tmp_path / "head" / "model.safetensors")
     (tmp_path / "old").mkdir()
-    own = {name: torch.from_numpy(value.copy()) for name, value in loaded.items()}
-    torch.save(own, tmp_path / "old" / "pytorch_model.bin")
+    state = {name: torch.from_numpy(value.copy()) for name, value in loaded.items()}
+    torch.save(state, tmp_path / "old" / "pytorch_model.bin")
     config = (tmp_path / "head" / "config.json").read_text()
     (tmp_path / "old" / "config.json").write_text(config)
     (tmp_path / "old" / "training_args.bin").write_bytes(b"not read")
@@ -80,12 +80,12 @@ def test_a_published_head_is_converted(tmp_path):
 def test_several_files_are_one_model(tmp_path):
     """And no tensor may be in two of them."""
     for name, keys in [("1-of-2", ("half", "d2t")), ("2-of-2", ("fc.weight",))]:
-        own = {key: tensors()[key] for key in keys}
-        torch.save(own, tmp_path / f"pytorch_model-0000{name}.bin")
+        part = {key: tensors()[key] for key in keys}
+        torch.save(part, tmp_path / f"pytorch_model-0000{name}.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
     convert_torch(find_torch_files(tmp_path), tmp_path / "new", "float32")
-    found = safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors")
-    assert found.keys() == {"half", "d2t", "fc.weight"}
+    joined = safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors")
+    assert joined.keys() == {"half", "d2t", "fc.weight"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.safetensors"]
     torch.save({"half": tensors()["half"]}, tmp_path / "pytorch_model-3.bin")
     with pytest.raises(InputError, match="half is in two files"):

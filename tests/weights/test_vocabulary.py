@@ -111,11 +111,11 @@ def test_the_shared_vocabulary_ends_with_the_smaller_model():
 
 def test_different_tokenizers_are_refused():
     """Guards against a draft that speaks another language: lossless, and useless."""
-    other = make_model(tokenizer=ByteTokenizer(120))
+    stranger = make_model(tokenizer=ByteTokenizer(120))
     with pytest.raises(
         InputError, match="different tokenizers: id 120 is '<120>' in the target and no token"
     ):
-        Generator(tiny_models.target(), other)
+        Generator(tiny_models.target(), stranger)
     random = padded_model(6, is_random=True)
     with pytest.raises(InputError, match="one vocabulary, got 112 ids"):
         Generator(tiny_models.target(), random)

@@ -50,8 +50,8 @@ def random_tensors(config, seed=0):
 def unpack(config, params):
     """Returns a model's Hugging Face tensors by name."""
     leaves = flatten_dict(params)
-    found = [entry.unpack(np.asarray(leaves[entry.path])) for entry in parameter_table(config)]
-    return {name: tensor for tensors in found for name, tensor in tensors.items()}
+    unpacked = [entry.unpack(np.asarray(leaves[entry.path])) for entry in parameter_table(config)]
+    return {name: tensor for tensors in unpacked for name, tensor in tensors.items()}
 
 
 def quantize_params(params, config, kind):

@@ -38,9 +38,9 @@ _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 def _rewritten(backend, change):
     """Returns a tokenizer whose JSON was changed."""
-    found = json.loads(backend.to_str())
-    change(found["model"])
-    return Tokenizer.from_str(json.dumps(found))
+    raw = json.loads(backend.to_str())
+    change(raw["model"])
+    return Tokenizer.from_str(json.dumps(raw))
 
 
 def _with_bytes(model):

@@ -143,16 +143,18 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
     asked = CompletionRequest(prompt=prompt, logprobs=5)
     reply = TextReply("m", tokenizer, [prompt], [""], asked)
     (choice,) = reply.whole([result_of(tokenizer, prompt, ids, logprobs)], 0)["choices"]
-    found = choice["logprobs"]
-    assert [len(one) for one in found["top_logprobs"]] == [5] * len(ids)
+    expected_logprobs = choice["logprobs"]
+    assert [len(entry) for entry in expected_logprobs["top_logprobs"]] == [5] * len(ids)
     if tokenizer.stream(prompt).is_begun and not tokenizer.stream(prompt).is_inside_character:
-        check_offsets(tokenizer, ids, choice["text"], found["text_offset"], is_whole=False)
+        check_offsets(
+            tokenizer, ids, choice["text"], expected_logprobs["text_offset"], is_whole=False
+        )
     streamed, offsets = TextReply("m", tokenizer, [prompt], [""], asked), []
-    for token_id, one in zip(ids, logprobs, strict=True):
-        update = Update(None, Chunk(0, "", [token_id], 0), [False], [one], [], [], 0.0)
+    for token_id, entry in zip(ids, logprobs, strict=True):
+        update = Update(None, Chunk(0, "", [token_id], 0), [False], [entry], [], [], 0.0)
         (part,) = streamed.chunk(0, update, False)["choices"]
         offsets += part["logprobs"]["text_offset"]
-    assert offsets == found["text_offset"]
+    assert offsets == expected_logprobs["text_offset"]
     before = tokenizer.stream()
     echo = "".join(map(before.push, prompt))
     asked = CompletionRequest(prompt=prompt, logprobs=5, echo=True)
@@ -163,7 +165,7 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
     assert choice["text"] == tokenizer.decode([*prompt, *ids])
     offsets = choice["logprobs"]["text_offset"]
     check_offsets(tokenizer, [*prompt, *ids], choice["text"], offsets, is_whole=True)
-    assert [one and len(one) for one in choice["logprobs"]["top_logprobs"]][1:] == [5] * (
+    assert [entry and len(entry) for entry in choice["logprobs"]["top_logprobs"]][1:] == [5] * (
         len(prompt) + len(ids) - 1
     )
 

@@ -53,12 +53,12 @@ def tokenizer(request):
 
 def test_bytes_of_tokens_add_up_to_the_text(tokenizer):
     """Ends and beginnings have none, and tokens without a text neither."""
-    found = tokenizer.token_bytes()
-    assert len(found) == tokenizer.vocab_size
-    assert found[tokenizer.bos_id] == b""
+    token_bytes = tokenizer.token_bytes()
+    assert len(token_bytes) == tokenizer.vocab_size
+    assert token_bytes[tokenizer.bos_id] == b""
     for text in ODD_TEXTS:
         ids = tokenizer.encode(text, add_bos=False)
-        assert b"".join(found[i] for i in ids) == text.encode()
+        assert b"".join(token_bytes[i] for i in ids) == text.encode()
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
