@@ -1,1 +1,1 @@
-"""What every room may use; nothing here knows what speculative decoding is."""
+"""What every package may use; nothing here knows what speculative decoding is."""
