@@ -12,13 +12,20 @@ from jaxtyping import Array
 from jspec.common.errors import InputError, describe_error
 from jspec.kernels import library
 from jspec.kernels.backend import backend, has_bfloat16, is_foreign
-from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose
+from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose, is_trial
 from jspec.kernels.library import with_derivatives_of
-from jspec.kernels.precision import dot
 from jspec.kernels.race import fastest, race
-from jspec.kernels.trial import WIDTHS, Operands, Run, block_operands, product_operands
+from jspec.kernels.trial import (
+    WIDTHS,
+    Operands,
+    Run,
+    block_operands,
+    precise_product,
+    product_operands,
+)
 
-_CHOICES: dict[Any, set[str]] = {}  # what computes blocks and the products in them, by config
+# What computes blocks and the products in them, by config; not what trials compute.
+_CHOICES: dict[Any, set[str]] = {}
 _CONFIG: contextvars.ContextVar[Any] = contextvars.ContextVar("config", default=None)
 
 
@@ -44,7 +51,7 @@ def product_candidates() -> Sequence[Candidate]:
         is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
         return is_known and is_available()  # which builds the library
 
-    return [Candidate("cuda", takes, multiply)]
+    return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
 
 
 def compute_block(
@@ -77,10 +84,10 @@ def compute_block(
     key = "block", config, _describe(weights), x.shape[0], type(cache).__name__, cache_shapes
     draw = functools.partial(block_operands, shapes, block_offset)
     everyone = [_reference_of(reference), *taking.values()]
-    contest = Contest("a decoder block", {c.name: run_of(c) for c in everyone}, draw)
+    contest = Contest("a decoder block", [c._replace(run=run_of(c)) for c in everyone], draw)
     names = [XLA, *(candidate.name for candidate in block_candidates())]
     name = asked_kernels() or choose(key, names, contest.hold)
-    _CHOICES.setdefault(config, set()).add(name if name in taking else XLA)
+    _record(config, name if name in taking else XLA)
     if name not in taking:
         return reference(*operands)
     run_block = functools.partial(taking[name].run, config, block_offset)
@@ -96,26 +103,22 @@ def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -
     if not taking:
         return reference(rows, kernel)
 
-    def by_reference(rows: Array, kernel: Any) -> Array:
-        if isinstance(kernel, jax.Array):  # decoded, for the precise computation
-            return dot(rows, kernel.reshape(-1, rows.shape[1]))
-        return reference(rows, kernel)
-
     def run_of(candidate: Candidate) -> Run:
         def run(call: Operands) -> Any:
             own = call.stream[0], call.weights
-            return (candidate.run if candidate.takes(*own) else by_reference)(*own)[None], ()
+            return (candidate.run if candidate.takes(*own) else reference)(*own)[None], ()
 
         return run
 
     shapes = _shapes((rows, kernel))
     draw = functools.partial(product_operands, shapes)
-    everyone = [_reference_of(by_reference), *taking.values()]
-    contest = Contest("a packed product", {c.name: run_of(c) for c in everyone}, draw)
+    everyone = [_reference_of(reference), *taking.values()]
+    competing = [candidate._replace(run=run_of(candidate)) for candidate in everyone]
+    contest = Contest("a packed product", competing, draw, precise_product)
     key = "product", _describe(shapes[1]), rows.dtype.name
     names = [XLA, *(candidate.name for candidate in product_candidates())]
     name = asked_kernels() or choose(key, names, contest.hold)
-    _CHOICES.setdefault(_CONFIG.get(), set()).add(name if name in taking else XLA)
+    _record(_CONFIG.get(), name if name in taking else XLA)
     if name not in taking:
         return reference(rows, kernel)
     return with_derivatives_of(reference, taking[name].run, rows, kernel)
@@ -184,6 +187,12 @@ def _may_compete() -> bool:
     """Returns whether another candidate than XLA may be chosen; if not, none is even built."""
     asked = asked_kernels()
     return _has_choice() and asked != XLA and not (is_foreign() and asked is None)
+
+
+def _record(config: Any, name: str) -> None:
+    """Remembers what computes a part of a model, unless it is only tried."""
+    if not is_trial():
+        _CHOICES.setdefault(config, set()).add(name)
 
 
 def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import pathlib
 import re
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ from jspec.common.user_cache import cache_dir
 
 Verdict = dict[str, Any]  # "choice", and why; see `contest.Contest`
 
+_FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _SOURCES = pathlib.Path(__file__).parent
 _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
@@ -47,13 +49,14 @@ def keep_verdict(key: str, verdict: Verdict | None) -> bool:
         note(f"note: cannot keep verdicts on kernels: {error}")
         return False
     entries: dict[str, Any] = {}
-    with contextlib.suppress(InputError):  # damaged: a line has said so
-        entries = read_json(path)  # others may have written meanwhile
-    entry = _entry_here(entries, path)
-    entry["verdicts"].pop(key, None)
-    if verdict is not None:
-        entry["verdicts"][key] = verdict
-    return keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts on kernels")
+    with _FILE:
+        with contextlib.suppress(InputError):  # damaged: a line has said so
+            entries = read_json(path)  # others may have written meanwhile
+        entry = _entry_here(entries, path)
+        entry["verdicts"].pop(key, None)
+        if verdict is not None:
+            entry["verdicts"][key] = verdict
+        return keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts on kernels")
 
 
 def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:

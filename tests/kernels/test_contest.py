@@ -3,11 +3,14 @@
 No test reads a clock: the seconds of each candidate are given.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import types
 
 import jax
@@ -149,6 +152,39 @@ def test_it_must_be_three_per_cent_faster(seconds, wider, choice, stage):
     assert (stage.ran[-1] == ("cuda", 3)) == (choice == "cuda")
 
 
+def test_what_trials_compute_is_not_reported(stage, monkeypatch):
+    """XLA's block is tried with the packed products that win; the block that wins has none."""
+    config, params = make_model("llama", "q4_0")
+    stage.take(stand_in())
+    product = Candidate("layer", lambda *_: True, kernels.packed.packed_product)
+    monkeypatch.setattr(candidates, "product_candidates", lambda: [product])
+    cache = init_cache(config, batch_size=2, capacity=40, dtype=jnp.bfloat16)
+    compute(config, params["layers_0"], cache.layer(0))
+    chosen = {verdict["what"]: verdict["choice"] for verdict in contest._VERDICTS.values()}
+    assert chosen == {"a decoder block": "cuda", "a packed product": "layer"}
+    assert candidates._CHOICES[config] == {"cuda"}
+
+
+def test_a_verdict_is_reached_once_by_several_threads(stage):
+    """And none drops another's from the file."""
+    names, reached, start = ["xla", "cuda"], [], threading.Barrier(6)
+
+    def decide(number):
+        def reach():
+            time.sleep(0.05)
+            reached.append(number % 3)
+            return {"choice": "cuda"}
+
+        start.wait()
+        return contest.choose(("key", number % 3), names, reach)
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(decide, range(6))) == ["cuda"] * 6
+    assert sorted(reached) == [0, 1, 2]
+    content = json.loads((stage.path / "kernels.json").read_text())
+    assert list(content["cpu"]["verdicts"].values()) == [{"choice": "cuda"}] * 3
+
+
 def test_the_fastest_of_several_is_taken(stage):
     stage.take(stand_in("cuda"), stand_in("layer"))
     call(3)
@@ -247,6 +283,28 @@ def test_a_candidate_that_fails_when_it_is_timed_loses(stage, capsys):
     call(3)
     assert verdict()["choice"] == "xla"
     assert verdict()["faults"] == {"cuda": "RuntimeError: too many blocks"}
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_who_promises_equal_widths_must_keep_it(promises, stage):
+    """A token's result in a wider call is another in the last bits, which is right otherwise."""
+
+    def vary(x, cache, width):
+        return x * (1 + 1e-6 * (width > 5)), cache
+
+    stage.take(stand_in(spoil=vary)._replace(has_equal_widths=promises))
+    call(3)
+    assert verdict()["choice"] == ("xla" if promises else "cuda")
+    if promises:
+        reason = "at width 16 a token's result is another than at a smaller width"
+        assert verdict()["faults"] == {"cuda": reason}
+
+
+@pytest.mark.skipif(not library.is_available(), reason="XLA's results depend on the width")
+def test_who_keeps_that_promise_may_win(stage):
+    stage.take(stand_in()._replace(has_equal_widths=True))
+    call(3)
+    assert verdict()["choice"] == "cuda"
 
 
 def test_a_candidate_whose_runs_differ_is_not_used(stage):
@@ -532,6 +590,25 @@ def test_packed_products_have_a_contest_of_their_own(spoil, choice, stage, monke
     jax.eval_shape(kernels.product, rows, kernel)
     assert verdict()["choice"] == choice
     assert verdict()["what"] == "a packed product"
+
+
+def test_a_packed_product_is_compared_with_float64(stage, monkeypatch):
+    kernel = make_model("llama", "q4_0")[1]["layers_0"]["attention"]["out"]
+    stand_in = Candidate("cuda", lambda *_: True, kernels.packed.packed_product)
+    monkeypatch.setattr(candidates, "product_candidates", lambda: [stand_in])
+    seen, errors = [], contest._errors
+
+    def remember(operands, results, precise):
+        seen.append((operands, precise[0]))
+        return errors(operands, results, precise)
+
+    monkeypatch.setattr(contest, "_errors", remember)
+    jax.eval_shape(kernels.product, jnp.ones([3, 128]), kernel)
+    assert {precise.shape[1] for _, precise in seen} == set(trial.WIDTHS)
+    for operands, precise in seen:
+        weights = kernels.packed.unpack(operands.weights.strips, "q4_0")
+        expected = np.float64(operands.stream[0]) @ np.float64(weights).T
+        np.testing.assert_array_equal(precise[0], np.float32(expected)[:, : precise.shape[-1]])
 
 
 def test_a_race_times_cold_blocks_in_turn(monkeypatch):
