@@ -80,7 +80,7 @@ class Contest:
     what: str
     candidates: Sequence[Candidate]
     draw: Draw
-    precise: Run | None = None
+    precise: Callable[[Operands], tuple[Any, Any]] | None = None
 
     def hold(self) -> Verdict:
         """Returns the choice, the seconds of those that were timed, and why others were not."""
@@ -118,7 +118,7 @@ class Check(NamedTuple):
 
     seed: int
     call: Operands
-    precise: tuple[Array, Any]
+    precise: tuple[Any, Any]
     bounds: Array
 
 
@@ -193,7 +193,7 @@ def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
             return thread.submit(reach_in_thread).result()
     except Exception as error:
         problem = describe_error(error)[:200]
-        note(f"jspec: the kernels were not tried ({problem}); {otherwise} is taken")
+        note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
         return {"choice": otherwise, "problem": problem}
 
 

@@ -64,6 +64,7 @@ def stage(monkeypatch, tmp_path):
     for module, name, value in (
         (race, "medians", medians), (race, "_MOST_BLOCKS", 2), (race, "_TURNS", 2),
         (trial, "_SLOTS", 128), (contest, "_VERDICTS", {}), (candidates, "_CHOICES", {}),
+        (candidates, "_HAS_FAILED", threading.Event()),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     jax.clear_caches()
@@ -400,9 +401,9 @@ def change_the_driver(path):
     ("damage", "line"),
     [
         (damage_all, "damaged JSON"),
-        (damage_the_entry, "damaged: kernels are tried again"),
+        (damage_the_entry, "damaged: trials are made again"),
         (damage_the_verdict, "expected a verdict under"),
-        (change_the_driver, "driver 1.2.3, now {driver}: kernels are tried again"),
+        (change_the_driver, "driver 1.2.3, now {driver}: trials are made again"),
     ],
 )
 def test_what_is_kept_is_doubted(damage, line, stage, monkeypatch, capsys):
@@ -443,7 +444,7 @@ def test_a_file_that_cannot_be_written_costs_a_line(stage, monkeypatch, capsys):
     stage.take(stand_in())
     call(3)
     assert verdict()["choice"] == "cuda"
-    assert "cannot keep verdicts on kernels in" in capsys.readouterr().err
+    assert "cannot keep verdicts in" in capsys.readouterr().err
     assert sorted(path.name for path in stage.path.iterdir()) == ["file"]
 
 
@@ -479,7 +480,7 @@ def test_a_trial_without_memory_is_tried_again_next_time(stage, monkeypatch, cap
     call(3)
     assert verdict() == {"choice": "xla", "problem": "MemoryError: none is left"}
     assert json.loads((stage.path / "kernels.json").read_text())["cpu"]["verdicts"] == {}
-    assert "were not tried (MemoryError: none is left); xla is taken" in capsys.readouterr().err
+    assert "the trial failed (MemoryError: none is left); xla is taken" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["xla", "cuda", "attention"])
@@ -631,9 +632,11 @@ def test_a_race_times_cold_blocks_in_turn(monkeypatch):
     assert calls == ["a", "b"] * 7
 
 
-def test_a_kernel_that_fails_while_it_runs_is_named(stage):
-    error = jax.errors.JaxRuntimeError("INTERNAL: illegal address")
-    with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_a_kernel_that_fails_while_it_runs_is_named(kind, stage):
+    """JAX raises a ValueError where the program has run before."""
+    error = kind("INTERNAL: illegal address")
+    with pytest.raises(kind), kernels.explained_failures():
         raise error
     stage.take(stand_in())
     call(3)
@@ -642,6 +645,10 @@ def test_a_kernel_that_fails_while_it_runs_is_named(stage):
         kernels.explained_failures(),
     ):
         raise error
-    assert str(failure.value).endswith(": JSPEC_KERNELS=xla in the environment avoids them")
+    avoided = "JSPEC_KERNELS=xla in the environment avoids them"
+    assert str(failure.value).endswith(f": XLA computes what comes next; {avoided}")
+    stage.ran.clear()
+    call(3)
+    assert stage.ran == []
     with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
