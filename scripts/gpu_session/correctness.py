@@ -231,9 +231,8 @@ def run_race(work: Work) -> str:
 
 def decide_race(wrong: dict[str, int]) -> str:
     """Returns what the numbers of wrong runs say, by condition and arm."""
-    listed = ", ".join(
-        f"{name} ({count} of {_RACE_RUNS})" for name, count in wrong.items() if count
-    )
+    counts = {name: count for name, count in wrong.items() if count}
+    listed = ", ".join(f"{name} ({count} of {_RACE_RUNS})" for name, count in counts.items())
     if any("; no graph" in name for name in counts):
         return f"wrong without a graph, too: {listed}"
     if wrong.get("computed; graph"):
