@@ -250,7 +250,7 @@ _SETTINGS = Settings(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
 _PROMPTS = ("Why is the sky blue?", "Name three rivers, then name them again.",
             "Write a function that adds two numbers.", "1 2 3 4 1 2 3 4 1 2 3")  # fmt: skip
 # Right is right by any tiling, and trying tilings takes longest.
-_NO_TILING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+_WITHOUT_TILING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 
 Answer = dict[str, Any]  # rule, filters, method, request, tokens, error
 
@@ -283,7 +283,7 @@ def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
     """Runs arms at once, each in a process; returns their answers, and records their faults."""
     children = {}
     for arm in arms:
-        variables = _NO_TILING | dict(arm.variables)
+        variables = _WITHOUT_TILING | dict(arm.variables)
         rehearsed = ["--rehearse"] if work.is_rehearsal else []
         children[arm.name] = work.start("correctness", arm.to_text(), *rehearsed, **variables)
     answers: dict[str, list[Answer]] = {}
