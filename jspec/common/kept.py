@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import sys
+import threading
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -29,7 +30,7 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
 
     Where it cannot be written, a note says that `what` is not kept, and the result is False.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_json(temporary, entries)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
+from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
@@ -384,7 +385,8 @@ class Batch:
         else:
             assert self._state is not None
             self._state = self._engine.insert(self._state, row, prefilled)
-        token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
+        with kernels.explained_failures():
+            token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         if self._is_told and self._infos is None:
             # Compiles the loop now: told later, that would stand in the middle of a text.
             self.run(0)

@@ -87,7 +87,7 @@ class Engine:
             widths = self.widths(len(state.last_token))
             return beam_round(params, state, target=self.apply, drafter=drafter, widths=widths)
 
-        self._config = own.config
+        self._config, self._fallback = own.config, kernels.Fallback()
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
@@ -122,6 +122,13 @@ class Engine:
     def capacity_for(self, max_length: int) -> int:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""
         return capacity_for(max_length, self.num_draft_tokens + 1)
+
+    def await_kernels(self, params: ModelParams, batch_size: int, max_seq_len: int) -> None:
+        """Has what computes rounds chosen, where kernels compete: a trial, if there was none."""
+        sizes = batch_size, self.capacity_for(max_seq_len), Switches()
+        kernels.await_choices(
+            lambda: self._run.eval_shape(params, self.empty_state.eval_shape(*sizes), np.int32(0))
+        )
 
     def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
         """Returns the size of an empty state in bytes, without making it."""
@@ -181,7 +188,8 @@ class Engine:
             own[0, : len(prompt) - first] = prompt[first : first + width]
         num_tokens = np.array([min(width, len(prompt) - begin)], np.int32)
         scored = following if has_scores else None
-        return self._prefill(params, state, tokens, num_tokens, scored)
+        with kernels.explained_failures():
+            return self._fallback.run(self._prefill, params, state, tokens, num_tokens, scored)
 
     def is_read_into(self, params: ModelParams, state: SpecState) -> list[bool]:
         """Returns of each leaf of a state of one row whether reading a chunk may change it.
@@ -217,7 +225,7 @@ class Engine:
           rounds that were run, on the host, [rounds b ...].
         """
         with kernels.explained_failures():
-            state, *results = self._run(params, state, np.int32(num_rounds))
+            state, *results = self._fallback.run(self._run, params, state, np.int32(num_rounds))
             return state, self._fetch(*results)
 
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
@@ -232,7 +240,8 @@ class Engine:
         The last result is whether the search is over.
         """
         with kernels.explained_failures():
-            state, *results = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
+            most = np.int32(MAX_ROUNDS_PER_VISIT)
+            state, *results = self._fallback.run(self._search, params, state, most)
             return state, self._fetch(*results), bool(jax.device_get(state.is_done))
 
 

@@ -7,30 +7,27 @@ memory, in a graph and without one, and must do the same token for token. (A loo
 turns, as an earlier trial had, is no test: its condition compares two numbers, and so it waits for
 what comes before it in any case; see `jspec.kernels.loops`.)
 
-Right or wrong, the verdict is kept in the user's cache for the device, its driver, jaxlib and
-jspec's sources. An error is not: it may be the moment's.
+Right or wrong, the verdict is kept as those on kernels are (`kernels.decide`), for jspec's present
+sources. An error is not: it may be the moment's.
 """
 
-import contextlib
-import functools
-import hashlib
-import importlib.metadata
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec import kernels
-from jspec.common.errors import InputError, describe_error
-from jspec.common.json_lines import read_json
-from jspec.common.kept import keep, note, read_kept
+from jspec.common.kept import note
 from jspec.common.typing import Params
-from jspec.common.user_cache import cache_dir
 from jspec.drafters import DrafterOptions, make_drafter
+from jspec.drafters.eagle import EagleDrafter
+from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import Engine
 from jspec.generation.request import SamplingParams
@@ -38,7 +35,8 @@ from jspec.generation.rows import Row
 from jspec.models import DecoderConfig
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import ModelParams, SpecState, StepInfo
+from jspec.speculation.beam import BeamLimits, BeamState, num_candidates
+from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -56,11 +54,31 @@ _CONFIG = DecoderConfig(
     vocab_size=64, embed_dim=32, hidden_dim=48, num_layers=1, num_heads=4, num_kv_heads=2,
     head_dim=8, max_seq_len=_CAPACITY,
 )  # fmt: skip
-# Options of the drafter, number of drafts, rows.
+_HEAD = EagleConfig(_CONFIG, _CONFIG.vocab_size, (0, 1))
+_NUM_BEAMS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+    """Whose rounds are run; drafts come from a draft model, or else from a head.
+
+    Attributes:
+      num_drafts: of a round.
+      num_rows: of the batch; one that searches has beams.
+      options: of a draft model's drafts.
+    """
+
+    num_drafts: int
+    num_rows: int
+    options: DrafterOptions | None = None
+
+
 _SUBJECTS = {
     # Rows enough for a verify call of the width that is needed; drafts may end early.
-    "chain": (DrafterOptions(draft_confidence=0.02), 3, 32),
-    "tree": (DrafterOptions(tree_depth=2, tree_branches=2), 5, 2),
+    "chain": _Subject(3, 32, DrafterOptions(draft_confidence=0.02)),
+    "tree": _Subject(5, 2, DrafterOptions(tree_depth=2, tree_branches=2)),
+    "head": _Subject(3, 2),
+    "beams": _Subject(3, _NUM_BEAMS, DrafterOptions()),
 }
 _STD, _DISTURBANCE = 0.25, 0.03  # of weights, and of the draft's beside them
 
@@ -72,43 +90,25 @@ def check_one_graph() -> None:
     """
     if not kernels.awaits_graph_trial():
         return
-    if problem := _recall_or_try():
+    key = "one graph", kernels.sources_digest(pathlib.Path(__file__).parents[1])
+    verdict = kernels.decide(key, ["no graph", "one graph"], _reach)
+    for problem in verdict.get("faults", {}).values():
         slow = "the host drives its loops, and short rounds take longer"
         note(f"jspec: a run is not one graph ({problem}): {slow}")
-    kernels.allow_one_graph(not problem)
+    kernels.allow_one_graph(verdict["choice"] == "one graph")
 
 
-def _recall_or_try() -> str:
-    """Returns what is wrong with a graph, "" for nothing, by the user's cache or by a trial."""
-    kind, machine = jax.devices()[0].device_kind, _machine()
-    try:
-        path = cache_dir() / "one_graph.json"
-        entries = read_kept(path)
-    except InputError:  # no home folder
-        path, entries = None, {}
-    entry = entries.get(kind)
-    if entry is not None:
-        problem = entry.get("problem") if isinstance(entry, dict) else None
-        if isinstance(problem, str) and entry.get("machine") == machine:
-            return problem
-        reason = "of another driver or version" if isinstance(problem, str) else "damaged"
-        note(f"note: {path}: the entry of {kind} is {reason}: tried again")
+def _reach() -> kernels.Verdict:
     note("trying whether rounds may be one graph on this GPU, once for this driver and version")
-    try:
-        problem = find_problem(make_runner)
-    except Exception as error:  # of XLA, the driver, or Python: whatever it is, no graph
-        return describe_error(error)[:200]
-    if path is not None:
-        with contextlib.suppress(InputError):  # damaged: a line has said so
-            entries = read_json(path)  # others may have written meanwhile
-        keep(path, entries | {kind: {"machine": machine, "problem": problem}}, "the verdict")
-    return problem
+    problem = find_problem(make_runner)
+    faults = {"one graph": problem} if problem else {}
+    return {"what": "rounds", "choice": "no graph" if problem else "one graph", "faults": faults}
 
 
 def find_problem(make: Callable[[str, Options], Runner]) -> str:
     """Returns how rounds in a graph differ from those without one; "" if they do not.
 
-    `make` makes runs from the name of a subject, "chain" or "tree", and XLA's options.
+    `make` makes runs from the name of a subject and XLA's options.
     """
     for name in _SUBJECTS:
         without = make(name, _NO_GRAPH | _SAME_TILINGS)
@@ -116,39 +116,67 @@ def find_problem(make: Callable[[str, Options], Runner]) -> str:
         for index in range(_NUM_RUNS):
             pairs = zip(in_graph(index), without(index), strict=True)
             if not all(itertools.starmap(np.array_equal, pairs)):
-                return f"run {index + 1} of {_NUM_RUNS} of a {name} of drafts gave other tokens"
+                return f"run {index + 1} of {_NUM_RUNS} with a {name} gave other tokens"
     return ""
 
 
 def make_runner(name: str, options: Options) -> Runner:
-    """Returns a function that runs rounds of a tiny draft model and target; see `find_problem`.
+    """Returns a function that runs rounds of tiny models; see `find_problem`.
 
-    Every run has texts of its own; rows at temperature 0 and at random take turns.
+    Every run has texts of its own. Of its rows every other one is at temperature 0; beams all are.
     """
-    drafter_options, num_drafts, num_rows = _SUBJECTS[name]
-    target, draft = _make_model(0.0), _make_model(_DISTURBANCE)
-    built = make_drafter("model", make_spec(target, draft, "model", drafter_options, num_drafts))
+    subject, is_search = _SUBJECTS[name], name == "beams"
+    target = _make_model(0.0)
+    drafter, draft_params = _make_drafter(target, subject)
     with kernels.trying_options(dict(options)):
-        engine = Engine(target, built.drafter, get_rule("rejection"), (), built.params)
-    params, before = ModelParams(target.params, built.params), list[SpecState]()
+        rule = get_rule("greedy" if is_search else "rejection")
+        engine = Engine(target, drafter, rule, (), draft_params)
+    params, before = ModelParams(target.params, draft_params), list[Any]()
 
     def run(index: int) -> list[np.ndarray]:
-        state = _start(engine, params, index, num_rows)
-        state, infos = engine.run(params, state, _NUM_ROUNDS)
+        if is_search:
+            state, infos, _ = engine.search(params, _start_search(engine, params, index))
+            outcome = [np.asarray(leaf) for leaf in jax.tree.leaves((state.beams, infos))]
+        else:
+            state = _start(engine, params, index, subject.num_rows)
+            state, infos = engine.run(params, state, _NUM_ROUNDS)
+            outcome = _outcome(infos)
         before.append(state)  # kept, so that the next run has other memory
-        return _outcome(infos)
+        return outcome
 
     return run
 
 
-def _start(engine: Engine, params: ModelParams, index: int, num_rows: int) -> SpecState:
-    """Returns the state of rows that have read a prompt of run `index`."""
+def _row(index: int) -> Row:
+    """Returns the request of run `index`."""
     prompt = [(7 * place + 5 * index) % _CONFIG.vocab_size for place in range(3, 12 + index)]
-    settings = SamplingParams(temperature=1.2 * (index % 2))
-    row = Row(settings, prompt, stop_ids=(), max_length=_CAPACITY)
-    state = engine.prefill(params, row, _CAPACITY, Switches())
+    return Row(SamplingParams(temperature=1.2), prompt, stop_ids=(), max_length=_CAPACITY)
+
+
+def _start(engine: Engine, params: ModelParams, index: int, num_rows: int) -> SpecState:
+    """Returns the state of rows that have read the prompt of run `index`."""
+    state = engine.prefill(params, _row(index), _CAPACITY, Switches())
     state = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_rows, axis=0), state)
-    return state.replace(seed=jnp.arange(num_rows, dtype=jnp.uint32) + jnp.uint32(index))
+    numbers = jnp.arange(num_rows, dtype=jnp.uint32) + jnp.uint32(index)
+    settings = state.settings
+    temperature = jnp.where(numbers % 2 == 0, 0, settings.temperature)
+    return state.replace(seed=numbers, settings=settings.replace(temperature=temperature))
+
+
+def _start_search(engine: Engine, params: ModelParams, index: int) -> BeamState:
+    """Returns the state before the first step of a search after the prompt of run `index`."""
+    row = _row(index)
+    row = row._replace(settings=SamplingParams(temperature=0.0))
+    read = engine.prefill(params, row, _CAPACITY, Switches(), num_unread=1)
+    limits = BeamLimits(read.stop_ids[0], jnp.int32(24), jnp.float32(1), jnp.int32(0))
+    return engine.begin_beams(
+        read,
+        np.array(row.prompt[-1:], np.int32),
+        limits,
+        num_beams=_NUM_BEAMS,
+        num_candidates=num_candidates(_NUM_BEAMS, 0),
+        max_steps=_CAPACITY,
+    )
 
 
 def _outcome(infos: StepInfo) -> list[np.ndarray]:
@@ -163,31 +191,33 @@ def _outcome(infos: StepInfo) -> list[np.ndarray]:
     ]
 
 
+def _make_drafter(target: LoadedModel, subject: _Subject) -> tuple[Drafter, Params]:
+    if subject.options is not None:
+        draft = _make_model(_DISTURBANCE)
+        spec = make_spec(target, draft, "model", subject.options, subject.num_drafts)
+        built = make_drafter("model", spec)
+        assert built.drafter is not None
+        return built.drafter, built.params
+    size = _CONFIG.vocab_size
+    drafter = EagleDrafter(subject.num_drafts, size, size, config=_HEAD, dtype=jnp.float32)
+    shapes = jax.eval_shape(lambda: init_eagle_params(_HEAD, jax.random.key(0)))
+    leaves: dict[Any, Any] = dict(flatten_dict(shapes))
+    params = _draw({path: leaf.shape for path, leaf in leaves.items()}, 0.0)
+    return drafter, params | {"ids": jnp.arange(size, dtype=jnp.int32)}
+
+
 def _make_model(disturbance: float) -> LoadedModel:
     """Returns a tiny model in float32 whose distributions are peaked."""
+    shapes = {parameter.path: parameter.shape for parameter in parameter_table(_CONFIG)}
+    params, tokenizer = _draw(shapes, disturbance), ByteTokenizer(_CONFIG.vocab_size)
+    return LoadedModel(_CONFIG, params, tokenizer, "trial", is_random=True)
+
+
+def _draw(shapes: Mapping[tuple[str, ...], tuple[int, ...]], disturbance: float) -> Params:
+    """Returns random parameters by path, large ones, and so that norms do little."""
     rng, noise = (np.random.default_rng(seed) for seed in range(2))
-
-    def draw(shape: tuple[int, ...], mean: float) -> jax.Array:
+    params = {}
+    for path, shape in shapes.items():
         values = _STD * rng.normal(size=shape) + disturbance * noise.normal(size=shape)
-        return jnp.asarray(mean + values, jnp.float32)
-
-    params: Params = unflatten_dict(
-        {
-            parameter.path: draw(parameter.shape, float(parameter.path[-1] == "scale"))
-            for parameter in parameter_table(_CONFIG)
-        }
-    )
-    return LoadedModel(_CONFIG, params, ByteTokenizer(_CONFIG.vocab_size), "trial", is_random=True)
-
-
-@functools.cache
-def _machine() -> dict[str, str]:
-    """Returns what may change the verdict on one kind of device."""
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return {
-        "driver": kernels.driver_version(),
-        "jaxlib": importlib.metadata.version("jaxlib"),
-        "sources": digest.hexdigest()[:16],
-    }
+        params[path] = jnp.asarray(float(path[-1] == "scale") + values, jnp.float32)
+    return unflatten_dict(params)

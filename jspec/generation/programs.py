@@ -180,12 +180,15 @@ class Programs:
             self.alone_costs = self._recall_costs(1)
 
     def _recall_costs(self, batch_size: int) -> RoundCosts:
+        self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
         key = {
             "models": [_describe(self.target), self._draft and _describe(self._draft)],
             "drafter": self.drafter,
             "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule": self._acceptance,
             "own_code": digest_of_own_code(self.engine.drafter),
+            "kernels": self._kernels(),
+            "is_one_graph": kernels.run_options() is not None,
         }
         return recall_costs(self.engine, self.params, batch_size, self.max_seq_len, key)
 
@@ -224,6 +227,14 @@ class Programs:
         state = jax.eval_shape(lambda: drafter.init(self.batch_size, capacity))
         return {"parameters": tree_bytes(self.params.draft), "state": tree_bytes(state)}
 
+    def _kernels(self) -> dict[str, str | None]:
+        """What has computed the blocks of target and draft so far."""
+        draft = self._draft
+        return {
+            "kernels": kernels.chosen_kernels(self.target.own_config),
+            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
+        }
+
     def describe(self) -> dict[str, Any]:
         """Returns everything besides the request that decides an answer, as plain values.
 
@@ -242,8 +253,7 @@ class Programs:
             "costs": self._costs and self._costs.to_json(),
             "acceptance": self._acceptance,
             "is_lossless": self.rule.is_lossless,
-            "kernels": kernels.chosen_kernels(self.target.own_config),
-            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
+            **self._kernels(),
             "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,

@@ -19,11 +19,14 @@ from jspec.kernels.backend import (
 )
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.candidates import (
+    Fallback,
+    await_choices,
     choose_weights,
     chosen_kernels,
     compute_block,
     explained_failures,
 )
+from jspec.kernels.contest import decide
 from jspec.kernels.device import (
     are_like_one,
     check_device,
@@ -61,7 +64,7 @@ from jspec.kernels.split import (
 )
 from jspec.kernels.threshold import smallest_rank
 from jspec.kernels.unwritten import zeros_if
-from jspec.kernels.verdicts import driver_version
+from jspec.kernels.verdicts import Verdict, driver_version, sources_digest
 
 __all__ = [
     "MODEL_AXIS",
@@ -69,12 +72,14 @@ __all__ = [
     "PAGE",
     "TAIL",
     "CompactKernel",
+    "Fallback",
     "JoinedKernel",
     "Kernel",
     "PackedKernel",
     "QuantizedKernel",
     "SplitKernel",
     "SplitLogits",
+    "Verdict",
     "allow_one_graph",
     "apply_rope",
     "are_like_one",
@@ -82,12 +87,14 @@ __all__ = [
     "attend_capped",
     "attend_gathered",
     "attend_pages",
+    "await_choices",
     "awaits_graph_trial",
     "check_device",
     "choose_weights",
     "chosen_kernels",
     "compiling_for",
     "compute_block",
+    "decide",
     "describe_device",
     "devices_per_memory",
     "driver_version",
@@ -108,6 +115,7 @@ __all__ = [
     "run_if",
     "run_options",
     "smallest_rank",
+    "sources_digest",
     "swiglu",
     "table_rows",
     "take_rows",

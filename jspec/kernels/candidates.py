@@ -3,22 +3,36 @@
 import contextlib
 import contextvars
 import functools
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from jspec.common.errors import InputError, describe_error
+from jspec.common.kept import note
 from jspec.kernels import library
 from jspec.kernels.backend import backend, has_bfloat16, is_foreign
-from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose
+from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose, is_trial
 from jspec.kernels.library import with_derivatives_of
-from jspec.kernels.precision import dot
 from jspec.kernels.race import fastest, race
-from jspec.kernels.trial import WIDTHS, Operands, Run, block_operands, product_operands
+from jspec.kernels.trial import (
+    WIDTHS,
+    Operands,
+    Run,
+    block_operands,
+    precise_product,
+    product_operands,
+)
 
-_CHOICES: dict[Any, set[str]] = {}  # what computes blocks and the products in them, by config
+# What computes blocks and the products in them, by config; not what trials compute.
+_CHOICES: dict[Any, set[str]] = {}
+# XLA's errors; a program that has run before raises them as a ValueError, "STATUS: text".
+_FAILURES = jax.errors.JaxRuntimeError, ValueError
+_HAS_FAILED = threading.Event()  # a kernel, while it ran
 _CONFIG: contextvars.ContextVar[Any] = contextvars.ContextVar("config", default=None)
 
 
@@ -44,7 +58,7 @@ def product_candidates() -> Sequence[Candidate]:
         is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
         return is_known and is_available()  # which builds the library
 
-    return [Candidate("cuda", takes, multiply)]
+    return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
 
 
 def compute_block(
@@ -59,7 +73,8 @@ def compute_block(
     """
     params, x, _, _, cache, *_ = operands
     reference = _within(config, reference)
-    taking = {c.name: c for c in block_candidates() if c.takes(config, params, x, cache)}
+    everyone = () if _HAS_FAILED.is_set() else block_candidates()
+    taking = {c.name: c for c in everyone if c.takes(config, params, x, cache)}
     if not taking:
         return reference(*operands)
 
@@ -76,11 +91,11 @@ def compute_block(
     weights, cache_shapes = shapes[0], (shapes[4].keys[0].dtype, shapes[4].keys[0].shape[1::2])
     key = "block", config, _describe(weights), x.shape[0], type(cache).__name__, cache_shapes
     draw = functools.partial(block_operands, shapes, block_offset)
-    everyone = [_reference_of(reference), *taking.values()]
-    contest = Contest("a decoder block", {c.name: run_of(c) for c in everyone}, draw)
-    names = [XLA, *(candidate.name for candidate in block_candidates())]
+    competing = [c._replace(run=run_of(c)) for c in (_reference_of(reference), *taking.values())]
+    contest = Contest("a decoder block", competing, draw)
+    names = [XLA, *(candidate.name for candidate in everyone)]
     name = asked_kernels() or choose(key, names, contest.hold)
-    _CHOICES.setdefault(config, set()).add(name if name in taking else XLA)
+    _record(config, name if name in taking else XLA)
     if name not in taking:
         return reference(*operands)
     run_block = functools.partial(taking[name].run, config, block_offset)
@@ -92,33 +107,35 @@ def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -
 
     XLA decodes all of the kernel to memory for more rows than one.
     """
-    taking = {c.name: c for c in product_candidates() if c.takes(rows, kernel)}
+    everyone = () if _HAS_FAILED.is_set() else product_candidates()
+    taking = {c.name: c for c in everyone if c.takes(rows, kernel)}
     if not taking:
-        return reference(rows, kernel)
-
-    def by_reference(rows: Array, kernel: Any) -> Array:
-        if isinstance(kernel, jax.Array):  # decoded, for the precise computation
-            return dot(rows, kernel.reshape(-1, rows.shape[1]))
         return reference(rows, kernel)
 
     def run_of(candidate: Candidate) -> Run:
         def run(call: Operands) -> Any:
             own = call.stream[0], call.weights
-            return (candidate.run if candidate.takes(*own) else by_reference)(*own)[None], ()
+            return (candidate.run if candidate.takes(*own) else reference)(*own)[None], ()
 
         return run
 
     shapes = _shapes((rows, kernel))
     draw = functools.partial(product_operands, shapes)
-    everyone = [_reference_of(by_reference), *taking.values()]
-    contest = Contest("a packed product", {c.name: run_of(c) for c in everyone}, draw)
+    competing = [c._replace(run=run_of(c)) for c in (_reference_of(reference), *taking.values())]
+    contest = Contest("a packed product", competing, draw, precise_product)
     key = "product", _describe(shapes[1]), rows.dtype.name
-    names = [XLA, *(candidate.name for candidate in product_candidates())]
+    names = [XLA, *(candidate.name for candidate in everyone)]
     name = asked_kernels() or choose(key, names, contest.hold)
-    _CHOICES.setdefault(_CONFIG.get(), set()).add(name if name in taking else XLA)
+    _record(_CONFIG.get(), name if name in taking else XLA)
     if name not in taking:
         return reference(rows, kernel)
     return with_derivatives_of(reference, taking[name].run, rows, kernel)
+
+
+def await_choices(trace: Callable[[], object]) -> None:
+    """Has contests held for what `trace` traces, where candidates compete: else nothing is done."""
+    if _may_compete():
+        trace()
 
 
 def choose_weights(
@@ -160,19 +177,77 @@ def chosen_kernels(config: Any) -> str:
 def explained_failures() -> Iterator[None]:
     """Within it, a program that fails while other kernels than XLA's run says what avoids them.
 
+    From then on XLA computes everything in this process.
+
     Raises:
       InputError: it has failed, but not for want of memory.
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        names = sorted(set().union(*_CHOICES.values()) - {XLA})
-        if not names or "RESOURCE_EXHAUSTED" in str(error):
+    except _FAILURES as error:
+        if not (problem := _problem(error)):
             raise
+        _leave_to_xla()
         raise InputError(
-            f"a program with the kernels {', '.join(names)} failed ({describe_error(error)[:200]}):"
-            f" JSPEC_KERNELS={XLA} in the environment avoids them"
+            f"{problem}: XLA computes what comes next; JSPEC_KERNELS={XLA} in the environment "
+            "avoids them"
         ) from error
+
+
+class Fallback:
+    """Runs programs, and lets XLA compute one whose kernels fail when it runs first.
+
+    A kernel that cannot run here at all, for want of shared memory say, fails then. Later runs,
+    whose state would have to be copied each time, are `explained_failures`.
+    """
+
+    def __init__(self) -> None:
+        self._has_run: set[Any] = set()
+
+    def run(self, program: Callable[..., Any], params: Any, state: Any, *operands: Any) -> Any:
+        """Returns program(params, state, *operands), which takes over the state's memory."""
+        if not _may_compete() or jax.process_count() > 1:
+            return program(params, state, *operands)
+        leaves, structure = jax.tree.flatten((state, operands))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = program, structure, shapes
+        if key in self._has_run:
+            return program(params, state, *operands)
+        kept = jax.tree.map(np.array, state)  # the device may have no memory for a second one
+        try:
+            results = jax.block_until_ready(program(params, state, *operands))
+        except _FAILURES as error:
+            if not (problem := _problem(error)):
+                raise
+            _leave_to_xla()
+            note(f"jspec: {problem}: XLA computes everything from now on")
+            state = jax.tree.map(_put_like, kept, state)
+            results = program(params, state, *operands)
+        self._has_run.add(key)
+        return results
+
+
+def _put_like(leaf: np.ndarray, before: Any) -> Array:
+    return jax.device_put(leaf, getattr(before, "sharding", None))
+
+
+def _problem(error: Exception) -> str:
+    """Returns what has failed, if it may have been another kernel than XLA's; otherwise nothing."""
+    names = sorted(set().union(*_CHOICES.values()) - {XLA})
+    status = re.match(r"([A-Z_]+): ", str(error))
+    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError) or status is not None
+    if not names or isinstance(error, InputError) or not is_of_xla:
+        return ""
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return ""
+    return f"a program with the kernels {', '.join(names)} failed ({describe_error(error)[:200]})"
+
+
+def _leave_to_xla() -> None:
+    """From now on XLA computes everything; what was compiled before is forgotten."""
+    _HAS_FAILED.set()
+    _CHOICES.clear()
+    jax.clear_caches()
 
 
 def _has_choice() -> bool:
@@ -183,7 +258,14 @@ def _has_choice() -> bool:
 def _may_compete() -> bool:
     """Returns whether another candidate than XLA may be chosen; if not, none is even built."""
     asked = asked_kernels()
-    return _has_choice() and asked != XLA and not (is_foreign() and asked is None)
+    is_allowed = asked != XLA and not _HAS_FAILED.is_set()
+    return _has_choice() and is_allowed and not (is_foreign() and asked is None)
+
+
+def _record(config: Any, name: str) -> None:
+    """Remembers what computes a part of a model, unless it is only tried."""
+    if not is_trial():
+        _CHOICES.setdefault(config, set()).add(name)
 
 
 def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,18 +4,23 @@ XLA is the reference and the first candidate. On first use of a shape on a devic
 must be right, and then at least 3 % faster, or XLA stays:
 
 - Right: at widths 1, 5 and 16 of the same tokens, several times, bit for bit the same, in memory
-  that held NaN. Its distance from a computation in float32 is at most twice XLA's own.
+  that held NaN. Its distance from a precise computation is at most twice XLA's own. A packed
+  product's is the host's, in float64. A block's is XLA's own block in float32: the decoder would
+  have to be written a second time for float64, and what float32 rounds is a thousandth of what
+  bfloat16 does. A candidate that promises a token the same result at every width must keep that.
 - Fast: the same block many times in one program, with weights that no cache holds; see `race`.
 
 Verdicts are kept in the user's cache. `JSPEC_KERNELS=NAME` in the environment overrides them.
 """
 
 import concurrent.futures
+import contextvars
 import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,14 +45,25 @@ _MOST_ERRORS = 2.0
 _ROUNDING = 1e-5  # is allowed besides: of a float32 model XLA's own error may be none
 _RUNS = 3  # the second one makes a graph, and the third may change it
 _VERDICTS: dict[str, Verdict] = {}
+_LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reached once
+_IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
 
 
 class Candidate(NamedTuple):
-    """What computes an operation, by name, and whether it takes the operands as they are."""
+    """What computes an operation.
+
+    Attributes:
+      name: for a person, and for `JSPEC_KERNELS`.
+      takes: whether it takes the operands as they are.
+      run: computes it.
+      has_equal_widths: whether a token's result is the same, bit for bit, however many tokens are
+        beside it: then a verify call gives what decoding steps give.
+    """
 
     name: str
     takes: Callable[..., bool]
     run: Callable[..., Any]
+    has_equal_widths: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,33 +72,54 @@ class Contest:
 
     Attributes:
       what: what is computed, as a user reads it.
-      runs: what computes it, by candidate; the reference is the first.
+      candidates: what computes it, on `Operands`; the reference is the first.
       draw: draws operands of the widest call.
+      precise: computes precise results on the host; None: the reference does, in float32.
     """
 
     what: str
-    runs: Mapping[str, Run]
+    candidates: Sequence[Candidate]
     draw: Draw
+    precise: Callable[[Operands], tuple[Any, Any]] | None = None
 
     def hold(self) -> Verdict:
         """Returns the choice, the seconds of those that were timed, and why others were not."""
         note(f"jspec: trying the kernels for {self.what} on this device, once")
-        reference, *others = self.runs
-        calls, draw = [], jax.jit(self.draw)
-        run = _program(self.runs[reference])
-        for width, seed in itertools.product(WIDTHS, range(2)):
-            call = draw(jnp.int32(seed)).first(width)
-            precise = run(call.precise())
-            bounds = _MOST_ERRORS * _errors(call, run(call), precise) + _ROUNDING
-            calls.append((width, call, precise, bounds))
-        faults = {name: _fault(self.runs[name], calls) for name in others}
-        entrants = {n: (run, self.draw) for n, run in self.runs.items() if not faults.get(n)}
+        reference, *others = self.candidates
+        checks = self._checks(reference)
+        faults = {candidate.name: _fault(candidate, checks) for candidate in others}
+        entrants = {c.name: (c.run, self.draw) for c in self.candidates if not faults.get(c.name)}
         seconds, failures = race(entrants) if len(entrants) > 1 else ({}, {})
         faults = {name: fault for name, fault in (faults | failures).items() if fault}
         for name, fault in faults.items():
             note(f"jspec: the kernel {name!r} is not used for {self.what}: {fault}")
-        choice = fastest(seconds) if seconds else reference
+        choice = fastest(seconds) if seconds else reference.name
         return {"what": self.what, "choice": choice, "seconds": seconds, "faults": faults}
+
+    def _checks(self, reference: Candidate) -> list["Check"]:
+        """Returns calls of every width on the same tokens, with what their results should be."""
+        draw, run = jax.jit(self.draw), _program(reference.run)
+        widest = [draw(jnp.int32(seed)) for seed in range(2)]
+        on_host = [self.precise and self.precise(call) for call in widest]
+        checks = []
+        for width, seed in itertools.product(WIDTHS, range(len(widest))):
+            call = widest[seed].first(width)
+            if (exact := on_host[seed]) is not None:
+                precise = exact[0][:, :width], exact[1]
+            else:
+                precise = run(call.precise())
+            bounds = _MOST_ERRORS * _errors(call, run(call), precise) + _ROUNDING
+            checks.append(Check(seed, call, precise, bounds))
+        return checks
+
+
+class Check(NamedTuple):
+    """A call that candidates are tried on: its seed, operands, precise results, allowed errors."""
+
+    seed: int
+    call: Operands
+    precise: tuple[Any, Any]
+    bounds: Array
 
 
 def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
@@ -94,15 +131,26 @@ def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
     """
     if is_foreign() or jax.process_count() > 1:
         return names[0]
+    return decide(key, names, reach)["choice"]
+
+
+def decide(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
+    """Returns the verdict; see `choose`. In a process it is reached once: other threads wait."""
     digest = hashlib.sha256(repr((key, run_options())).encode()).hexdigest()[:32]
-    if digest not in _VERDICTS:
-        verdict = recall_verdict(digest, names)
-        if verdict is None:
-            verdict = _reach_and_keep(digest, reach, names[0])
-        elif verdict.get("is_unfinished"):
-            note(f"note: a trial ended its process: {names[0]} is taken; {kept_where()}")
-        _VERDICTS[digest] = verdict
-    return _VERDICTS[digest]["choice"]
+    with _LOCKS.setdefault(digest, threading.Lock()):
+        if digest not in _VERDICTS:
+            verdict = recall_verdict(digest, names)
+            if verdict is None:
+                verdict = _reach_and_keep(digest, reach, names[0])
+            elif verdict.get("is_unfinished"):
+                note(f"note: a trial ended its process: {names[0]} is taken; {kept_where()}")
+            _VERDICTS[digest] = verdict
+        return _VERDICTS[digest]
+
+
+def is_trial() -> bool:
+    """Returns whether what is being computed belongs to a trial, and to no answer."""
+    return _IS_TRIAL.get()
 
 
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
@@ -135,23 +183,26 @@ def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
 
     Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
     """
+
+    def reach_in_thread() -> Verdict:
+        _IS_TRIAL.set(True)  # in the thread's own context
+        return reach()
+
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            return thread.submit(reach).result()
+            return thread.submit(reach_in_thread).result()
     except Exception as error:
         problem = describe_error(error)[:200]
-        note(f"jspec: the kernels were not tried ({problem}); {otherwise} is taken")
+        note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
         return {"choice": otherwise, "problem": problem}
 
 
-def _fault(run: Run, calls: Sequence[tuple[int, Operands, Any, Array]]) -> str:
-    """Returns why a candidate must not be used; nothing where it is right.
-
-    Of each call it is told the width, the operands, the precise results, and the errors allowed.
-    """
+def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
+    """Returns why a candidate must not be used; nothing where it is right."""
     try:
-        program = _program(run)
-        for width, call, precise, bounds in calls:
+        program, narrower = _program(candidate.run), dict[int, Array]()
+        for seed, call, precise, bounds in checks:
+            width = call.stream.shape[1]
             first, *others = (program(call) for _ in range(_RUNS))
             errors = _errors(call, first, precise)
             if not (errors <= bounds).all():  # nor are they NaN
@@ -160,6 +211,11 @@ def _fault(run: Run, calls: Sequence[tuple[int, Operands, Any, Array]]) -> str:
                 return f"at width {width} it is wrong, by {sizes} allowed"
             if not all(_are_equal(first, result) for result in others):
                 return f"at width {width} its runs differ"
+            before = narrower.get(seed, first[0])
+            is_equal = np.array_equal(first[0][:, : before.shape[1]], before)
+            if candidate.has_equal_widths and not is_equal:
+                return f"at width {width} a token's result is another than at a smaller width"
+            narrower[seed] = first[0]
     except Exception as error:  # of a compiler, a library, the device
         return describe_error(error)[:200]
     return ""

@@ -315,9 +315,10 @@ def _num_inputs(config: Any) -> dict[str, int]:
     return {"qkv": stream, "out": heads, "gate_up": stream, "down": hidden}
 
 
+# Of the first one XLA multiplies, which promises nothing for other widths.
 CANDIDATES = (
     Candidate("attention", takes_attention, functools.partial(run_block, multiply_by_xla)),
-    Candidate("cuda", takes_block, functools.partial(run_block, multiply)),
-    Candidate("layer", takes_layer, functools.partial(run_layer, False)),
-    Candidate("layer-pdl", takes_layer, functools.partial(run_layer, True)),
+    Candidate("cuda", takes_block, functools.partial(run_block, multiply), has_equal_widths=True),
+    Candidate("layer", takes_layer, functools.partial(run_layer, False), has_equal_widths=True),
+    Candidate("layer-pdl", takes_layer, functools.partial(run_layer, True), has_equal_widths=True),
 )

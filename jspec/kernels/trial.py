@@ -20,6 +20,7 @@ _SLOTS = 1024  # of a row, half of them committed where there is one row
 # In slots that nobody may see. Finite, as XLA's attention multiplies them by 0, and 0 · NaN is NaN.
 _POISON = 3e4
 _LARGEST_HOLE = 22  # power of two, in floats: 16 MB
+_OUTPUTS_AT_ONCE = 4096
 
 
 class Operands(NamedTuple):
@@ -107,6 +108,16 @@ def product_operands(shapes: Any, seed: Array) -> Operands:
     keys = _keys(seed)
     stream = jax.random.normal(next(keys), (1, WIDTHS[-1], rows.shape[-1]), rows.dtype)
     return Operands(_draw_weights(keys, kernel), stream, (), ())
+
+
+def precise_product(operands: Operands) -> tuple[np.ndarray, tuple[()]]:
+    """Returns the outputs [1 t o] of a product, summed in float64 on the host."""
+    rows, kernel = jax.device_get((operands.stream[0], _decode(operands.weights)))
+    rows, kernel = np.asarray(rows, np.float64), kernel.reshape(-1, rows.shape[-1])
+    # A part at a time: all of a head's weights in float64 are gigabytes.
+    starts = range(0, len(kernel), _OUTPUTS_AT_ONCE)
+    parts = [rows @ kernel[i : i + _OUTPUTS_AT_ONCE].T.astype(np.float64) for i in starts]
+    return np.concatenate(parts, axis=1)[None].astype(np.float32), ()
 
 
 def poisoned(shape: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Verdicts of contests, kept in the user's cache for the machine that they were reached on."""
+"""Verdicts of trials, kept in the user's cache for the machine that they were reached on."""
 
 import contextlib
 import functools
@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import pathlib
 import re
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -16,10 +17,10 @@ from jspec.common.json_lines import read_json
 from jspec.common.kept import keep, note, read_kept
 from jspec.common.user_cache import cache_dir
 
-Verdict = dict[str, Any]  # "choice", and why; see `contest.Contest`
+Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
 
+_FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
-_SOURCES = pathlib.Path(__file__).parent
 _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
 
 
@@ -44,16 +45,17 @@ def keep_verdict(key: str, verdict: Verdict | None) -> bool:
     try:
         path = _path()
     except InputError as error:
-        note(f"note: cannot keep verdicts on kernels: {error}")
+        note(f"note: cannot keep verdicts: {error}")
         return False
     entries: dict[str, Any] = {}
-    with contextlib.suppress(InputError):  # damaged: a line has said so
-        entries = read_json(path)  # others may have written meanwhile
-    entry = _entry_here(entries, path)
-    entry["verdicts"].pop(key, None)
-    if verdict is not None:
-        entry["verdicts"][key] = verdict
-    return keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts on kernels")
+    with _FILE:
+        with contextlib.suppress(InputError):  # damaged: a line has said so
+            entries = read_json(path)  # others may have written meanwhile
+        entry = _entry_here(entries, path)
+        entry["verdicts"].pop(key, None)
+        if verdict is not None:
+            entry["verdicts"][key] = verdict
+        return keep(path, entries | {jax.devices()[0].device_kind: entry}, "verdicts")
 
 
 def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     if isinstance(before, dict):
         changed = [name for name in machine if before.get(name) != machine[name]]
         reason = ", ".join(f"{name} {before.get(name)}, now {machine[name]}" for name in changed)
-    _note_once(f"note: {path}: {reason}: kernels are tried again")
+    _note_once(f"note: {path}: {reason}: trials are made again")
     return {"machine": machine, "verdicts": {}}
 
 
@@ -91,12 +93,18 @@ def _path() -> pathlib.Path:
 @functools.cache
 def _machine() -> dict[str, str]:
     """Returns what may change the verdicts on one kind of device."""
+    jaxlib = importlib.metadata.version("jaxlib")
+    sources = sources_digest(pathlib.Path(__file__).parent)
+    return {"driver": driver_version(), "jaxlib": jaxlib, "sources": sources}
+
+
+def sources_digest(folder: pathlib.Path) -> str:
+    """Returns a digest of the sources in a folder: Python, C++ and CUDA C++."""
     digest = hashlib.sha256()
-    for path in sorted(_SOURCES.rglob("*")):
+    for path in sorted(folder.rglob("*")):
         if path.suffix in _SUFFIXES:
             digest.update(path.read_bytes())
-    jaxlib = importlib.metadata.version("jaxlib")
-    return {"driver": driver_version(), "jaxlib": jaxlib, "sources": digest.hexdigest()[:16]}
+    return digest.hexdigest()[:16]
 
 
 def driver_version() -> str:

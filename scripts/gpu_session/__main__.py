@@ -1,39 +1,42 @@
-"""Checks and measures jspec on a machine with a GPU, no network and a quarter of an hour.
+"""Checks jspec on a machine with a GPU, and measures its speed there, in a quarter of an hour.
 
-    python -m scripts.gpu_session --part=1    correctness, then products and layers; 5 min 15 s
-    python -m scripts.gpu_session --part=2    models, drafts, torch, the table of aims; 7 min 30 s
-    python -m scripts.gpu_session --rehearse  all of it with tiny models, on any machine
+    python -m scripts.gpu_session --part=1    correctness, products and layers: 5 min 15 s
+    python -m scripts.gpu_session --part=2    models, drafts, torch, the table of aims: 7 min 30 s
+    python -m scripts.gpu_session --rehearse  every step with tiny models, on any machine: 5 min
 
-| step | s | what |
+A part is made of steps. A step ends when its seconds (s) are over; what it does not use, later
+steps may.
+
+| step | s | what it does |
 |---|---|---|
-| race | 30 | the smallest program in which a loop of a CUDA graph may start too early: a carried and a computed condition; with a graph, without, serialised, without early launches |
-| seeds | 120 | `coupled` and `rejection` with a draft model in float32, four processes at once: no graph, a graph, the old loops in a graph, a graph without early launches; the failing token's index |
-| audit | 60 | `rejection` with a draft model, float32, 4,096 rows; greedy parity of SmolLM2 with its head |
-| products | 105 | layers of 1B and 3B by each choice of `JSPEC_KERNELS`; products by XLA, padded to 16 rows, and by CUDA C++ |
-| why | 0 | further arms where rounds are wrong, in what the other steps have saved |
-| torch starts | 5 | the process of the step torch begins to compile |
-| models | 205 | 1B and 3B by the best two choices: calls on 1, 6 and 16 tokens, plain rounds, 8 and 16 rounds a visit, 8 and 32 rows, the host |
-| drafts | 120 | 3B with a quantised 1B at given acceptance (4 drafts); EAGLE's shape; a lookup |
-| torch | 110 | a step of transformers' Llama that torch has compiled, on a static cache, timed alone |
-| aims | 10 | what was aimed at, beside what was measured |
+| race | 30 | runs the smallest program in which a loop of a CUDA graph may start too early, with a carried and with a computed condition: in a graph, without one, in a serialised graph, without early launches |
+| seeds | 120 | compares answers of a draft model in float32, by the rules `coupled` and `rejection`, made in four processes at once: without a graph, in a graph, with the old loops in a graph, in a graph without early launches |
+| audit | 60 | checks the distribution of `rejection` with a draft model over 4,096 rows, the caches, and the greedy answers of SmolLM2 with its head |
+| products | 105 | times layers of 1B and 3B with each choice of `JSPEC_KERNELS`, and their products by XLA, by XLA with rows padded to 16, and by CUDA C++ |
+| why | 0 | where rounds are wrong, and time was saved: tries what may be the cause |
+| torch starts | 5 | starts the process in which torch compiles |
+| models | 205 | times 1B and 3B with the best two choices of kernels: calls on 1, 6 and 16 tokens, rounds without drafts, 8 and 16 rounds a visit, 8 and 32 rows, the host |
+| drafts | 120 | times 3B with a quantised 1B (4 drafts) at given rates of acceptance, with a head of EAGLE's shape, and with a lookup |
+| torch | 110 | times one step of transformers' Llama, compiled by torch, on a static cache, while nothing else runs |
+| aims | 10 | prints each aim beside what was measured |
 
-What the results decide:
+What follows from the results:
 
-- The old loops are wrong in a graph, and the new ones right: that was the fault, and it is settled.
-- The new loops are wrong, in a graph only: the graph stays off (`JSPEC_ONE_GRAPH=0`) for all later
-  steps, and the step `why` looks for the part of a graph that it takes.
-- They are wrong without a graph, too: no figure of speed is worth its time, and the rest goes to
-  `why`.
-- CUDA C++ is chosen where it is 3 % faster than XLA.
+- Old loops wrong in a graph, new ones right: the fault is found, and mended.
+- New loops wrong in a graph only: later steps run without a graph (`JSPEC_ONE_GRAPH=0`), and the
+  step `why` looks for the part of a graph that causes it.
+- New loops wrong without a graph, too: no speed is measured, and the step `why` takes the time.
+- The kernels in CUDA C++ are chosen where they are 3 % faster than XLA's.
 
-The machine needs Python 3.11 or newer with jax for its GPU, flax and what jspec imports, and torch
-with transformers for the peer; jspec need not be installed. Each line of SESSION.jsonl, in the
-folder of --results, is on the disk as soon as it is known, and a call goes on where an earlier one
-has ended: a step that is done is not run again. The lines of kind "call" hold commit, date,
-versions, hardware and command.
+Every result is a line of session.jsonl, written at once, in the folder that --results names. Run
+the same command again to go on after an interruption: steps that are done are not run again. A
+line of the kind "call" holds commit, date, versions, hardware and command. The exit status is 0 if
+all steps are done, and 1 if not; the last line says which are not, and why.
 
-SmolLM2's file may be larger than what can be carried at once: `split -b 40M -d FILE FILE.` makes
-FILE.00, FILE.01 and so on, and --models joins them.
+The machine needs no network. It needs Python 3.11 or newer; jax for its GPU, flax, and the other
+packages that jspec imports; torch and transformers for the steps on torch. jspec need not be
+installed. A large file of a model can be brought in parts: `split -b 40M -d FILE FILE.` makes
+FILE.00, FILE.01 and so on, and --models=FOLDER joins them.
 """  # noqa: E501
 
 import datetime
@@ -41,6 +44,7 @@ import os
 import pathlib
 import sys
 import threading
+from collections.abc import Mapping
 
 if __name__ == "__main__":  # before JAX is imported
     # A part of the GPU's memory is left to the processes beside this one.
@@ -59,32 +63,53 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
 from jspec.generation.provenance import environment, git_state
-from scripts.gpu_session import BEGIN
-from scripts.gpu_session.children import ROOT
-from scripts.gpu_session.plan import CALL_SECONDS, steps_of
-from scripts.gpu_session.products import has_cuda
-from scripts.gpu_session.session import Session, leave, run_steps
+from jspec.kernels import cuda_library
+from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
+from scripts.gpu_session.session import ROOT, Session, Step, leave, run_steps
 from scripts.gpu_session.subjects import join_models
+
+ALL_SECONDS = 900  # that there are, the start of the machine included
+CALL_SECONDS = 600  # of one call at most
+START_SECONDS = 90  # of the machine
+
+STEPS = (
+    Step("race", 1, 30, correctness.run_race),
+    Step("seeds", 1, 120, correctness.run_seeds),
+    Step("audit", 1, 60, correctness.run_audit),
+    Step("products", 1, 105, products.run, needs_right_rounds=True),
+    Step("why", 1, 0, correctness.explain),
+    Step("torch starts", 2, 5, torch_step.start, needs_right_rounds=True),
+    Step("models", 2, 205, speeds.measure_models, needs_right_rounds=True),
+    Step("drafts", 2, 120, speeds.measure_drafts, needs_right_rounds=True),
+    Step("torch", 2, 110, torch_step.run, needs_right_rounds=True),
+    Step("aims", 2, 10, aims.run),
+)
 
 FILE = "session.jsonl"
 _MARGIN = 15  # seconds of a call that are left for what comes after the program
 _PATIENCE = 4  # a rehearsal's steps may take as many times as long
 
-_PART = flags.DEFINE_integer("part", None, "The part to run: 1 or 2; by default both.", 1, 2)
+_PART = flags.DEFINE_integer(
+    "part", None, "Which steps to run: part 1 or 2; by default both.", 1, 2
+)
 _UNTIL = flags.DEFINE_integer(
-    "until", None, "Seconds after its start when the last step has to end; by default those of a "
-    "call.", 5, 3600,
+    "until", None, "Stop this many seconds after the start; by default after 585, and in a "
+    "rehearsal after 2340. Steps for which no time is left are named at the end.", 5, 3600,
 )  # fmt: skip
-_REHEARSE = flags.DEFINE_boolean("rehearse", False, "Tiny models; figures mean nothing.")
+_REHEARSE = flags.DEFINE_boolean(
+    "rehearse",
+    False,
+    "Run every step with tiny models, to test the program; the figures mean nothing.",
+)
 _RESULTS = flags.DEFINE_string(
-    "results", None, "The folder of session.jsonl, a new one or that of an earlier call; by "
-    "default benchmarks/results/DATE-BACKEND in the repository.",
+    "results", None, "The folder to write session.jsonl to, a new one or that of a call to be "
+    "continued; by default benchmarks/results/DATE-BACKEND in the repository.",
 )  # fmt: skip
 _MODELS = flags.DEFINE_string(
-    "models", None, "A folder with files of published models, whole or in parts."
+    "models", None, "A folder with files of published models, whole or in parts, such as SmolLM2's."
 )
 _COMMIT = flags.DEFINE_string(
-    "commit", None, "The commit that is measured, where the checkout has no history to tell it."
+    "commit", None, "The commit to record, where the folder is no git checkout."
 )
 
 
@@ -105,12 +130,29 @@ def main() -> None:
     for line in lines:
         session.write("model", line, said=line)
     # nvcc takes a while: it compiles beside the first steps, which do not need it.
-    threading.Thread(target=has_cuda, daemon=True).start()
-    status = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
-    session.write("end", f"the call ends with status {status}", status=status,
-                  seconds=round(session.elapsed(), 1))  # fmt: skip
+    threading.Thread(target=cuda_library.is_available, daemon=True).start()
+    problems = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
+    _end_call(session, problems, until)
+    leave(int(bool(problems)))
+
+
+def _end_call(session: Session, problems: Mapping[str, str], until: float) -> None:
+    """Writes which steps are not done, and why; the exit status is 1 if there are any."""
+    line = "all steps are done"
+    if problems:
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in problems.items():
+            by_reason.setdefault(reason, []).append(name)
+        listed = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+        line = f"status 1, not done in {until:.0f} s: {listed}; the same command goes on there"
+    seconds = round(session.elapsed(), 1)
+    session.write("end", line, status=int(bool(problems)), seconds=seconds, problems=dict(problems))
     session.close()
-    leave(status)
+
+
+def steps_of(part: int | None) -> tuple[Step, ...]:
+    """Returns the steps of a part; None: of both, which have to be run in one call then."""
+    return tuple(step for step in STEPS if part in (None, step.part))
 
 
 def _journal_path(backend: str) -> pathlib.Path:

@@ -28,7 +28,7 @@ from jspec.kernels.cuda_product import multiply
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
 from jspec.lab.benchmarking.parts import call_loop
 from jspec.models import DecoderConfig
-from scripts.gpu_session.arms import GRAPH, SERIALISED, known
+from scripts.gpu_session.correctness import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work
 from scripts.gpu_session.subjects import SIZES, random_model, shape_of
 
@@ -73,23 +73,13 @@ def chosen(session: Session) -> list[str]:
     return found[-1]["choices"] if found and found[-1]["choices"] else [XLA]
 
 
-def choices() -> tuple[str, ...]:
-    """Returns the values of `JSPEC_KERNELS`."""
-    return tuple(NAMES)
-
-
 def candidates() -> dict[str, Product]:
     """Returns what multiplies a few rows by weights of bfloat16, by name."""
     found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
-    if has_cuda():
+    if cuda_library.is_available():
         found["cuda"] = multiply
         found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
     return found
-
-
-def has_cuda() -> bool:
-    """Returns whether there are products in CUDA C++; builds the library if need be."""
-    return cuda_library.is_available()
 
 
 def multiply_by_xla(
@@ -164,7 +154,7 @@ def _time_layers(work: Work) -> dict[str, float]:
         models[size] = random_model(configs[size], f"{size}, {count} layers")
     loops: dict[tuple[str, str, int, int], TurnLoop] = {}
     jobs: dict[str, Callable[[], Any]] = {}
-    for choice in choices()[: 2 if work.is_rehearsal else None]:
+    for choice in NAMES[: 2 if work.is_rehearsal else None]:
         with kernels_by(choice):
             for size, (width, context) in ((s, c) for s in SIZES for c in _CALLS):
                 key = choice, size, width, context

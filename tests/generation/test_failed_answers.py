@@ -2,14 +2,21 @@
 
 import dataclasses
 import json
+import threading
+import types
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.stats import RoundCounts, Stats
+from jspec.kernels import candidates
+from jspec.kernels.contest import Candidate
+from jspec.models import decoder
 from jspec.sampling.processor import Processor
 from tests.tiny_models import make_generator, shared_generator, target
 
@@ -51,6 +58,74 @@ def test_one_prompt_that_fails_raises():
     generator = make_generator("none", processors=[BROKEN])
     with pytest.raises(InputError, match="NaN, or forbade every token, at token 3 of the answer"):
         generator.generate(Request("abc", SamplingParams(seed=UNLUCKY)))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A CPU whose blocks a kernel computes, as XLA does, that fails from some call on."""
+    kernel = types.SimpleNamespace(num_calls=0, first_failure=None, takes=lambda width: True)
+
+    def count():
+        kernel.num_calls += 1
+        if kernel.first_failure is not None and kernel.num_calls >= kernel.first_failure:
+            raise RuntimeError("no memory of a block")
+        return np.float32(0)
+
+    def run(config, block_offset, params, x, rope, visible, cache):
+        x, cache = decoder.Block(config).apply(
+            {"params": params}, x, rope, visible, cache, block_offset
+        )
+        return x + jax.pure_callback(count, jax.ShapeDtypeStruct((), jnp.float32)), cache
+
+    def takes(config, params, x, cache):
+        return kernel.takes(x.shape[1])
+
+    monkeypatch.setenv("JSPEC_KERNELS", "cuda")
+    for name, value in (
+        ("block_candidates", lambda: [Candidate("cuda", takes, run)]),
+        ("_may_compete", lambda: not candidates._HAS_FAILED.is_set()),
+        ("_CHOICES", {}),
+        ("_HAS_FAILED", threading.Event()),
+    ):
+        monkeypatch.setattr(candidates, name, value)
+    jax.clear_caches()
+    yield kernel
+    jax.clear_caches()
+
+
+PROMPT, SETTINGS = "abcabcabc", SamplingParams(max_new_tokens=12)
+
+
+@pytest.mark.parametrize("part", ["prefill", "rounds"])
+def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
+    """One line, and the answer that XLA gives; its state, which had been given away, is there."""
+    whole = shared_generator("prompt_lookup").generate(PROMPT, SETTINGS)
+    kernel.first_failure = 1
+    kernel.takes = lambda width: (width > 16) == (part == "prefill")
+    generator = make_generator("prompt_lookup")
+    result = generator.generate(PROMPT, SETTINGS)
+    num_calls = kernel.num_calls
+    assert result.token_ids == whole.token_ids
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jspec: a program with the kernels cuda failed (JaxRuntimeError: ")
+    assert line.endswith("): XLA computes everything from now on")
+    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
+    assert (kernel.num_calls, capsys.readouterr().err) == (num_calls, "")
+
+
+@pytest.mark.parametrize("part", ["prefill", "rounds"])
+def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
+    """Guards against a traceback of XLA's, and against a server that fails from then on."""
+    whole = shared_generator("prompt_lookup").generate(PROMPT, SETTINGS)
+    kernel.takes = lambda width: (width > 16) == (part == "prefill")
+    generator = make_generator("prompt_lookup")
+    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
+    kernel.first_failure = kernel.num_calls + 1
+    with pytest.raises(
+        InputError, match=r"the kernels cuda failed .*: XLA computes what comes next"
+    ):
+        generator.generate(PROMPT, SETTINGS)
+    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
 
 
 HUGE = 10**400

@@ -260,6 +260,34 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     assert "measuring" not in capsys.readouterr().err
 
 
+def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, monkeypatch):
+    """Guards against costs that are recalled although `JSPEC_KERNELS` or the driver has changed.
+
+    What is chosen is known before, by a trace of rounds, where kernels compete.
+    """
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    measured, chosen = [], {"kernels": "xla", "options": None}
+
+    def measure(*arguments):
+        measured.append((chosen["kernels"], chosen["options"]))
+        return costs_of("prompt_lookup", 0.1)
+
+    def chosen_kernels(config):
+        assert traced
+        return chosen["kernels"]
+
+    monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
+    monkeypatch.setattr(kernels, "await_choices", lambda trace: traced.append(trace()))
+    monkeypatch.setattr(kernels, "chosen_kernels", chosen_kernels)
+    monkeypatch.setattr(kernels, "run_options", lambda: chosen["options"])
+    for _ in range(2):
+        for kernel, options in (("xla", None), ("cuda", None), ("cuda", {})):
+            traced = []
+            chosen.update(kernels=kernel, options=options)
+            assert make_auto("prompt_lookup", costs=None, max_seq_len=64).costs is not None
+    assert measured == [("xla", None), ("cuda", None), ("cuda", {})]
+
+
 def test_what_catching_up_takes_is_measured(monkeypatch):
     """On a made-up machine: 0.002 s for each token that the draft model has missed."""
 

@@ -12,11 +12,13 @@ import pytest
 from jspec import kernels
 from jspec.drafters import chain as draw
 from jspec.generation import graph_trial
-from jspec.kernels import backend
+from jspec.kernels import backend, contest, verdicts
 from jspec.models import cache
+from jspec.speculation import beam_round
 from tests.tiny_models import make_generator
 
 _TRYING = "trying whether rounds may be one graph on this GPU, once for this driver and version"
+_NUM_RUNS = 2 * 4 * 6  # with and without a graph, of four subjects
 _SLOW = "the host drives its loops, and short rounds take longer"
 
 
@@ -29,7 +31,8 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(backend, "_VERDICT", {})
     machine = {"driver": "580.1", "jaxlib": "0.12.0", "sources": "0123"}
-    monkeypatch.setattr(graph_trial, "_machine", lambda: machine)
+    monkeypatch.setattr(verdicts, "_machine", lambda: machine)
+    verdicts._note_once.cache_clear()
 
 
 @pytest.fixture
@@ -56,6 +59,8 @@ def trial(gpu, monkeypatch, capfd):
             return run
 
         monkeypatch.setattr(backend, "_VERDICT", {})
+        monkeypatch.setattr(contest, "_VERDICTS", {})
+        verdicts._note_once.cache_clear()
         monkeypatch.setattr(graph_trial, "make_runner", make)
         graph_trial.check_one_graph()
         graph_trial.check_one_graph()  # which knows by then
@@ -67,15 +72,15 @@ def trial(gpu, monkeypatch, capfd):
 
 
 def test_right_rounds_are_tried_once_for_all_starts(trial, tmp_path):
-    assert trial() == (True, [_TRYING], 2 * 2 * 6)
+    assert trial() == (True, [_TRYING], _NUM_RUNS)
     assert trial() == (True, [], 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["one_graph.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.json"]
 
 
 @pytest.mark.parametrize("wrong_run", [1, 5])
 def test_one_wrong_run_is_enough_and_is_remembered(trial, wrong_run):
     """Whichever it is: the second makes the graph, and later ones change its addresses."""
-    reason = f"run {wrong_run + 1} of 6 of a tree of drafts gave other tokens"
+    reason = f"run {wrong_run + 1} of 6 with a tree gave other tokens"
     line = f"jspec: a run is not one graph ({reason}): {_SLOW}"
     assert trial(wrong_run)[:2] == (False, [_TRYING, line])
     assert trial() == (False, [line], 0)
@@ -87,40 +92,43 @@ def test_an_error_is_one_line_and_is_tried_again(trial, tmp_path):
     is_allowed, lines, _ = trial(raises=error)
     assert not is_allowed
     assert lines[0] == _TRYING
-    assert lines[1].startswith("jspec: a run is not one graph (JaxRuntimeError: INVALID_ARGUMENT:")
+    assert lines[1].startswith("jspec: the trial failed (JaxRuntimeError: INVALID_ARGUMENT: No suc")
+    assert lines[1].endswith("; no graph is taken")
     assert len(lines) == 2
-    assert not list(tmp_path.iterdir())
+    content = json.loads((tmp_path / "kernels.json").read_text())
+    assert [entry["verdicts"] for entry in content.values()] == [{}]
     assert trial()[0]
 
 
 @pytest.mark.parametrize("name", ["driver", "jaxlib", "sources"])
 def test_a_verdict_of_another_driver_or_version_is_tried_again(trial, monkeypatch, tmp_path, name):
     trial(wrong_run=2)
-    machine = graph_trial._machine() | {name: "new"}
-    monkeypatch.setattr(graph_trial, "_machine", lambda: machine)
+    machine = verdicts._machine() | {name: "new"}
+    monkeypatch.setattr(verdicts, "_machine", lambda: machine)
     is_allowed, lines, num_runs = trial()
-    assert (is_allowed, num_runs) == (True, 24)
+    assert (is_allowed, num_runs) == (True, _NUM_RUNS)
     assert len(lines) == 2
-    assert lines[0].endswith("is of another driver or version: tried again")
+    assert lines[0].endswith(", now new: trials are made again")
+    assert f"{name} " in lines[0]
     assert trial() == (True, [], 0)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"KIND": 3}', '{"KIND": {}}', '{"KIND": {"problem": null}}', "\x00"]
+    "text", ["{", "[]", '{"KIND": 3}', '{"KIND": {}}', '{"KIND": {"verdicts": null}}', "\x00"]
 )
 def test_a_damaged_file_is_begun_anew_with_one_line(trial, tmp_path, text):
-    path = tmp_path / "one_graph.json"
+    path = tmp_path / "kernels.json"
     path.write_text(text.replace("KIND", jax.devices()[0].device_kind))
     is_allowed, lines, num_runs = trial()
-    assert (is_allowed, num_runs) == (True, 24)
+    assert (is_allowed, num_runs) == (True, _NUM_RUNS)
     assert len(lines) == 2
-    assert "one_graph.json" in lines[0]
+    assert "kernels.json" in lines[0]
     assert trial() == (True, [], 0)
 
 
 def test_other_devices_verdicts_stay(trial, tmp_path):
-    path = tmp_path / "one_graph.json"
-    path.write_text('{"NVIDIA H100": {"problem": ""}}')
+    path = tmp_path / "kernels.json"
+    path.write_text('{"NVIDIA H100": {"machine": {}, "verdicts": {}}}')
     trial()
     assert json.loads(path.read_text()).keys() == {"NVIDIA H100", jax.devices()[0].device_kind}
 
@@ -131,8 +139,8 @@ def test_a_file_that_cannot_be_written_is_one_line(trial, monkeypatch, tmp_path)
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
         is_allowed, lines, num_runs = trial()
-        assert (is_allowed, num_runs) == (True, 24)
-        assert "one_graph.json" in lines[-1]
+        assert (is_allowed, num_runs) == (True, _NUM_RUNS)
+        assert "kernels.json" in lines[0]
         assert len(lines) <= 3
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -172,12 +180,60 @@ def test_a_generator_is_built_behind_the_trial(trial, monkeypatch):
     assert kernels.run_options() == kernels.one_graph_options()
 
 
+def test_changed_sources_are_tried_again(trial, monkeypatch):
+    """Of all of jspec, its CUDA C++ too: not only those of the kernels, and not only Python."""
+    folders = []
+
+    def digest(folder):
+        folders.append(folder)
+        return str(len(folders))
+
+    monkeypatch.setattr(kernels, "sources_digest", digest)
+    assert trial()[2] == _NUM_RUNS
+    assert trial()[2] == _NUM_RUNS
+    assert [folder.name for folder in folders] == ["jspec", "jspec"]
+
+
+def test_every_kind_of_source_counts(tmp_path):
+    seen = {verdicts.sources_digest(tmp_path)}
+    for name in ("a.py", "b.cc", "c.h", "d.cu", "e.cuh"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("one")
+        seen.add(verdicts.sources_digest(tmp_path))
+    assert len(seen) == 6
+    (tmp_path / "notes.txt").write_text("one")
+    assert verdicts.sources_digest(tmp_path) in seen
+
+
+def test_a_graph_that_ended_its_process_is_not_tried_again(trial, monkeypatch, tmp_path):
+    def end(reach, otherwise):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "kernels.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(contest, "keep_verdict", lambda key, verdict: verdict and keep(key, verdict))
+        keep = verdicts.keep_verdict
+        patch.setattr(contest, "_reach", end)
+        with pytest.raises(KeyboardInterrupt):
+            trial()
+    assert "is_unfinished" in path.read_text()
+    is_allowed, (line,), num_runs = trial()
+    assert (is_allowed, num_runs) == (False, 0)
+    assert line.startswith("note: a trial ended its process: no graph is taken; remove ")
+
+
 @pytest.mark.parametrize(
-    ("name", "module"), [("tree", cache), pytest.param("chain", draw, marks=pytest.mark.slow)]
+    ("name", "module"),
+    [
+        ("tree", cache),
+        pytest.param("chain", draw, marks=pytest.mark.slow),
+        pytest.param("head", draw, marks=pytest.mark.slow),
+        pytest.param("beams", beam_round, marks=pytest.mark.slow),
+    ],
 )
 def test_real_rounds_agree_and_a_loop_that_makes_no_trip_is_seen(monkeypatch, name, module):
-    """Of the negative control one loop of a graph's program, of the path that is kept or of draws
-    at random, is never run, as with a stale condition.
+    """Of the negative control one loop of a graph's program is never run, as with a stale
+    condition: of the path or the beams that are kept, or of draws at random.
     """
     monkeypatch.setattr(graph_trial, "_SUBJECTS", {name: graph_trial._SUBJECTS[name]})
     assert graph_trial.find_problem(graph_trial.make_runner) == ""

@@ -23,7 +23,8 @@ from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
-from scripts.gpu_session import arms, plan, products, race, seeds, session, subjects
+from scripts.gpu_session import __main__ as plan
+from scripts.gpu_session import correctness, products, session, subjects
 from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows
 from scripts.gpu_session.session import LeftOut, OutOfTime, Session, Step, run_steps
 from tests.programs import as_users, check_refusal, environment, run, run_many
@@ -85,9 +86,9 @@ def test_a_call_goes_on_where_the_last_one_ended(start, tmp_path):
         return "noted"
 
     steps = step("a", fail_once), step("b", note)
-    assert run_steps(start(), steps, until=60) == 1
-    assert run_steps(start(), steps, until=60) == 0
-    assert run_steps(start(), steps, until=60) == 0
+    assert run_steps(start(), steps, until=60) == {"a": "ValueError: broken"}
+    assert run_steps(start(), steps, until=60) == {}
+    assert run_steps(start(), steps, until=60) == {}
     assert calls == ["a", "b", "a"]
     ends = [(one["step"], one["outcome"]) for one in lines_of(tmp_path) if one["kind"] == "step"]
     assert ends == [("a", "failed"), ("b", "done"), ("a", "done")]
@@ -122,7 +123,11 @@ def test_a_step_that_fails_or_hangs_stops_no_other(start, tmp_path, monkeypatch)
         step("hangs", hang, 0.4), step("overruns", overrun, 0.4), step("out", leave_out),
         step("raises", lambda work: 1 / 0), step("last", lambda work: "reached"),
     )  # fmt: skip
-    assert run_steps(start(), steps, until=60) == 1
+    problems = run_steps(start(), steps, until=60)
+    assert problems == {
+        "hangs": "its time was over, and it did not come back", "overruns": "its time was over",
+        "raises": "ZeroDivisionError: division by zero",
+    }  # fmt: skip
     outcomes = {one["step"]: one["outcome"] for one in lines_of(tmp_path) if one["kind"] == "step"}
     assert outcomes == {"hangs": "ended", "overruns": "ended", "out": "left out",
                         "raises": "failed", "last": "done"}  # fmt: skip
@@ -141,12 +146,12 @@ def test_saved_time_goes_to_later_steps_and_the_call_ends_in_time(start, monkeyp
         return ""
 
     steps = step("a", see, 10), step("b", see, 10), step("c", see, 0), step("d", see, 10)
-    assert run_steps(start(), steps, until=25) == 0
+    assert run_steps(start(), steps, until=25) == {}
     assert left == {name: pytest.approx(seconds, abs=1)
                     for name, seconds in {"a": 10, "b": 20, "c": 20, "d": 25}.items()}  # fmt: skip
     begun = start()
     late = step("e", lambda work: time.sleep(1.2) or "", 1.0), step("f", see, 10)
-    assert run_steps(begun, late, until=1.4) == 1
+    assert run_steps(begun, late, until=1.4).keys() == {"f"}
     assert begun.outcome("f")["said"] == "the time of this call is over"
 
 
@@ -161,7 +166,7 @@ def test_jobs_run_at_once_and_those_that_fail_are_said(start):
         return ",".join(sorted(results))
 
     begun = start()
-    assert run_steps(begun, [step("a", compile_all)], until=60) == 0
+    assert run_steps(begun, [step("a", compile_all)], until=60) == {}
     assert begun.outcome("a")["said"] == "0,1,2,3,4,5"
     assert begun.figures("a", "failed")[0]["job"] == "bad"
     assert begun.figures("a", "compiled")[0]["ended"] == 6
@@ -177,12 +182,25 @@ def test_where_rounds_are_wrong_no_speed_is_measured(start, monkeypatch):
 
     begun, asked = start(), []
     speed = step("speed", lambda work: asked.append(1) or "", needs_right_rounds=True)
-    assert run_steps(begun, [step("seeds", find("graph off")), speed], until=60) == 0
+    assert run_steps(begun, [step("seeds", find("graph off")), speed], until=60) == {}
     assert (len(asked), session.os.environ["JSPEC_ONE_GRAPH"]) == (1, "0")
     begun.write("figure", "", step="seeds", name="verdict", verdict="wrong")
-    assert run_steps(begun, [speed._replace(name="speed again")], until=60) == 0
+    assert run_steps(begun, [speed._replace(name="speed again")], until=60) == {}
     assert len(asked) == 1
     assert begun.outcome("speed again")["outcome"] == "left out"
+
+
+def test_the_end_says_what_is_not_done_and_why(start, capsys):
+    """Guards against a status of 1 that says no more."""
+    over, begun = "the time of this call is over", start()
+    plan._end_call(begun, {"seeds": "its time was over", "models": over, "drafts": over}, 60)
+    assert capsys.readouterr().out.endswith(
+        "status 1, not done in 60 s: seeds: its time was over; models, drafts: the time of this "
+        "call is over; the same command goes on there\n"
+    )
+    plan._end_call(begun, {}, 60)
+    assert capsys.readouterr().out.endswith("s  all steps are done\n")
+    assert [one["status"] for one in begun.records] == [1, 0]
 
 
 def answer(method, tokens, error=None, **changes):
@@ -193,53 +211,53 @@ def answer(method, tokens, error=None, **changes):
 def test_a_wrong_token_is_found_by_its_index():
     """Within an arm, beside the arm without a graph, and where an answer has failed."""
     right = [answer("alone", [1, 2, 3]), answer("in a batch", [1, 2, 3])]
-    reference = {seeds.REFERENCE: right}
-    assert seeds.faults_of(right, reference) == []
+    reference = {correctness.REFERENCE: right}
+    assert correctness.faults_of(right, reference) == []
     for tokens, index in (([1, 2, 4], 2), ([1, 2], 2), ([9, 2, 3], 0)):
-        (fault,) = seeds.faults_of([right[0], answer("in a batch", tokens)], reference)
+        (fault,) = correctness.faults_of([right[0], answer("in a batch", tokens)], reference)
         assert (fault["index"], fault["said"]) == (index, "differs from alone")
     silent = [answer("alone", [1, 5, 3]), answer("in a batch", [1, 5, 3])]
-    assert [one["index"] for one in seeds.faults_of(silent, reference)] == [1, 1]
-    (fault,) = seeds.faults_of([answer("alone", [1, 2], "the model gave NaN")], reference)
+    assert [one["index"] for one in correctness.faults_of(silent, reference)] == [1, 1]
+    (fault,) = correctness.faults_of([answer("alone", [1, 2], "the model gave NaN")], reference)
     assert (fault["index"], fault["said"]) == (2, "the model gave NaN")
-    assert seeds.faults_of([answer("alone", [7], rule="rejection")], reference) == []
+    assert correctness.faults_of([answer("alone", [7], rule="rejection")], reference) == []
 
 
 @pytest.mark.parametrize(
     ("wrong", "verdict"),
     [
-        ({seeds.OLD}, "settled"),
+        ({correctness.OLD}, "settled"),
         (set(), "not reproduced"),
-        ({seeds.GRAPH, seeds.OLD}, "graph off"),
-        ({seeds.REFERENCE}, "wrong"),
+        ({correctness.IN_GRAPH, correctness.OLD}, "graph off"),
+        ({correctness.REFERENCE}, "wrong"),
     ],
 )
 def test_the_rules_of_decision(wrong, verdict):
-    faults = {arm.name: [answer("alone", [])] * (arm.name in wrong) for arm in arms.FIRST}
-    assert seeds.judge(faults)[0] == verdict
+    faults = {arm.name: [answer("alone", [])] * (arm.name in wrong) for arm in correctness.FIRST}
+    assert correctness.judge(faults)[0] == verdict
 
 
 def test_without_the_reference_nothing_is_known():
     """Guards against "all right" where the processes died at once."""
-    assert seeds.judge({})[0] == "unknown"
-    assert seeds.judge({seeds.GRAPH: []})[0] == "unknown"
+    assert correctness.judge({})[0] == "unknown"
+    assert correctness.judge({correctness.IN_GRAPH: []})[0] == "unknown"
 
 
 def test_the_graph_is_that_of_the_product():
     with kernels.compiling_for("gpu"):
-        assert kernels.run_options() == arms.GRAPH
+        assert kernels.run_options() == correctness.GRAPH
 
 
 def test_old_loops_carry_their_condition(monkeypatch):
     """They compute the same, and their condition is an element of the carry: no operation."""
-    arm = arms.Arm("old", {}, has_carried_loops=True)
+    arm = correctness.Arm("old", {}, has_carried_loops=True)
 
     def count(start):
         return jax.lax.while_loop(lambda n: n < 10, lambda n: n + 3, start)
 
     before = jax.lax.while_loop, kernels.run_options
     new = jax.make_jaxpr(count)(1)
-    with arms.rounds_compiled_with(arm):
+    with correctness.rounds_compiled_with(arm):
         assert int(count(1)) == 10
         old = jax.make_jaxpr(lambda start: count(start))(1)
         assert kernels.run_options() == {}
@@ -255,17 +273,17 @@ def test_old_loops_carry_their_condition(monkeypatch):
 
 def test_an_arms_options_are_those_of_the_rounds(monkeypatch):
     """Guards against arms that all run the same program."""
-    monkeypatch.setattr(arms, "known", dict)
+    monkeypatch.setattr(correctness, "known", dict)
     request = Request([1, 2, 3], SamplingParams(max_new_tokens=4))
     with (
-        arms.rounds_compiled_with(arms.Arm("odd", {"xla_no_such_option": 1})),
+        correctness.rounds_compiled_with(correctness.Arm("odd", {"xla_no_such_option": 1})),
         pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"),
     ):
         make_generator("none").generate(request)
 
 
 def test_options_that_this_xla_does_not_know_are_left_out():
-    assert arms.known(arms.GRAPH | {"xla_gpu_no_such_option": 1}) == arms.GRAPH
+    assert correctness.known(correctness.GRAPH | {"xla_gpu_no_such_option": 1}) == correctness.GRAPH
 
 
 @pytest.mark.compile_gpu
@@ -291,8 +309,8 @@ def count_empty_conditions(condition):
     shapes = [jax.ShapeDtypeStruct(size, jnp.float32, sharding=sharding) for size in sizes]
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        program = jax.jit(race.make_program(condition))
-        program.lower(*shapes).compile(compiler_options=arms.GRAPH | options)
+        program = jax.jit(correctness.make_program(condition))
+        program.lower(*shapes).compile(compiler_options=correctness.GRAPH | options)
         paths = pathlib.Path(folder).glob("*thunk_sequence*.txt")
         text = "".join(path.read_text() for path in paths)
     assert "kWhile" in text
@@ -304,19 +322,20 @@ def test_the_race_decides_late_whether_its_loop_runs(condition):
     """The inner loop makes a trip each time: without it the values would be others."""
     values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
     kernel = jnp.asarray(np.random.default_rng(1).normal(size=(16, 16)), jnp.float32) / 4
-    found = jax.jit(race.make_program(condition))(values, kernel)
+    found = jax.jit(correctness.make_program(condition))(values, kernel)
     other = "computed" if condition == "carried" else "carried"
-    np.testing.assert_allclose(found, jax.jit(race.make_program(other))(values, kernel))
+    np.testing.assert_allclose(found, jax.jit(correctness.make_program(other))(values, kernel))
     assert float(jnp.abs(found).max()) <= 1
     # cos(x) * 1.5 + 1 over its largest: most values are positive, which tanh alone gives half of.
     assert float((found > 0).mean()) > 0.6
 
 
 def test_what_the_race_says():
-    assert "too early" in race.decide({"carried; graph": 5, "computed; graph": 0})
-    assert "no cure" in race.decide({"carried; graph": 5, "computed; graph": 1})
-    assert "without a graph, too" in race.decide({"carried; no graph": 1, "carried; graph": 5})
-    assert "no run is wrong" in race.decide({"carried; graph": 0})
+    decide = correctness.decide_race
+    assert "too early" in decide({"carried; graph": 5, "computed; graph": 0})
+    assert "no cure" in decide({"carried; graph": 5, "computed; graph": 1})
+    assert "without a graph, too" in decide({"carried; no graph": 1, "carried; graph": 5})
+    assert "no run is wrong" in decide({"carried; graph": 0})
 
 
 @pytest.mark.parametrize("name", ["xla, 16 rows"])
@@ -439,7 +458,7 @@ def test_a_rehearsal_leaves_a_record_of_every_step(compile_cache, tmp_path):
     }  # fmt: skip
     figures = [one for one in records if (one["kind"], one.get("step")) == ("figure", "seeds")]
     by_arm = {one["arm"]: one["number"] for one in figures if one["name"] == "answers"}
-    assert set(by_arm) == {arm.name for arm in arms.FIRST}
+    assert set(by_arm) == {arm.name for arm in correctness.FIRST}
     assert len(set(by_arm.values())) == 1
     assert min(by_arm.values()) > 0
     measured = [one for one in records if one.get("name") == "aim"]

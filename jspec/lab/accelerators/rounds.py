@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from jspec.lab.accelerators.hlo import Instruction, Module
@@ -114,13 +115,22 @@ def count_round(module: Module, assumed: Assumptions | None) -> Round:
         found.add(module, module.entry, Assumptions(0, False))
         return found
     entry = module.computations[module.entry].values()
-    loop = next(own for own in entry if own.op == "while")
+    loop = next(_loops(module, module.entry))
     # Before the first round and after the last, as where the loop wants a cache laid out otherwise.
     found.figures["moves_around_rounds"] = sum(movement(module, own) is not None for own in entry)
     found.add(module, loop.called("body"), assumed)
     found.add(module, loop.called("condition"), assumed)
     found.waits += 1
     return found
+
+
+def _loops(module: Module, name: str) -> Iterator[Instruction]:
+    """Yields the outer loops of a computation: a new XLA has them in functions for a CPU."""
+    for own in module.computations[name].values():
+        if own.op == "while":
+            yield own
+        elif own.op == "call":
+            yield from _loops(module, own.called("to_apply"))
 
 
 def _branch(module: Module, own: Instruction, assumed: Assumptions) -> str:

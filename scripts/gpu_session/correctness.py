@@ -1,0 +1,458 @@
+"""Are the answers right? Loops of a CUDA graph, answers made in several ways, exact distributions.
+
+    python -m scripts.gpu_session.correctness ARM    prints the token ids of each answer of an arm
+
+An arm is a way of compiling the program of rounds. Three steps use them:
+
+- race: the smallest program in which a loop of a graph may start too early. An outer loop computes
+  for a while and then decides whether an inner loop makes a trip. In a graph XLA gives a loop whose
+  condition compiles to no kernel, as one does that is only carried, no predecessor: it would start
+  at once, on a stale condition. The first run of a program is no graph.
+- seeds: four processes at once, each of one arm. An answer is made alone and again, in a batch,
+  with a host that looks in after every round, and by plain decoding if the rule is `coupled`; all
+  of them have to be equal, token for token, in float32, and equal to those without a graph.
+- audit: the distribution of rounds, the caches, and greedy parity.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec import kernels
+from jspec.generation.graph_trial import check_one_graph
+from jspec.generation.request import Request, SamplingParams
+from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.checks import check_parity
+from jspec.lab.auditing.distribution import NUM_TOKENS, check_distribution
+from jspec.lab.auditing.rows import Rows, choose_context
+from jspec.lab.auditing.subject import Check, Subject
+from jspec.weights.published import SMOLLM2
+from jspec.weights.resolver import load_model
+from scripts.gpu_session.session import LeftOut, Work
+from scripts.gpu_session.subjects import has_model, peaked_subject
+
+GRAPH: dict[str, Any] = dict(kernels.one_graph_options())
+NO_GRAPH: dict[str, Any] = {"xla_gpu_enable_command_buffer": ""}
+SERIALISED: dict[str, Any] = {"xla_gpu_command_buffer_scheduling_mode": "SERIALIZE"}
+# Its name differs between versions of XLA.
+NO_EARLY_LAUNCH: dict[str, Any] = {"xla_gpu_enable_pdl": False, "xla_gpu_enable_pdl_launch": False}
+
+
+class Arm(NamedTuple):
+    """A way of running rounds.
+
+    Attributes:
+      name: in the journal.
+      options: XLA's, of the program of rounds.
+      has_carried_loops: whether its loops are the old ones, whose condition is a carried value.
+      variables: of the environment.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    has_carried_loops: bool = False
+    variables: Mapping[str, str] = {}
+
+    def to_text(self) -> str:
+        """Returns it as an argument of a command line."""
+        return json.dumps(self._asdict())
+
+
+def arm_of(text: str) -> Arm:
+    """Returns the arm of `Arm.to_text`."""
+    return Arm(**json.loads(text))
+
+
+FIRST = (
+    Arm("no graph", NO_GRAPH),
+    Arm("graph", GRAPH),
+    Arm("old loops, graph", GRAPH, has_carried_loops=True),
+    Arm("graph, no early launch", GRAPH | NO_EARLY_LAUNCH),
+)
+"""The four that run at once: "no graph" is what the others are compared with."""
+
+
+def _graph_of(kinds: str) -> dict[str, Any]:
+    return GRAPH | {"xla_gpu_enable_command_buffer": kinds}
+
+
+# Where the new loops are wrong in a graph only: which part of a graph it takes.
+WHY_A_GRAPH = (
+    Arm("graph, serialised", GRAPH | SERIALISED),
+    Arm("graph of products and fusions", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN")),
+    Arm("graph without loops", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL")),
+    Arm("graph without branches", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,WHILE")),
+)
+# Where they are wrong without a graph, too: which kernels it takes.
+_NO_TILING = "--xla_gpu_autotune_level=0"
+WHY_AT_ALL = (
+    Arm("XLA's kernels alone", NO_GRAPH, variables={"JSPEC_KERNELS": "xla", "JSPEC_CUDNN": "0"}),
+    Arm("no products of Triton", NO_GRAPH,
+        variables={"XLA_FLAGS": f"{_NO_TILING} --xla_gpu_enable_triton_gemm=false"}),
+    Arm("no cuBLAS", NO_GRAPH,
+        variables={"XLA_FLAGS": f"{_NO_TILING} --xla_gpu_cublas_fallback=false"}),
+    Arm("one stream", NO_GRAPH | NO_EARLY_LAUNCH, variables={"CUDA_LAUNCH_BLOCKING": "1"}),
+)  # fmt: skip
+
+
+def known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the options that this XLA knows."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+    try:
+        jax.jit(lambda x: x + 1, compiler_options={name: value})(1.0)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def rounds_compiled_with(arm: Arm) -> Iterator[None]:
+    """Within it `Generator` compiles rounds as the arm says, whatever a trial of the graph says."""
+    before = kernels.run_options, kernels.awaits_graph_trial, jax.lax.while_loop
+    options = known(arm.options)
+    kernels.run_options = lambda: dict(options)
+    kernels.awaits_graph_trial = lambda: False  # which would compile for a while
+    if arm.has_carried_loops:
+        jax.lax.while_loop = _carried(jax.lax.while_loop)
+    try:
+        yield
+    finally:
+        kernels.run_options, kernels.awaits_graph_trial, jax.lax.while_loop = before
+
+
+def _carried(while_loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the loop as jspec's once were: its condition is computed in its body, and carried.
+
+    Then XLA finds no kernel in the condition. The outermost loop, over rounds, always compared two
+    numbers, and still does.
+    """
+
+    def loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") == "jspec.speculation.loop":
+            return while_loop(cond_fun, body_fun, init_val)
+
+        def body(carry: Any) -> Any:
+            value = body_fun(carry[1])
+            return cond_fun(value), value
+
+        return while_loop(lambda carry: carry[0], body, (cond_fun(init_val), init_val))[1]
+
+    return loop
+
+
+_RACE_ARMS = {
+    "graph": GRAPH,
+    "no graph": NO_GRAPH,
+    "graph, serialised": GRAPH | SERIALISED,
+    "graph, no early launch": GRAPH | NO_EARLY_LAUNCH,
+}
+_CONDITIONS = "carried", "computed"
+_RACE_RUNS = 6
+_PRODUCTS = 24  # which take a while
+_TRIPS = 5
+_FARTHEST = 1e-2  # values are at most 1, and those of a trip too few or too many far from right
+
+
+def make_program(condition: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns the program, (values [r i], kernel [i i]) -> values, of a kind of condition."""
+    is_carried = condition == "carried"
+
+    def inner(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros_like(carry[0]), jnp.cos(carry[1]) * 1.5 + 1.0
+
+    def is_wanted(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return carry[0].any() if is_carried else carry[0] > 0
+
+    def run(values: jax.Array, kernel: jax.Array) -> jax.Array:
+        def turn(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            index, values = carry
+            for _ in range(_PRODUCTS):
+                # In full float32, so that another tiling changes nothing that counts.
+                product = jnp.matmul(values, kernel, precision="highest")
+                values = jnp.tanh(product) + 0.1 * values
+            is_positive = jnp.sum(values * values) + index.astype(jnp.float32) > 0
+            wanted = is_positive[None] if is_carried else is_positive.astype(jnp.int32)
+            _, values = jax.lax.while_loop(is_wanted, inner, (wanted, values))
+            return index + 1, values / (1 + jnp.max(jnp.abs(values)))
+
+        return jax.lax.while_loop(lambda carry: carry[0] < _TRIPS, turn, (jnp.int32(0), values))[1]
+
+    return run
+
+
+def run_race(work: Work) -> str:
+    """Runs both programs in every arm, each time on new memory, and compares with no graph."""
+    width = 64 if work.is_rehearsal else 512
+    values = np.random.default_rng(0).normal(size=(64, width)).astype(np.float32)
+    kernel = np.random.default_rng(1).normal(size=(width, width)).astype(np.float32) / width**0.5
+    programs: dict[str, Any] = {
+        f"{condition}; {arm}": jax.jit(make_program(condition), compiler_options=known(options))
+        for condition in _CONDITIONS
+        for arm, options in _RACE_ARMS.items()
+    }
+    programs |= {f"{condition}; reference": jax.jit(make_program(condition),
+                                                    compiler_options=known(NO_GRAPH))
+                 for condition in _CONDITIONS}  # fmt: skip
+    lowered = {name: program.lower(values, kernel) for name, program in programs.items()}
+    compiled = work.together({name: one.compile for name, one in lowered.items()})
+    wrong: dict[str, int] = {}
+    for condition in _CONDITIONS:
+        reference = np.asarray(compiled[f"{condition}; reference"](values, kernel))
+        for arm, options in _RACE_ARMS.items():
+            name = f"{condition}; {arm}"
+            if name not in compiled:
+                continue
+            distances = [
+                float(np.abs(np.asarray(compiled[name](values + 0, kernel)) - reference).max())
+                for _ in range(_RACE_RUNS)
+            ]
+            wrong[name] = sum(not one <= _FARTHEST for one in distances)  # NaN is wrong, too
+            unknown = sorted(options.keys() - known(options).keys())
+            work.record(
+                "distances", condition=condition, arm=arm, distances=distances, unknown=unknown
+            )
+    return decide_race(wrong)
+
+
+def decide_race(wrong: dict[str, int]) -> str:
+    """Returns what the numbers of wrong runs say, by condition and arm."""
+    counts = {name: count for name, count in wrong.items() if count}
+    listed = ", ".join(f"{name} ({count} of {_RACE_RUNS})" for name, count in counts.items())
+    if any("; no graph" in name for name in counts):
+        return f"wrong without a graph, too: {listed}"
+    if wrong.get("computed; graph"):
+        return f"a computed condition is no cure: {listed}"
+    if wrong.get("carried; graph"):
+        return f"a carried condition starts its loop too early, a computed one does not: {listed}"
+    if listed:
+        return f"wrong in some arms only: {listed}"
+    return "no run is wrong: this program does not show it here"
+
+
+REFERENCE, IN_GRAPH, OLD, EARLY = (arm.name for arm in FIRST)
+_RULES = "coupled", "rejection"
+_SETTINGS = SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
+_PROMPTS = ("Why is the sky blue?", "Name three rivers, then name them again.",
+            "Write a function that adds two numbers.", "1 2 3 4 1 2 3 4 1 2 3")  # fmt: skip
+# Right is right by any tiling, and trying tilings takes longest.
+_WITHOUT_TILING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+
+Answer = dict[str, Any]  # rule, filters, method, request, tokens, error
+
+
+def run_seeds(work: Work) -> str:
+    """Runs the four arms, and judges."""
+    answers = _run_arms(work, FIRST)
+    # Of an arm whose process ended without an answer nothing is known.
+    faults = {name: faults_of(own, answers) for name, own in answers.items() if own}
+    verdict, said = judge(faults)
+    work.record("verdict", verdict=verdict, said=said)
+    return said
+
+
+def explain(work: Work) -> str:
+    """Runs further arms where the new loops are wrong, in the time that other steps have saved."""
+    verdict = work.session.verdict()
+    arms = {"graph off": WHY_A_GRAPH, "wrong": WHY_AT_ALL}.get(verdict)
+    if arms is None:
+        raise LeftOut(f"nothing to explain: {verdict}")
+    # Where everything is wrong, the arms have only themselves to be compared with.
+    first = FIRST[:1] if verdict == "graph off" else ()
+    answers = _run_arms(work, (*first, *arms))
+    wrong = {name: len(faults_of(own, answers)) for name, own in answers.items()}
+    right = [name for name, own in answers.items() if own and not wrong[name]]
+    return f"right: {', '.join(right) or 'none'}; wrong answers: {wrong}"
+
+
+def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
+    """Runs arms at once, each in a process; returns their answers, and records their faults."""
+    children = {}
+    for arm in arms:
+        variables = _WITHOUT_TILING | dict(arm.variables)
+        rehearsed = ["--rehearse"] if work.is_rehearsal else []
+        children[arm.name] = work.start("correctness", arm.to_text(), *rehearsed, **variables)
+    answers: dict[str, list[Answer]] = {}
+    for name, child in children.items():
+        answers[name] = list(child.records(work.deadline - 2))
+        child.wait(1)
+        work.record("answers", arm=name, number=len(answers[name]), problem=child.problem())
+        child.end()
+    for name, own in answers.items():
+        faults = faults_of(own, answers)
+        work.record("faults", arm=name, number=len(faults), faults=faults[:8])
+    return answers
+
+
+def faults_of(own: Sequence[Answer], arms: Mapping[str, Sequence[Answer]]) -> list[Answer]:
+    """Returns where an arm's answers fail, or differ from each other or from the reference's.
+
+    Each with the index of the first token that is wrong.
+    """
+    expected = {_key(one): one["tokens"] for one in own if one["method"] == "alone"}
+    reference = {
+        _key(one): one["tokens"] for one in arms.get(REFERENCE, ()) if one["method"] == "alone"
+    }
+    faults = []
+    for one in own:
+        about = {key: one.get(key) for key in ("rule", "filters", "method", "request")}
+        if one["error"]:
+            faults.append(about | {"index": len(one["tokens"]), "said": one["error"]})
+            continue
+        for title, tokens in (
+            ("alone", expected.get(_key(one))),
+            (REFERENCE, reference.get(_key(one))),
+        ):
+            if tokens is not None and (index := first_difference(one["tokens"], tokens)) >= 0:
+                faults.append(about | {"index": index, "said": f"differs from {title}"})
+                break
+    return faults
+
+
+def _key(answer: Answer) -> tuple[Any, ...]:
+    return answer.get("rule"), answer.get("filters"), answer.get("request")
+
+
+def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
+    """Returns the index of the first token that differs, a missing one included; -1: none does."""
+    for index, (token, other) in enumerate(itertools.zip_longest(tokens, expected)):
+        if token != other:
+            return index
+    return -1
+
+
+def judge(faults: Mapping[str, Sequence[Answer]]) -> tuple[str, str]:
+    """Returns the verdict by the rules of decision, and what it means; see `__main__`.
+
+    A verdict is "settled", "not reproduced", "graph off", "wrong" or "unknown".
+    """
+    wrong = {name: len(own) for name, own in faults.items()}
+    counts = ", ".join(f"{name}: {count} wrong" for name, count in wrong.items())
+    if REFERENCE not in wrong or IN_GRAPH not in wrong:
+        return "unknown", f"too few arms ended: {counts}"
+    if wrong[REFERENCE]:
+        return "wrong", f"wrong without a graph, too: the rest of the time goes there ({counts})"
+    if wrong[IN_GRAPH]:
+        return "graph off", f"wrong with a graph only: the graph stays off ({counts})"
+    if wrong.get(OLD):
+        return "settled", f"old loops are wrong and new ones right: that was it ({counts})"
+    return "not reproduced", f"all right, old loops too: the fault did not show ({counts})"
+
+
+def answers_of(arm: Arm, *, is_rehearsal: bool) -> Iterator[Answer]:
+    """Yields the answers of one arm; each program of rounds is compiled as the arm says."""
+    filters = [_SETTINGS, dataclasses.replace(_SETTINGS, top_p=1.0)]
+    if is_rehearsal:  # with little to compile
+        filters = [SamplingParams(temperature=_SETTINGS.temperature)]
+    with rounds_compiled_with(arm):
+        for rule, settings in itertools.product(_RULES, filters):
+            yield from _answers_by(rule, settings, is_rehearsal)
+
+
+def _answers_by(rule: str, settings: SamplingParams, is_rehearsal: bool) -> Iterator[Answer]:
+    subject = peaked_subject(rule, settings)
+    length = 8 if is_rehearsal else 24
+    requests = [
+        Request(list(text.encode()), dataclasses.replace(settings, seed=k, max_new_tokens=length))
+        for k, text in enumerate(_PROMPTS)
+    ]
+    methods: dict[str, dict[str, Any]] = {"alone": {}}
+    if not is_rehearsal:
+        methods["in a batch"] = {"batch_size": len(requests)}
+        methods["a visit a round"] = {"rounds_per_visit": 1}
+    if rule == "coupled":
+        methods["plain"] = {"drafter": "none"}
+    for name, options in methods.items():
+        generator = subject.generator(**options)
+        size = options.get("batch_size", 1)
+        # A second time: a graph is made by a program's second run, and has to follow its memory in
+        # the later ones.
+        for suffix in ("", ", again"):
+            for begin in range(0, len(requests), size):
+                for k, result in enumerate(generator.generate(requests[begin : begin + size])):
+                    yield {
+                        "rule": rule,
+                        "filters": settings.top_p < 1,
+                        "method": name + suffix,
+                        "request": begin + k,
+                        "tokens": list(result.token_ids),
+                        "error": result.error,
+                    }
+
+
+_ROWS = 4096
+
+
+def run_audit(work: Work) -> str:
+    """Audits `rejection` with a draft model, and SmolLM2 with its head if its file is there."""
+    check_one_graph()  # once, before threads make programs of rounds
+    work.record("graph", is_one_graph=kernels.run_options() is not None)
+    num_rows = 256 if work.is_rehearsal else _ROWS
+    settings = _SETTINGS
+    if work.is_rehearsal:  # with little to compile
+        settings = SamplingParams(temperature=_SETTINGS.temperature)
+    subject = peaked_subject("rejection", settings)
+    context = choose_context(subject.target, subject.settings)
+
+    def rows() -> Rows:
+        return Rows(subject, context, NUM_TOKENS)
+
+    jobs: dict[str, Callable[[], Any]] = {
+        "distribution": lambda: check_distribution(rows(), num_rows),
+        "caches": lambda: [check_caches(rows())],
+        "parity": lambda: [check_parity(subject, "float32", _encoded(subject), 24)],
+    }
+    if not has_model(SMOLLM2):
+        work.record("left out", check="SmolLM2", reason="its file is not in jspec's cache")
+    elif importlib.util.find_spec("gguf") is None:
+        work.record("left out", check="SmolLM2", reason="the package gguf is not installed")
+    else:
+        jobs["SmolLM2"] = _check_smollm2
+    results = work.together(jobs, "checked", share=0.95)
+    checks = [check for found in results.values() for check in found]
+    for check in checks:
+        work.record("check", check=check.name, has_passed=check.has_passed, detail=check.detail)
+    failed = [check.name for check in checks if not check.has_passed]
+    missing = sorted(jobs.keys() - results.keys())
+    work.record("verdict", failed=failed, missing=missing)
+    if failed or missing:
+        return f"failed: {', '.join(failed) or 'none'}; not in time: {', '.join(missing) or 'none'}"
+    return f"all {len(checks)} checks pass"
+
+
+def _check_smollm2() -> list[Check]:
+    """Compares the greedy answers of SmolLM2 with its head with plain ones, in both dtypes."""
+    target = load_model(SMOLLM2)
+    subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
+    prompts = [target.tokenizer.encode(text) for text in _PROMPTS[:2]]
+    checks = [check_parity(subject, dtype, prompts, 48) for dtype in ("float32", "bfloat16")]
+    return [dataclasses.replace(check, name=f"SmolLM2, {check.name}") for check in checks]
+
+
+def _encoded(subject: Subject) -> list[list[int]]:
+    return [subject.target.tokenizer.encode(text) for text in _PROMPTS[:2]]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints the answers of the arm that a session passes on."""
+    begin = time.monotonic()
+    for answer in answers_of(arm_of(argv[0]), is_rehearsal="--rehearse" in argv):
+        print(json.dumps(answer | {"seconds": round(time.monotonic() - begin, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
