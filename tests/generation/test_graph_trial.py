@@ -14,7 +14,7 @@ from jspec.drafters import chain as draw
 from jspec.generation import graph_trial
 from jspec.kernels import backend, contest, verdicts
 from jspec.models import cache
-from jspec.speculation import beam_round
+from jspec.speculation import beam
 from tests.tiny_models import make_generator
 
 _TRYING = "trying whether rounds may be one graph on this GPU, once for this driver and version"
