@@ -24,7 +24,7 @@ not run.
 
 Drafts of several members that begin alike are one path (SpecInfer, arXiv 2305.09781). A node's
 score is the logarithm of an estimate of the probability that the target says its whole path; of
-several estimates the largest counts. Of all nodes the best are taken: see `speculation.best_nodes`.
+several estimates the largest counts. Of all nodes the best are taken: see `acceptance.tree`.
 """
 
 import dataclasses
@@ -38,9 +38,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
-from jspec.speculation.acceptance.tree import tree_of
+from jspec.speculation.acceptance.tree import NEVER, best_tree, tree_of
 from jspec.speculation.acceptance.types import Proposal, as_tree
-from jspec.speculation.best_nodes import NEVER, best_tree
 from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import (
     Drafter,

@@ -23,8 +23,8 @@ from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.suffix import Matches, SuffixDrafter, count_votes, own_matches
 from jspec.drafters.tree_options import DraftingTrees, Shape
+from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import NEVER
 from jspec.speculation.control import Kind
 from jspec.speculation.types import RoundInputs
 

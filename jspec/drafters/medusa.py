@@ -28,8 +28,8 @@ from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHe
 from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
 from jspec.drafters.trees import best_static_tree, if_wanted
 from jspec.models import DecoderConfig
+from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import best_tree
 from jspec.speculation.runners_up import runners_up
 from jspec.speculation.types import Kind, RoundInputs
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Int16, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.pattern_automaton import compile_pattern, forced_tokens, token_table
+from jspec.sampling.patterns import compile_pattern, forced_tokens, token_table
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 from jspec.weights import TokenizerLike
@@ -46,7 +46,7 @@ class PatternParams(NamedTuple):
 def make_tables(
     pattern: str, tokenizer: TokenizerLike, *, vocab_size: int, num_draft_tokens: int
 ) -> PatternParams:
-    """Returns the tables of a regular expression, see `pattern_regex`, over a target's tokens.
+    """Returns the tables of a regular expression, see `sampling.patterns`, over a target's tokens.
 
     Raises:
       InputError: an expression that is not supported or too large, or such a tokenizer.

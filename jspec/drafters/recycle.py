@@ -22,8 +22,8 @@ from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
 from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
+from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import best_tree
 from jspec.speculation.types import Kind, RoundInputs
 
 Table = Int32[Array, "b v k"]

@@ -52,8 +52,8 @@ from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
+from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import best_tree
 from jspec.speculation.types import RoundInputs
 
 

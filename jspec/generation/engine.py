@@ -19,9 +19,7 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.logprobs import TokenLogprobs
-from jspec.speculation.loop import run_rounds
-from jspec.speculation.plain import plain_step
-from jspec.speculation.prefill import prefill_chunk
+from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step, with_whole_logits
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
 from jspec.weights.resolver import LoadedModel

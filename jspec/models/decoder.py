@@ -11,20 +11,20 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import AnyLogits, ApplyFn, Params
 from jspec.kernels import SplitKernel, SplitLogits, compute_block
-from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
-from jspec.models.experts import Experts
 from jspec.models.layers import (
+    Attention,
+    Experts,
     FeedForward,
     RMSNorm,
     finish_logits,
     kernel_param,
     linear,
     look_up,
+    rope_cos_sin,
     scaled,
 )
-from jspec.models.rope import rope_cos_sin
 
 
 class Decoder(nn.Module):

@@ -2,8 +2,8 @@
 
 Speculative decoding is exact only if the acceptance rule is told the very distribution that a draft
 was drawn from. So draft and target go through the same function, in float32 and in the same order:
-the processors (`jspec.sampling.pipeline`), then temperature, then top-k, top-p and min-p, which is
-the order of transformers.
+the processors (`sampling.processors`), then temperature, then top-k, top-p and min-p, as in
+transformers.
 
 No filter sorts the vocabulary. Each keeps the tokens whose logits are at or above a threshold,
 and tokens that tie with the last one kept are kept too. So a mask depends on the logits alone, and

@@ -51,9 +51,8 @@ from jspec.sampling.noise import KEY_TYPE, SHARED, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
 from jspec.speculation.acceptance import draws_only, is_match_at_zero
 from jspec.speculation.acceptance.chain import match
-from jspec.speculation.acceptance.tree import Tree, along, match_tree, tree_call, tree_of
+from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.best_nodes import prune
 from jspec.speculation.control import Control, agree, with_own_costs
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.runners_up import learn, num_runners_up

@@ -14,8 +14,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.generation.request import Request, SamplingParams
-from jspec.sampling.pattern_automaton import compile_pattern, forced_bytes, token_table
-from jspec.sampling.pattern_regex import utf8_ranges
+from jspec.sampling.patterns import compile_pattern, forced_bytes, token_table, utf8_ranges
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of

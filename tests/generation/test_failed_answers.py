@@ -10,7 +10,7 @@ from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.stats import RoundCounts, Stats
-from jspec.sampling.processor import Processor
+from jspec.sampling.processors import Processor
 from tests.tiny_models import make_generator, shared_generator, target
 
 UNLUCKY = 13

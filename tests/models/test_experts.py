@@ -9,7 +9,7 @@ import pytest
 
 from jspec import kernels
 from jspec.models.config import DecoderConfig
-from jspec.models.experts import Experts
+from jspec.models.layers import Experts
 
 _CONFIG = DecoderConfig(
     vocab_size=32, embed_dim=24, hidden_dim=56, num_layers=1, num_heads=2, num_kv_heads=2,

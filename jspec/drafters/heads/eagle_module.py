@@ -16,12 +16,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import Params
-from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import apply_layer, init_cache
-from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import Attention, FeedForward, RMSNorm, kernel_param, linear, rope_cos_sin
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,10 @@ from jspec.models.families.family import Family, GgufForm
 from jspec.models.families.gemma import GEMMA2, GEMMA3
 from jspec.models.families.granite import GRANITE
 from jspec.models.families.llama import LLAMA
-from jspec.models.families.mistral import MISTRAL
-from jspec.models.families.mixtral import MIXTRAL
+from jspec.models.families.mistral import MISTRAL, MIXTRAL
 from jspec.models.families.olmo2 import OLMO2
 from jspec.models.families.phi3 import PHI3
-from jspec.models.families.qwen import QWEN2, QWEN3
-from jspec.models.families.qwen3_moe import QWEN3_MOE
+from jspec.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from jspec.models.families.smollm3 import SMOLLM3
 
 _ALL = (

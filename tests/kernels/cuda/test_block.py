@@ -14,7 +14,7 @@ from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, cuda_
 from jspec.models import init_cache
 from jspec.models.cache import TAIL, KVCache, PagedKVCache
 from jspec.models.decoder import Block
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import rope_cos_sin
 from tests.cases import slow_unless
 from tests.kernels.families import CONFIG, assert_close, make_model, random_tree
 from tests.tiny import random_params
