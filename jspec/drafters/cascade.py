@@ -36,19 +36,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jspec.common.errors import check_type
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
+from jspec.drafters.spec import LIKELIEST, BuiltDrafter, DrafterEntry, DrafterSpec, entries_of
 from jspec.speculation.acceptance.tree import NEVER, best_tree, tree_of
 from jspec.speculation.acceptance.types import Proposal, as_tree
-from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import (
     Drafter,
     Kind,
     LimitFn,
     RoundInputs,
-    lag_of,
-    observed_layers,
-    tree_depth,
 )
 
 _States = tuple[Any, ...]
@@ -56,7 +54,7 @@ _Flag = Bool[Array, ""] | bool
 
 
 @dataclasses.dataclass(frozen=True)
-class CascadeDrafter:
+class CascadeDrafter(Drafter):
     """Asks its members in order. Its parameters and its state are tuples, one entry a member."""
 
     members: tuple[Drafter, ...]
@@ -79,28 +77,33 @@ class CascadeDrafter:
     @property
     def tree_depth(self) -> int:
         """The deepest member's, where a chain is a tree of one branch; 0 if all draft chains."""
-        if not any(map(tree_depth, self.members)):
+        if not any(member.tree_depth for member in self.members):
             return 0
-        return max(tree_depth(member) or member.num_draft_tokens for member in self.members)
+        return max(member.tree_depth or member.num_draft_tokens for member in self.members)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that the members observe, one member after another."""
-        return tuple(i for member in self.members for i in observed_layers(member))
+        return tuple(i for member in self.members for i in member.hidden_layers)
+
+    @property
+    def has_lag(self) -> bool:
+        """Whether any member's cache may lag."""
+        return any(member.has_lag for member in self.members)
 
     @property
     def num_runners_up(self) -> int:
         """As many as the member that observes most of them."""
-        return max(map(num_runners_up, self.members))
+        return max(member.num_runners_up for member in self.members)
 
     def lag(self, state: _States, kind: RowCounts) -> RowCounts:
-        """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
+        """Returns what the member of each row's kind has yet to read, [b]."""
         lag, first_kind = jnp.zeros_like(kind), 0
         for member, own in zip(self.members, state, strict=True):
             # Kinds are numbered across the members; a member knows its own from 0.
             own_kind = kind - first_kind
             is_own = (own_kind >= 0) & (own_kind < len(member.kinds))
-            lag = jnp.where(is_own, lag_of(member, own, own_kind), lag)
+            lag = jnp.where(is_own, member.lag(own, own_kind), lag)
             first_kind += len(member.kinds)
         return lag
 
@@ -114,7 +117,7 @@ class CascadeDrafter:
         """Shows every member the committed tokens, and the hidden states that it asked for."""
         states, first = [], 0
         for member, own_params, own in zip(self.members, params, state, strict=True):
-            end = first + len(observed_layers(member))
+            end = first + len(member.hidden_layers)
             # A member that observes no layer ignores what it is shown.
             shown = hidden[:, :, first:end] if end > first else hidden
             states.append(member.observe(own_params, own, tokens, shown, valid))
@@ -132,10 +135,8 @@ class CascadeDrafter:
         """Shows the members that ask for them what the target found likeliest."""
         states = []
         for member, own in zip(self.members, state, strict=True):
-            if count := num_runners_up(member):
-                shown = runners_up[..., :count]
-                own = member.observe_runners_up(own, tokens, shown, is_fed, is_kept)  # type: ignore
-            states.append(own)
+            shown = runners_up[..., : member.num_runners_up]
+            states.append(member.observe_runners_up(own, tokens, shown, is_fed, is_kept))
         return tuple(states)
 
     def propose(
@@ -399,3 +400,35 @@ class MergedCascadeDrafter(CascadeDrafter):
             is_open &= self.leaves_open(proposal, is_turn)
         tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
         return tree.replace(kind=jnp.maximum(kind, 0), silent=jnp.stack(silent, axis=1))
+
+
+def build_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
+
+    The spec has its options.
+
+    Raises:
+      InputError: no such drafter, one twice, or one that lacks something.
+    """
+    members = entries_of(drafter)
+    if len(members) == 1:
+        return _build(members[0], spec)
+    # A member may not draft in the target's own cache, where others' blocks may lie.
+    spec = spec._replace(is_member=True, is_in_cascade=True)
+    built = [_build(member, spec) for member in members]
+    # `member_names` has refused "none", so members and parameters stay aligned.
+    drafters = tuple(one.drafter for one in built if one.drafter is not None)
+    # What is drawn from a distribution has siblings of its own, and is not merged.
+    is_drawn = spec.options.tree_draws != LIKELIEST or any(
+        "draft_confidence" in member.options_read(spec.options) and not drafter.tree_depth
+        for member, drafter in zip(members, drafters, strict=True)
+    )
+    is_merged = not is_drawn and any(drafter.tree_depth for drafter in drafters)
+    cascade = MergedCascadeDrafter if is_merged else CascadeDrafter
+    return BuiltDrafter(cascade(drafters), tuple(one.params for one in built))
+
+
+def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    built = entry.build(spec)
+    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
+    return built

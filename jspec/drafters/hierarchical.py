@@ -33,11 +33,24 @@ from jspec.common.typing import (
     RowFlags,
     Tokens,
 )
+from jspec.drafters.cascade import build_drafter
 from jspec.drafters.chain import spread
-from jspec.drafters.draft_vocabulary import DraftVocabularyOptions
-from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
-from jspec.drafters.tree_options import TreeOptions, for_chains
+from jspec.drafters.model import (
+    DraftVocabularyOptions,
+    ModelDrafter,
+    ModelState,
+    make_model_drafter,
+)
+from jspec.drafters.spec import (
+    REGISTRY,
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    TreeOptions,
+    for_chains,
+    option,
+    options_read,
+)
 from jspec.kernels import while_any
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
@@ -193,7 +206,7 @@ class PairState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalDrafter:
+class HierarchicalDrafter(Drafter):
     """Proposes the drafts of a draft model, in fewer calls of it.
 
     Attributes:
@@ -203,6 +216,7 @@ class HierarchicalDrafter:
 
     model: ModelDrafter
     inner: Drafter
+    has_lag = True
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -278,8 +292,6 @@ class HierarchicalDrafter:
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    from jspec.drafters.registry import make_drafter  # which imports this file
-
     model, draft_params = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
@@ -287,15 +299,13 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     inner_spec = spec._replace(
         num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
     )
-    inner = make_drafter(_inner_name(spec.options), inner_spec)
+    inner = build_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
     params = HierarchicalParams(draft_params, inner.params)
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
 def _inner_name(options: HierarchicalOptions) -> str:
-    from jspec.drafters.registry import REGISTRY
-
     name = options.inner_drafter
     known = [one.name for one in REGISTRY.values() if one.needs in ("", "draft_table")]
     # Without guesses every call would give one draft: that is the drafter `model`.
@@ -307,10 +317,8 @@ def _inner_name(options: HierarchicalOptions) -> str:
 
 
 def _options_read(options: HierarchicalOptions) -> set[str]:
-    from jspec.drafters.options import options_read  # which imports this file
-
     own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
-    inner = options_read(_inner_name(options), options)  # type: ignore[arg-type]
+    inner = options_read(_inner_name(options), options)
     return own | inner - {field.name for field in dataclasses.fields(TreeOptions)}
 
 
@@ -321,6 +329,5 @@ ENTRY = DrafterEntry(
     source="2211.17192",
     options=HierarchicalOptions,
     needs="draft",
-    prior_cost=3.48,  # three drafts
     read=_options_read,
 )

@@ -22,7 +22,7 @@ from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.sampling.patterns import compile_pattern, forced_tokens, token_table
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, RoundInputs
 from jspec.weights import TokenizerLike
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
@@ -77,12 +77,11 @@ class PatternOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class PatternDrafter:
+class PatternDrafter(Drafter):
     """Proposes forced tokens. Its state is the automaton's, [b]."""
 
     num_draft_tokens: int
     kinds = (Kind("pattern", 0.8, 0.9),)  # acceptance before it is known
-    may_be_silent = True  # most texts leave a choice
 
     def init(self, batch_size: int, capacity: int) -> RowCounts:
         """Returns the state of rows that have seen nothing."""

@@ -47,7 +47,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
-from jspec.drafters.tree_options import LIKELIEST, WITHOUT, Shape
+from jspec.drafters.spec import LIKELIEST, WITHOUT, Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise

@@ -45,7 +45,7 @@ from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.control import drafters_of
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.plain import insert
-from jspec.speculation.types import ModelParams, SpecState, StepInfo, tree_depth
+from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
 
 def emptied(
@@ -408,7 +408,7 @@ class Batch:
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
-        depth = 0 if self._engine.drafter is None else tree_depth(self._engine.drafter)
+        depth = 0 if self._engine.drafter is None else self._engine.drafter.tree_depth
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()

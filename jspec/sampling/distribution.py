@@ -172,3 +172,12 @@ def best_token(logits: AnyLogits) -> Int32[Array, "..."]:
 def _best_of(logits: AnyLogits) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:
     best, highest = first_largest(logits)
     return jnp.where(jnp.isfinite(highest), best, NO_TOKEN), highest
+
+
+def best_tokens(logits: Logits, count: int) -> Int32[Array, "b t k"]:
+    """Returns the `count` most likely tokens, the likeliest first; `NO_TOKEN` where no more are."""
+    ids, tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32), []
+    for _ in range(count):
+        tokens.append(best_token(logits))
+        logits = jnp.where(ids == tokens[-1][..., None], -jnp.inf, logits)
+    return jnp.stack(tokens, axis=-1)

@@ -19,7 +19,7 @@ from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.logprobs import TokenLogprobs, token_logprobs
 from jspec.speculation.round import as_read, cut_at_end, silence
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, observed_layers
+from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 
 
 def plain_step(
@@ -92,7 +92,7 @@ def prefill_chunk(
         params.target,
         tokens,
         state.target_cache,
-        hidden_layers=observed_layers(drafter),
+        hidden_layers=() if drafter is None else drafter.hidden_layers,
         **one,
     )
     logits, scores = as_read(logits, state.settings), None

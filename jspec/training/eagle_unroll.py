@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import Params
-from jspec.drafters.heads.eagle_module import EagleConfig, fuse
+from jspec.drafters.eagle_head import EagleConfig, fuse
 from jspec.kernels import apply_rope
 from jspec.models import DecoderConfig
 from jspec.models.layers import FeedForward, RMSNorm, linear, rope_cos_sin

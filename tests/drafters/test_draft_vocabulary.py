@@ -10,7 +10,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.draft_vocabulary import draft_ids
+from jspec.drafters.model import draft_ids
 from jspec.lab.auditing import controls
 from jspec.lab.auditing.distribution import FALSE_ALARM, check_distribution
 from jspec.lab.auditing.rows import build_drafter

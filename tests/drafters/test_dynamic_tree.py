@@ -13,7 +13,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.eagle import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.drafters.trees import grow_tree
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless

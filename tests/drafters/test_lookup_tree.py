@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.lookup_tree import LookupTreeDrafter, SuffixTreeDrafter
+from jspec.drafters.prompt_lookup import LookupTreeDrafter
 from jspec.drafters.recycle import RecycleTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
+from jspec.drafters.suffix import SuffixTreeDrafter
 from jspec.drafters.trees import best_static_tree
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_dynamic_tree import paths_of

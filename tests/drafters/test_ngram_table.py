@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters import ngram_table as counting
-from jspec.drafters.ngram_table import count_ngrams, load_table, save_table
+from jspec.drafters import tables as counting
+from jspec.drafters.tables import count_ngrams, load_table, save_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 

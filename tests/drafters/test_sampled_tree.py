@@ -12,7 +12,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.eagle import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.drafters.trees import draw_tree
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
 from jspec.speculation.types import RoundInputs, TargetView

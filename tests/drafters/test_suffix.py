@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus, own_matches
+from jspec.drafters.prompt_lookup import own_matches
+from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of

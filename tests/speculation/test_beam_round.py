@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters.model import ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates

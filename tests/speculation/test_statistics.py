@@ -19,11 +19,10 @@ from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
-from jspec.drafters.ngram_table import count_ngrams
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.suffix import SuffixDrafter
-from jspec.drafters.tables import TableDrafter
+from jspec.drafters.tables import TableDrafter, count_ngrams
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import goodness_of_fit

@@ -33,7 +33,7 @@ def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
         distribution = probs_after(probs, end_of(verdict.path, verdict.num_accepted))
         return verdict.replace(next_token=sample(distribution, noise.gumbel))
 
-    return rule._replace(accept=accept, tree=_changed(rule, after))
+    return rule._replace(accept=accept, matches_at_zero=False, tree=_changed(rule, after))
 
 
 def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
@@ -47,7 +47,7 @@ def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
         path, num_accepted = path_of(tree, jnp.argmax(tree.depths, axis=1).astype(jnp.int32))
         return verdict.replace(num_accepted=num_accepted, path=path)
 
-    return rule._replace(accept=accept, tree=_changed(rule, after))
+    return rule._replace(accept=accept, matches_at_zero=False, tree=_changed(rule, after))
 
 
 def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
@@ -101,21 +101,22 @@ def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
 
 
 @dataclasses.dataclass(frozen=True)
-class MisreportingTrees:
+class MisreportingTrees(Drafter):
     """The drafter of trees, but its proposals are `misreported`."""
 
     drafter: Drafter
     vocab_size: int
 
-    # A protocol's own members have to stand here: isinstance() calls no __getattr__ (Python 3.12).
+    # All else is the drafter's.
     num_draft_tokens = property(lambda self: self.drafter.num_draft_tokens)
     kinds = property(lambda self: self.drafter.kinds)
     may_be_silent = property(lambda self: self.drafter.may_be_silent)
+    tree_depth = property(lambda self: self.drafter.tree_depth)
+    hidden_layers = property(lambda self: self.drafter.hidden_layers)
+    has_lag = property(lambda self: self.drafter.has_lag)
     init = property(lambda self: self.drafter.init)
     observe = property(lambda self: self.drafter.observe)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
+    lag = property(lambda self: self.drafter.lag)
 
     def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
         """Returns the drafter's proposal, misreported."""

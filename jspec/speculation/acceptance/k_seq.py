@@ -91,5 +91,6 @@ RULE = AcceptanceRule(
     rejection.next_token_probs,
     rejection.accept,
     INDEPENDENT,
+    matches_at_zero=True,
     tree=siblings.make_rule(try_all),
 )

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.blockwise_heads import (
+from jspec.drafters.blockwise import (
     BlockwiseConfig,
     blockwise_rules,
     init_blockwise_params,

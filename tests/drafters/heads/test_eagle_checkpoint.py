@@ -9,12 +9,13 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import (
+from jspec.drafters.eagle_head import (
+    EagleConfig,
     eagle_rules,
+    init_eagle_params,
     load_eagle,
     save_eagle,
 )
-from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
 from jspec.models import get_preset
 from tests import tiny, tiny_eagle
 

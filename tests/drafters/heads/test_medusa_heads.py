@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.medusa_heads import (
+from jspec.drafters.medusa import (
     MedusaConfig,
     init_medusa_params,
     load_medusa,

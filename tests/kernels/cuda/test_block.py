@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.heads.eagle_module import EagleConfig, EagleLayer, init_eagle_params
+from jspec.drafters.eagle_head import EagleConfig, EagleLayer, init_eagle_params
 from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, cuda_library
 from jspec.models import init_cache
 from jspec.models.cache import TAIL, KVCache, PagedKVCache
