@@ -126,12 +126,12 @@ class EagleLayer(nn.Module):
         rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
         visible: Bool[Array, "b t s"],
         cache: KVCache,
-        both: Float32[Array, "b t i"],
+        pair: Float32[Array, "b t i"],
         block_offset: int = 0,
     ) -> tuple[Float32[Array, "b t d"], KVCache]:
         """Applies it to the stream, the one-layer cache, and what attention reads."""
         cfg = self.config
-        mixed, cache = Attention(cfg, name="attention")(both, rope, visible, cache, block_offset)
+        mixed, cache = Attention(cfg, name="attention")(pair, rope, visible, cache, block_offset)
         # The residual is the feature before its norm; see `speculators` for the other kind.
         x = x + mixed
         normed = RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x)
@@ -163,16 +163,16 @@ class EagleHead(nn.Module):
         x = features.astype(jnp.float32)
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         # [b t 2·d], embedding first: the order in which published heads have their columns.
-        both = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
-        inputs = x, rope, visible, cache, both
+        pair = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
+        inputs = x, rope, visible, cache, pair
         if self.is_initializing():
             layer = EagleLayer(cfg)
             nn.share_scope(self, layer)  # published heads have no name between
             x, cache = layer(*inputs)
         else:
-            own = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
+            layer_params = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
             offset = mask.shape[-1] - num_tokens  # as in `Decoder`
-            x, cache = apply_layer(EagleLayer(cfg), cfg, offset, own, *inputs)
+            x, cache = apply_layer(EagleLayer(cfg), cfg, offset, layer_params, *inputs)
         outputs = x
         if logits_at is not None:
             # Before the norm and the head: one row of logits is made instead of t.
@@ -416,7 +416,7 @@ def save_speculators(
     raw.pop(DEPTH, None)
     # Some heads have the layers in a group; an entry of their own goes before it.
     entries = (raw.pop(LAYERS_GROUP, None) or {}) | raw
-    own = {name: entries[name] for name in _OWN if name in entries}
+    kept = {name: entries[name] for name in _OWN if name in entries}
     raw = {name: value for name, value in raw.items() if name not in _OWN}
     try:
         layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
@@ -446,7 +446,7 @@ def save_speculators(
         "tie_word_embeddings": False,
         "dtype": str(tensors["fc.weight"].dtype),
     }
-    write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | own)
+    write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | kept)
 
 
 def _architecture(target: str) -> str:
@@ -456,12 +456,12 @@ def _architecture(target: str) -> str:
         import huggingface_hub
 
         try:
-            found = huggingface_hub.try_to_load_from_cache(target, "config.json")
+            cached = huggingface_hub.try_to_load_from_cache(target, "config.json")
         except ValueError:  # no name that the hub allows
-            found = None
-        if not isinstance(found, str):
+            cached = None
+        if not isinstance(cached, str):
             return LLAMA.architecture
-        path = pathlib.Path(found)
+        path = pathlib.Path(cached)
     raw = read_json(path)
     try:
         return find_family(raw.get("architectures"), raw.get("model_type")).architecture

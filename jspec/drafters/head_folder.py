@@ -147,10 +147,10 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
     Raises:
       InputError: one that differs.
     """
-    for what, own, other in sizes:
-        if own != other:
+    for what, size, expected in sizes:
+        if size != expected:
             raise InputError(
-                f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
+                f"{folder}: expected a head of the target's {what}, {expected}; it has {size}"
             )
 
 
@@ -186,12 +186,12 @@ def pack_params(
     """
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
     # By `shape`, as `FloatTensors` make a float copy when they are indexed.
-    found = {name: tensors.shape(name) for name in tensors}
+    shapes_there = {name: tensors.shape(name) for name in tensors}
     # Both sets: a tensor too many is an error as well as one too few.
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
-            wanted, own = (_shape_text(shapes.get(name)) for shapes in (expected, found))
-            raise InputError(f"{folder}: {name}: expected {wanted}, found {own}")
+    for name in sorted(expected.keys() | shapes_there.keys()):
+        if shapes_there.get(name) != expected.get(name):
+            wanted, got = (_shape_text(shapes.get(name)) for shapes in (expected, shapes_there))
+            raise InputError(f"{folder}: {name}: expected {wanted}, found {got}")
     return unflatten_dict(
         {
             # Each parameter is finished before the next, which keeps the peak of memory low.

@@ -178,7 +178,7 @@ def read_rates(folder: pathlib.Path, num_heads: int) -> Rates:
     path = folder / FILE
     if not path.exists():
         first = [_FIRST * _NEXT_HEAD**head for head in range(num_heads)]
-        return tuple(tuple(one * _NEXT_RANK**rank for rank in range(NUM_RANKS)) for one in first)
+        return tuple(tuple(rate * _NEXT_RANK**rank for rank in range(NUM_RANKS)) for rate in first)
     raw = read_json(path)
     rates: Rates = ()
     with contextlib.suppress(KeyError, TypeError, ValueError):  # which leaves no rates
@@ -283,13 +283,13 @@ class MedusaOptions(DrawnHeadOptions, TreeSizeOptions):
 def _build(spec: DrafterSpec) -> BuiltDrafter:
     target, folder, shape = spec.target_config, spec.head_folder("medusa"), certain_tree_shape(spec)
     heads = load_medusa(folder, target, spec.dtype)
-    own = {"config": heads.config, "target": target}
+    shapes = {"config": heads.config, "target": target}
     if shape is None:
         # A chain cannot be longer than there are heads.
         fields = spec.with_at_most(heads.config.num_heads).chain_fields
-        return BuiltDrafter(MedusaDrafter(**own, **fields), heads.params)
+        return BuiltDrafter(MedusaDrafter(**shapes, **fields), heads.params)
     rates = read_rates(folder, heads.config.num_heads)
-    drafter = MedusaTreeDrafter(**own, **spec.chain_fields, shape=shape, rates=rates)
+    drafter = MedusaTreeDrafter(**shapes, **spec.chain_fields, shape=shape, rates=rates)
     return BuiltDrafter(drafter, heads.params)
 
 

@@ -150,10 +150,10 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
     # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
-        found = "neither" if pattern is None else "both"
+        given = "neither" if pattern is None else "both"
         raise InputError(
             "the drafter 'pattern' expects pattern (--draft_pattern), a regular expression, or "
-            f"json_skeleton (--draft_json); got {found}"
+            f"json_skeleton (--draft_json); got {given}"
         )
     if skeleton is not None:
         pattern = skeleton_pattern(skeleton)

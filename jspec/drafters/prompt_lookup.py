@@ -168,9 +168,9 @@ class Matches(struct.PyTreeNode):
     agreement: Int32[Array, "b m"]
     followed: Int32[Array, "b m w"]
 
-    def join(self, other: Self) -> Self:
+    def join(self, more: Self) -> Self:
         """Returns the places of both; of equals these come first."""
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, other)
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, more)
 
 
 def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:

@@ -151,15 +151,15 @@ def read_options(values: dict[str, Any], options: DrafterOptions = _DEFAULTS) ->
     Raises:
       InputError: a value of another type, or out of its range.
     """
-    found = {}
+    given = {}
     for field in dataclasses.fields(DrafterOptions):
         for name in {field.name, field.metadata["flag"]} & values.keys():
             value, parse = values.pop(name), field.metadata["parse"]
             # As the flag's text, or as a number like it; else as the option's own value.
             if parse is not None and isinstance(value, str | int):
                 value = parse(str(value))
-            found[field.name] = value
-    return dataclasses.replace(options, **found)
+            given[field.name] = value
+    return dataclasses.replace(options, **given)
 
 
 def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:

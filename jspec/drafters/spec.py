@@ -280,9 +280,9 @@ class DraftingTrees:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Those of its chains, as trees; drawn trees have no scores."""
-        own: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
+        kinds: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
         is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
-        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in own)
+        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in kinds)
 
 
 def certain_tree_shape(spec: DrafterSpec) -> Shape | None:

@@ -232,20 +232,22 @@ def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
     step = _BRANCHES
     while step <= num_sorted:
         step *= _BRANCHES
-    found = jnp.zeros(end.shape[:1], jnp.int32)
+    number = jnp.zeros(end.shape[:1], jnp.int32)
     while step > 1:  # the number sought is from `found` on, and less than `step` above it
         step //= _BRANCHES
-        pivot = found[:, None] + step * jnp.arange(1, _BRANCHES) - 1
+        pivot = number[:, None] + step * jnp.arange(1, _BRANCHES) - 1
         place = corpus.order.at[pivot].get(mode="clip")
         is_before = _comes_before(_ending(corpus, place), end[:, None])
-        found += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
-    return found
+        number += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
+    return number
 
 
-def _comes_before(one: Int32[Array, "b m l"], other: Int32[Array, "b #m l"]) -> Bool[Array, "b m"]:
+def _comes_before(
+    first: Int32[Array, "b m l"], second: Int32[Array, "b #m l"]
+) -> Bool[Array, "b m"]:
     """Returns where one sequence comes before another: by the first token that differs."""
-    first = jnp.argmax(one != other, axis=2)[..., None]
-    difference = jnp.take_along_axis(one - other, first, axis=2)
+    place = jnp.argmax(first != second, axis=2)[..., None]
+    difference = jnp.take_along_axis(first - second, place, axis=2)
     return difference[..., 0] < 0
 
 

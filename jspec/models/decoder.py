@@ -80,11 +80,11 @@ class Decoder(nn.Module):
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
             # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
-                x, own = Block(cfg, cfg.is_sparse(layer), name=name)(*inputs)
+                x, layer_cache = Block(cfg, cfg.is_sparse(layer), name=name)(*inputs)
             else:
                 params = self.get_variable("params", name)
-                x, own = _apply_block(cfg, cfg.is_sparse(layer), params, *inputs)
-            cache = cache.with_layer(index, own)
+                x, layer_cache = _apply_block(cfg, cfg.is_sparse(layer), params, *inputs)
+            cache = cache.with_layer(index, layer_cache)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
         hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x

@@ -157,19 +157,23 @@ def ranges_of(op: str, value: Any) -> Ranges:
         ranges = _CLASSES[name.replace("NOT_", "")]
         return complement(ranges) if "NOT_" in name else ranges
     is_negated = str(value[0][0]) == "NEGATE"
-    parts = [one for part, what in value[is_negated:] for one in ranges_of(str(part), what)]
+    parts = [
+        character_range
+        for part, what in value[is_negated:]
+        for character_range in ranges_of(str(part), what)
+    ]
     return complement(parts) if is_negated else parts
 
 
 def complement(ranges: Ranges) -> Ranges:
     """Returns all other characters."""
-    found, begin = [], 0
+    rest, begin = [], 0
     for low, high in sorted(ranges):
         if low > begin:
-            found.append((begin, low - 1))
+            rest.append((begin, low - 1))
         # Ranges may overlap, so the bound never falls.
         begin = max(begin, high + 1)
-    return [*found, (begin, _LAST)] if begin <= _LAST else found
+    return [*rest, (begin, _LAST)] if begin <= _LAST else rest
 
 
 def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -259,13 +263,13 @@ def compile_pattern(
 
 
 def _closure(graph: ByteGraph, nodes: Sequence[int] | set[int]) -> frozenset[int]:
-    found, waiting = set(nodes), list(nodes)
+    reached, waiting = set(nodes), list(nodes)
     while waiting:
         for node in graph.skips[waiting.pop()]:
-            if node not in found:
-                found.add(node)
+            if node not in reached:
+                reached.add(node)
                 waiting.append(node)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:

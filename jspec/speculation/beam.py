@@ -412,8 +412,8 @@ def _take_steps(
     depth = width if tree is None else tree.max_depth
     zeros = jnp.zeros([k], jnp.int32)
     path = jnp.zeros([k, depth + 1], jnp.int32)
-    own = jnp.arange(k, dtype=jnp.int32)
-    begin = _Walk(state.beams, jnp.int32(0), own, path, zeros, state.last_token)
+    rows = jnp.arange(k, dtype=jnp.int32)
+    begin = _Walk(state.beams, jnp.int32(0), rows, path, zeros, state.last_token)
     return jax.lax.while_loop(is_known, step, begin)
 
 

@@ -147,9 +147,9 @@ class Control(struct.PyTreeNode):
         """
         per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
-        for index, other in enumerate(self.kinds):
+        for index, rival_kind in enumerate(self.kinds):
             # A drafter that may find nothing is no reason to give up a draft that was found.
-            if other.is_certain and other.drafter != self.kinds[0].drafter:
+            if rival_kind.is_certain and rival_kind.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
                 promised = self._seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
                 gives_way = (kind < index) & (self.drafter_of(kind) != self.drafter_of(rival))
@@ -192,15 +192,15 @@ class Control(struct.PyTreeNode):
         kinds [b], `wanted` is to drafts asked for, `lag` as for `choose`; `silent` is a Proposal's.
         """
         control = self
-        for index, each in enumerate(self.kinds):
-            if not each.costs_when_silent or len(self.numbers) == 1:
+        for index, member in enumerate(self.kinds):
+            if not member.costs_when_silent or len(self.numbers) == 1:
                 continue
-            own = jnp.full_like(kind, index)
+            kinds = jnp.full_like(kind, index)
             # A drafter of a later kind has a proposal alone only if the earlier ones were silent.
             had_none = (num_proposed == 0) | (kind > index) if silent is None else silent[:, index]
-            is_silent = (wanted(own) > 0) & had_none
-            seconds = costs[:, drafters_of(self.kinds).index(each.drafter)]
-            spent = seconds[:, 1] - seconds[:, 0] + self._charged(own, lag(own))
+            is_silent = (wanted(kinds) > 0) & had_none
+            seconds = costs[:, drafters_of(self.kinds).index(member.drafter)]
+            spent = seconds[:, 1] - seconds[:, 0] + self._charged(kinds, lag(kinds))
             owed = control.owed + jnp.where(is_silent, spent, 0.0)
             tried = control.tried.at[:, index, 0].add(is_silent.astype(jnp.float32))
             control = control.replace(owed=owed, tried=tried)
@@ -247,13 +247,13 @@ class Control(struct.PyTreeNode):
     def drafter_of(self, kind: RowCounts) -> RowCounts:
         """Returns the places of the kinds' drafters in `costs`, [b]."""
         drafters = drafters_of(self.kinds)
-        return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
+        return jnp.array([drafters.index(known.drafter) for known in self.kinds])[kind]
 
     def _most(self, kind: RowCounts) -> RowCounts:
-        return jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
+        return jnp.array([known.most for known in self.kinds], jnp.int32)[kind]
 
     def _is_tree(self, kind: RowCounts) -> RowFlags:
-        return jnp.array([each.is_tree for each in self.kinds])[kind]
+        return jnp.array([known.is_tree for known in self.kinds])[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
         """Returns the seconds of reading that count as owed."""
@@ -291,7 +291,7 @@ class Control(struct.PyTreeNode):
         kept, tried = (leaf[jnp.arange(len(kind)), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)
         if not is_proven:
-            prior = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)[kind]
+            prior = jnp.array([(k.first, k.later) for k in self.kinds], jnp.float32)[kind]
             # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
             # accepted than was assumed, later ones are assumed to be.
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
@@ -331,8 +331,8 @@ def agree(
     if control.num_rows == 1 or kind.shape[0] == 1:
         return wanted
     numbers = jnp.asarray(control.numbers, jnp.int32)
-    own = jnp.sum(numbers < wanted[:, None], axis=-1)  # the place of each row's number
-    places = jnp.minimum(jnp.arange(len(control.numbers)), own[:, None])
+    place = jnp.sum(numbers < wanted[:, None], axis=-1)  # the place of each row's number
+    places = jnp.minimum(jnp.arange(len(control.numbers)), place[:, None])
     expected = control.expected_tokens(kind, is_proven=False)
     tokens = jnp.take_along_axis(expected, places, axis=1)
     seconds = costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]

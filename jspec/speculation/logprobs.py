@@ -41,9 +41,9 @@ def token_logprobs(
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]
     total = jax.nn.logsumexp(logits, axis=-1)
-    found = TokenLogprobs(raw - total, jnp.log(processed))
+    logprobs = TokenLogprobs(raw - total, jnp.log(processed))
     if not settings.switches.top_logprobs:
-        return found
+        return logprobs
     shape = *tokens.shape, min(MOST_TOP, logits.shape[-1])
 
     def top() -> tuple[Array, Array]:
@@ -56,4 +56,4 @@ def token_logprobs(
     assert settings.wants_top is not None
     # Half a millisecond a row: only where somebody asks.
     ids, best = jax.lax.cond(settings.wants_top.any(), top, none)
-    return found.replace(top_ids=ids, top=best)
+    return logprobs.replace(top_ids=ids, top=best)

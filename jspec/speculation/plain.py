@@ -87,13 +87,13 @@ def prefill_chunk(
     the tokens that follow each of its own, [b t], their log-probabilities are returned, too; then
     the logits of all are computed.
     """
-    one: dict[str, Any] = {} if following is not None else {"logits_at": num_tokens - 1}
+    options: dict[str, Any] = {} if following is not None else {"logits_at": num_tokens - 1}
     logits, hidden, cache = target(
         params.target,
         tokens,
         state.target_cache,
         hidden_layers=() if drafter is None else drafter.hidden_layers,
-        **one,
+        **options,
     )
     logits, scores = as_read(logits, state.settings), None
     if following is not None:
@@ -130,7 +130,7 @@ def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> Spe
     """
     # No `.at[row].set`: on a CPU that scatter converts the whole of a bfloat16 cache, and back.
     put = jax.lax.dynamic_update_slice_in_dim
-    return jax.tree.map(lambda batch, one: put(batch, one, row, axis=0), state, prefilled)
+    return jax.tree.map(lambda batch, leaf: put(batch, leaf, row, axis=0), state, prefilled)
 
 
 def run_rounds(

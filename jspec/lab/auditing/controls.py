@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jspec.common.typing import ApplyFn, Params, RowCounts, RowSeeds, TargetProbs
+from jspec.common.typing import (
+    ApplyFn,
+    BlockFlags,
+    Params,
+    RowCounts,
+    RowSeeds,
+    TargetProbs,
+    Tokens,
+)
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
@@ -107,16 +115,24 @@ class MisreportingTrees(Drafter):
     drafter: Drafter
     vocab_size: int
 
-    # All else is the drafter's.
-    num_draft_tokens = property(lambda self: self.drafter.num_draft_tokens)
-    kinds = property(lambda self: self.drafter.kinds)
-    may_be_silent = property(lambda self: self.drafter.may_be_silent)
-    tree_depth = property(lambda self: self.drafter.tree_depth)
-    hidden_layers = property(lambda self: self.drafter.hidden_layers)
-    has_lag = property(lambda self: self.drafter.has_lag)
-    init = property(lambda self: self.drafter.init)
-    observe = property(lambda self: self.drafter.observe)
-    lag = property(lambda self: self.drafter.lag)
+    def __post_init__(self) -> None:
+        for name in ("num_draft_tokens", "kinds", "may_be_silent", "tree_depth", "hidden_layers",
+                     "has_lag"):  # fmt: skip
+            object.__setattr__(self, name, getattr(self.drafter, name))
+
+    def init(self, batch_size: int, capacity: int) -> Any:
+        """Returns the drafter's state of rows that have seen nothing."""
+        return self.drafter.init(batch_size, capacity)
+
+    def observe(
+        self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> Any:
+        """Shows the drafter committed tokens."""
+        return self.drafter.observe(params, state, tokens, hidden, valid)
+
+    def lag(self, state: Any, kind: RowCounts) -> RowCounts:
+        """Returns how many tokens the drafter must still read, [b]."""
+        return self.drafter.lag(state, kind)
 
     def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
         """Returns the drafter's proposal, misreported."""

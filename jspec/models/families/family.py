@@ -237,7 +237,7 @@ def _numbers(key: str, value: Any) -> Any:
         return as_number(key, value, above=0.0)
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected {key} of longrope to be a list, got {value!r}")
-    return tuple(as_number(key, one, above=0.0) for one in value)
+    return tuple(as_number(key, number, above=0.0) for number in value)
 
 
 def _with_defaults(kind: str, rope: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
         return _try_certain(target_probs, proposal, tree)
     is_possible = is_candidate(proposal, tree)
 
-    def one(
+    def try_draft(
         lacking: Float32[Array, "b t v"],
         drawn: tuple[RowCounts, RowCounts, Float32[Array, "b v"], Bool[Array, "b"]],
     ) -> tuple[Float32[Array, "b t v"], tuple[Array, Array]]:
@@ -61,7 +61,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
 
     # One draft after another: each needs what its earlier siblings have left.
     operands = proposal.tokens.T, tree.parents.T, jnp.swapaxes(proposal.probs, 0, 1), is_possible.T
-    lacking, (target, draft) = jax.lax.scan(one, target_probs, operands)
+    lacking, (target, draft) = jax.lax.scan(try_draft, target_probs, operands)
     return Trial(target.T, draft.T, lacking)
 
 

@@ -103,8 +103,8 @@ def tree_of(proposal: Proposal) -> Tree:
     assert proposal.parents is not None
     if not isinstance(proposal.parents, Tracer):
         counts = np.asarray(proposal.num_tokens).tolist()
-        for row, own in enumerate(np.asarray(proposal.parents).tolist()):
-            depth_of(own[: counts[row]], proposal.max_depth, f" of row {row}")
+        for row, row_parents in enumerate(np.asarray(proposal.parents).tolist()):
+            depth_of(row_parents[: counts[row]], proposal.max_depth, f" of row {row}")
     width = proposal.width
     is_real = jnp.arange(width) < proposal.num_tokens[:, None]
     # Padding hangs on the root, where no rule keeps it.
@@ -245,8 +245,8 @@ def _nodes_at(place: Int32[Array, "b m"], *leaves: Array) -> list[Array]:
 
 def _renumbered(parents: Int32[Array, "b c"], place: Int32[Array, "b m"]) -> Int32[Array, "b c"]:
     """Returns parents as places among the chosen ones; a chosen node's parent is chosen."""
-    found = jnp.argmax(place[:, None, :] == parents[..., None], axis=-1).astype(jnp.int32)
-    return jnp.where(parents < 0, -1, found)
+    places = jnp.argmax(place[:, None, :] == parents[..., None], axis=-1).astype(jnp.int32)
+    return jnp.where(parents < 0, -1, places)
 
 
 def _is_on_first_branch(
