@@ -63,11 +63,11 @@ def test_the_most_likely_tokens_are_found(count):
     logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
     logits[0, 0] = [0, 2, 1, 2, -np.inf]
     logits[1, 2] = [0, np.nan, 1, 2, 3]
-    found = best_tokens(jnp.asarray(logits), count)
+    actual = best_tokens(jnp.asarray(logits), count)
     expected = np.argsort(-logits, axis=2, kind="stable")[..., :count]
     expected[0, 0] = [1, 3, 2, 0, NO_TOKEN][:count]
     expected[1, 2] = NO_TOKEN
-    assert found.tolist() == expected.tolist()
+    assert actual.tolist() == expected.tolist()
 
 
 def test_they_are_those_after_each_token_of_the_block(tiny_pair, prompts):

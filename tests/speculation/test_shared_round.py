@@ -49,8 +49,8 @@ def test_all_have_what_is_worth_it_for_all():
             seconds = sum(COSTS[d][NUMBERS.index(most)] for d in drafter)
             speeds.append(tokens / (seconds * (1.1 if most else 1.0)))
         most = NUMBERS[int(np.argmax(speeds))]
-        found = agreed(control, kinds, as_rows(*wanted), ALL, ALL)
-        assert found.tolist() == [min(own, most) for own in wanted], wanted
+        actual = agreed(control, kinds, as_rows(*wanted), ALL, ALL)
+        assert actual.tolist() == [min(own, most) for own in wanted], wanted
 
 
 def test_rows_that_do_not_run_say_nothing():
@@ -67,8 +67,8 @@ def test_a_row_that_may_not_draft_keeps_no_other_from_it():
     expected = agreed(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
     assert expected == [3, 3, 3, 0]
     forbidden = control.costs.at[3, :, 1:].set(1e9)
-    found = agreed(control.replace(costs=forbidden), kinds, as_rows(3, 3, 3, 0), ALL, ALL)
-    assert found.tolist() == expected
+    actual = agreed(control.replace(costs=forbidden), kinds, as_rows(3, 3, 3, 0), ALL, ALL)
+    assert actual.tolist() == expected
     few = control.replace(costs=control.costs.at[:, :, 2:].set(1e9))
     assert agreed(few, kinds, as_rows(1, 1, 0, 1), ALL, ALL).tolist() == [1, 1, 0, 1]
 
@@ -76,8 +76,8 @@ def test_a_row_that_may_not_draft_keeps_no_other_from_it():
 def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
     """Else the drafts, and by the rejection rule the tokens, would depend on the others."""
     is_free = jnp.array([False, True, True, True])
-    found = agreed(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, is_free)
-    assert found.tolist() == [7, 0, 0, 0]
+    actual = agreed(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, is_free)
+    assert actual.tolist() == [7, 0, 0, 0]
     costs = shared(STEEP, num_rows=8).round_costs(is_free)
     assert costs[0].tolist() == STEEP.tolist()
     assert (costs[1:] < STEEP).all()
@@ -86,8 +86,8 @@ def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
 def test_where_nothing_is_shared_all_is_as_it_was():
     """A Generator's batch, and the rows that were measured."""
     control = make_control(4)
-    found = agreed(control, as_rows(0, 0, 0, 0), as_rows(7, 0, 0, 0), ALL, ALL)
-    assert found.tolist() == [7, 0, 0, 0]
+    actual = agreed(control, as_rows(0, 0, 0, 0), as_rows(7, 0, 0, 0), ALL, ALL)
+    assert actual.tolist() == [7, 0, 0, 0]
     assert control.round_costs(ALL) is control.costs
     assert shared(COSTS).round_costs(ALL).tolist() == control.costs.tolist()
 

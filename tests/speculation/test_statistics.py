@@ -160,11 +160,11 @@ def p_value(drafter, rule=REJECTION, name="temperature", **options):
 
 def check(drafter, rule, name, draft_temperature, first_seed):
     """Asserts that the distribution is right; one program serves all settings."""
-    found = p_value(
+    actual = p_value(
         drafter, rule, name, draft_temperature=draft_temperature, first_seed=first_seed,
         switches=needed_switches(list(SETTINGS.values())),
     )  # fmt: skip
-    assert found > FALSE_ALARM
+    assert actual > FALSE_ALARM
 
 
 @pytest.mark.parametrize(
