@@ -15,10 +15,10 @@ from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
+from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
-from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step, with_whole_logits
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo

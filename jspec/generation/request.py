@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any
 
 from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
-from jspec.speculation.logprobs import MOST_TOP
+from jspec.sampling.distribution import MOST_TOP
 
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _FLOAT32_MAX = 2.0**127

@@ -14,10 +14,15 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import AnyLogits, ApplyFn, Probs, RowCounts, RowSeeds, RowTokens, Tokens
 from jspec.kernels import whole
-from jspec.sampling.distribution import best_token, sample, sampling_probs
+from jspec.sampling.distribution import (
+    TokenLogprobs,
+    best_token,
+    sample,
+    sampling_probs,
+    token_logprobs,
+)
 from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.logprobs import TokenLogprobs, token_logprobs
 from jspec.speculation.round import as_read, cut_at_end, silence
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 

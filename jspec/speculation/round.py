@@ -47,14 +47,13 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.kernels import run_if, whole
-from jspec.sampling.distribution import sample
+from jspec.sampling.distribution import sample, token_logprobs
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.control import Control, agree
-from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
     Drafter,
     LimitFn,

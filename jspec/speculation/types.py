@@ -20,11 +20,10 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.kernels import zeros_if
-from jspec.sampling.distribution import best_tokens
+from jspec.sampling.distribution import TokenLogprobs, best_tokens
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control, Kind
-from jspec.speculation.logprobs import TokenLogprobs
 
 
 class TargetView(NamedTuple):
