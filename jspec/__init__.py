@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jspec.generation.request import Request, SamplingParams
     from jspec.generation.result import Chunk, Result
     from jspec.generation.stats import Stats
-    from jspec.sampling.processor import Processor
+    from jspec.sampling.processors import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
     from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
     "Chunk": "jspec.generation.result",
-    "Processor": "jspec.sampling.processor",
+    "Processor": "jspec.sampling.processors",
     "Proposal": "jspec.speculation.acceptance.types",
     "Request": "jspec.generation.request",
     "Result": "jspec.generation.result",

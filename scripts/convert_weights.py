@@ -23,8 +23,8 @@ from absl import flags
 from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.new_folder import check_new
-from jspec.drafters.heads.folder import round_head
-from jspec.drafters.heads.speculators import save_speculators
+from jspec.drafters.eagle_head import save_speculators
+from jspec.drafters.head_folder import round_head
 from jspec.weights import Tokenizer, load_model
 from jspec.weights.torch_file import convert_torch, find_torch_files
 

@@ -23,8 +23,8 @@ from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.text_table import format_table
 from jspec.common.typing import Params
-from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle
-from jspec.drafters.heads.shipped import find_head, shipped_head
+from jspec.drafters.eagle_head import LoadedHead, load_eagle
+from jspec.drafters.head_folder import find_head, shipped_head
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.layers import linear
 from jspec.training.eagle_unroll import unroll

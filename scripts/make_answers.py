@@ -29,7 +29,7 @@ from jspec.common.errors import InputError, check_range
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.drafters.token_texts import read_token_texts
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts

@@ -20,8 +20,7 @@ from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json_lines
 from jspec.common.typing import Params
-from jspec.drafters.heads.keep_rates import NUM_RANKS, save_rates
-from jspec.drafters.heads.medusa_heads import MedusaConfig, load_medusa, medusa_logits
+from jspec.drafters.medusa import NUM_RANKS, MedusaConfig, load_medusa, medusa_logits, save_rates
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.models.layers import normed_outputs
 from jspec.weights.published import SMOLLM2

@@ -20,10 +20,9 @@ from jaxtyping import Array, Float32
 
 from jspec.cli import program as cli
 from jspec.common.errors import check_count
-from jspec.drafters.tree_options import LIKELIEST, WITH, WITHOUT, Shape
+from jspec.drafters.spec import LIKELIEST, WITH, WITHOUT, Shape
 from jspec.drafters.trees import Fed, draw_tree, grow_tree
 from jspec.generation.provenance import Recorder
-from jspec.sampling.noise import SHARED
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.tree import tree_of
@@ -66,7 +65,7 @@ def emitted(
         rng_keys=rule.noise.draft_keys(seeds, position, shape.num_draft_tokens),
         settings=SamplingSettings(ones, jnp.zeros_like(last), ones, 0 * ones),
         view=None,  # pyright: ignore[reportArgumentType]
-        has_shared_noise=rule.noise is SHARED,
+        has_shared_noise=rule.noise.is_shared,
     )
 
     def feed(memory: None, level: Fed) -> tuple[Float32[Array, "b k v"], None]:

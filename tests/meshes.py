@@ -122,7 +122,7 @@ def answers(drafter, mesh, **options):
 def drafter_options(drafter, folder, **changes):
     """Returns options with what a drafter needs: a head or a table, saved there, or a pattern."""
     from jspec.drafters import DrafterOptions
-    from jspec.drafters.ngram_table import count_ngrams, save_table
+    from jspec.drafters.tables import count_ngrams, save_table
     from tests.tiny_heads import SAVE_HEAD
 
     if drafter in SAVE_HEAD:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.blockwise import BlockwiseDrafter
-from jspec.drafters.heads.blockwise_heads import (
+from jspec.drafters.blockwise import (
     BlockwiseConfig,
+    BlockwiseDrafter,
     init_blockwise_params,
     save_blockwise,
 )

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters.eagle import EagleDrafter
-from jspec.drafters.heads.eagle_checkpoint import save_eagle
-from jspec.drafters.heads.eagle_module import (
+from jspec.drafters.eagle_head import (
     EagleConfig,
     apply_head,
     fuse,
     init_eagle_params,
+    save_eagle,
 )
 from jspec.models import init_cache
 from tests import tiny

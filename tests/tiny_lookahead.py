@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig, save_lookahead
-from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.lookahead import LookaheadConfig, LookaheadDrafter, save_lookahead
 from jspec.models import init_cache, make_apply
 from tests import tiny
 

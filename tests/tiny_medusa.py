@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
-from jspec.drafters.medusa import MedusaDrafter
+from jspec.drafters.medusa import MedusaConfig, MedusaDrafter, init_medusa_params, save_medusa
 from jspec.models.layers import head_kernel
 from tests import tiny
 

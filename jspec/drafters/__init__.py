@@ -1,26 +1,29 @@
 """Drafters by name."""
 
-from jspec.drafters.options import (
+from jspec.drafters.registry import (
+    DrafterOptions,
     check_options,
     choose_drafter,
     draws_from_distribution,
-    options_read,
+    make_drafter,
     read_options,
+    with_shipped_head,
     without_unread,
 )
-from jspec.drafters.registry import (
+from jspec.drafters.spec import (
+    DEFAULT_NUM_DRAFT_TOKENS,
     DRAFTERS,
-    DrafterOptions,
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
     drafters_needing,
     entries_of,
-    make_drafter,
     member_names,
     name_of,
     needs_draft_model,
+    options_read,
     register_drafter,
-    with_shipped_head,
 )
-from jspec.drafters.spec import DEFAULT_NUM_DRAFT_TOKENS, BuiltDrafter, DrafterEntry, DrafterSpec
 
 __all__ = [
     "DEFAULT_NUM_DRAFT_TOKENS",

@@ -24,7 +24,7 @@ not run.
 
 Drafts of several members that begin alike are one path (SpecInfer, arXiv 2305.09781). A node's
 score is the logarithm of an estimate of the probability that the target says its whole path; of
-several estimates the largest counts. Of all nodes the best are taken: see `speculation.best_nodes`.
+several estimates the largest counts. Of all nodes the best are taken: see `acceptance.tree`.
 """
 
 import dataclasses
@@ -36,20 +36,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jspec.common.errors import check_type
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
-from jspec.speculation.acceptance.tree import tree_of
+from jspec.drafters.spec import LIKELIEST, BuiltDrafter, DrafterEntry, DrafterSpec, entries_of
+from jspec.speculation.acceptance.tree import NEVER, best_tree, tree_of
 from jspec.speculation.acceptance.types import Proposal, as_tree
-from jspec.speculation.best_nodes import NEVER, best_tree
-from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import (
     Drafter,
     Kind,
     LimitFn,
     RoundInputs,
-    lag_of,
-    observed_layers,
-    tree_depth,
 )
 
 _States = tuple[Any, ...]
@@ -57,7 +54,7 @@ _Flag = Bool[Array, ""] | bool
 
 
 @dataclasses.dataclass(frozen=True)
-class CascadeDrafter:
+class CascadeDrafter(Drafter):
     """Asks its members in order. Its parameters and its state are tuples, one entry a member."""
 
     members: tuple[Drafter, ...]
@@ -80,28 +77,33 @@ class CascadeDrafter:
     @property
     def tree_depth(self) -> int:
         """The deepest member's, where a chain is a tree of one branch; 0 if all draft chains."""
-        if not any(map(tree_depth, self.members)):
+        if not any(member.tree_depth for member in self.members):
             return 0
-        return max(tree_depth(member) or member.num_draft_tokens for member in self.members)
+        return max(member.tree_depth or member.num_draft_tokens for member in self.members)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that the members observe, one member after another."""
-        return tuple(i for member in self.members for i in observed_layers(member))
+        return tuple(i for member in self.members for i in member.hidden_layers)
+
+    @property
+    def has_lag(self) -> bool:
+        """Whether any member's cache may lag."""
+        return any(member.has_lag for member in self.members)
 
     @property
     def num_runners_up(self) -> int:
         """As many as the member that observes most of them."""
-        return max(map(num_runners_up, self.members))
+        return max(member.num_runners_up for member in self.members)
 
     def lag(self, state: _States, kind: RowCounts) -> RowCounts:
-        """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
+        """Returns what the member of each row's kind has yet to read, [b]."""
         lag, first_kind = jnp.zeros_like(kind), 0
-        for member, own in zip(self.members, state, strict=True):
+        for member, member_state in zip(self.members, state, strict=True):
             # Kinds are numbered across the members; a member knows its own from 0.
-            own_kind = kind - first_kind
-            is_own = (own_kind >= 0) & (own_kind < len(member.kinds))
-            lag = jnp.where(is_own, lag_of(member, own, own_kind), lag)
+            member_kind = kind - first_kind
+            is_own = (member_kind >= 0) & (member_kind < len(member.kinds))
+            lag = jnp.where(is_own, member.lag(member_state, member_kind), lag)
             first_kind += len(member.kinds)
         return lag
 
@@ -114,11 +116,11 @@ class CascadeDrafter:
     ) -> _States:
         """Shows every member the committed tokens, and the hidden states that it asked for."""
         states, first = [], 0
-        for member, own_params, own in zip(self.members, params, state, strict=True):
-            end = first + len(observed_layers(member))
+        for member, member_params, member_state in zip(self.members, params, state, strict=True):
+            end = first + len(member.hidden_layers)
             # A member that observes no layer ignores what it is shown.
             shown = hidden[:, :, first:end] if end > first else hidden
-            states.append(member.observe(own_params, own, tokens, shown, valid))
+            states.append(member.observe(member_params, member_state, tokens, shown, valid))
             first = end
         return tuple(states)
 
@@ -132,11 +134,9 @@ class CascadeDrafter:
     ) -> _States:
         """Shows the members that ask for them what the target found likeliest."""
         states = []
-        for member, own in zip(self.members, state, strict=True):
-            if count := num_runners_up(member):
-                shown = runners_up[..., :count]
-                own = member.observe_runners_up(own, tokens, shown, is_fed, is_kept)  # type: ignore
-            states.append(own)
+        for member, member_state in zip(self.members, state, strict=True):
+            shown = runners_up[..., : member.num_runners_up]
+            states.append(member.observe_runners_up(member_state, tokens, shown, is_fed, is_kept))
         return tuple(states)
 
     def propose(
@@ -146,14 +146,14 @@ class CascadeDrafter:
         last_token, view = inputs.last_token, inputs.view
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
-        for member, own_params, own in zip(self.members, params, state, strict=True):
-            own_inputs = inputs._replace(
+        for member, member_params, member_state in zip(self.members, params, state, strict=True):
+            member_inputs = inputs._replace(
                 limit=functools.partial(_own_limit, member, inputs.limit, first_kind, is_open),
                 # A member's drafts take the keys of their own offsets, whichever member proposes.
                 rng_keys=inputs.rng_keys[:, : member.num_draft_tokens],
                 view=view,
             )
-            proposal, new = member.propose(own_params, own, own_inputs)
+            proposal, new = member.propose(member_params, member_state, member_inputs)
             kind = jnp.zeros_like(last_token) if proposal.kind is None else proposal.kind
             # The first member with a draft has the row; later ones are asked for none.
             is_turn = is_open & (proposal.num_tokens > 0)
@@ -197,8 +197,8 @@ class CascadeDrafter:
         # Where any member proposes a tree, the chains of the others are trees of one branch.
         parents = jnp.zeros_like(merged.tokens)
         for proposal, is_turn in zip(trees, turns, strict=True):
-            own = self._widen(proposal.parents)  # type: ignore[arg-type]
-            parents = jnp.where(is_turn[:, None], own, parents)
+            member_parents = self._widen(proposal.parents)  # type: ignore[arg-type]
+            parents = jnp.where(is_turn[:, None], member_parents, parents)
         return merged.replace(parents=parents, max_depth=max(tree.max_depth for tree in trees))
 
     def _merge_distributions(
@@ -335,9 +335,9 @@ def _is_among_best(
 ) -> Bool[Array, "b n w"]:
     """Returns whether at most `number` nodes have the same parent and come first by score."""
     is_sibling = jnp.pad(same[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
-    mine, other = scores[:, :, None], scores[:, None]
+    score, rival = scores[:, :, None], scores[:, None]
     is_first = jnp.tri(scores.shape[1], k=-1, dtype=bool)[..., None]
-    is_better = (other > mine) | ((other == mine) & is_first & (other > NEVER))
+    is_better = (rival > score) | ((rival == score) & is_first & (rival > NEVER))
     return jnp.sum(is_sibling & is_better, axis=2) < number
 
 
@@ -352,12 +352,12 @@ class MergedCascadeDrafter(CascadeDrafter):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Those of the members; what several propose together has that of the most expensive."""
-        own = super().kinds
+        kinds = super().kinds
         # A path may begin as one member has it and go on as another does.
-        most = max(min(kind.most, self.num_draft_tokens) for kind in own)
+        most = max(min(kind.most, self.num_draft_tokens) for kind in kinds)
         # All of them end up in one tree, for which no member has to make way for a better one.
         changes = {"most": most, "is_tree": True, "is_certain": False}
-        return tuple(kind._replace(**changes) for kind in own)
+        return tuple(kind._replace(**changes) for kind in kinds)
 
     def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
         """Returns the rows in which the next members are asked, too: where this one is not sure."""
@@ -383,8 +383,8 @@ class MergedCascadeDrafter(CascadeDrafter):
         rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
         # Those that propose whenever they are asked are models and heads: the round costs as they
         # do, and what is kept decides whether they are asked again.
-        own = (kind for member in self.members for kind in member.kinds)
-        is_model = jnp.array([one.is_certain for one in own])
+        kinds = (kind for member in self.members for kind in member.kinds)
+        is_model = jnp.array([kind_.is_certain for kind_ in kinds])
         parts, kind = [], jnp.full_like(proposals[0].num_tokens, -1)
         for proposal, is_turn in zip(proposals, turns, strict=True):
             assert proposal.kind is not None
@@ -400,3 +400,35 @@ class MergedCascadeDrafter(CascadeDrafter):
             is_open &= self.leaves_open(proposal, is_turn)
         tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
         return tree.replace(kind=jnp.maximum(kind, 0), silent=jnp.stack(silent, axis=1))
+
+
+def build_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
+
+    The spec has its options.
+
+    Raises:
+      InputError: no such drafter, one twice, or one that lacks something.
+    """
+    members = entries_of(drafter)
+    if len(members) == 1:
+        return _build(members[0], spec)
+    # A member may not draft in the target's own cache, where others' blocks may lie.
+    spec = spec._replace(is_member=True, is_in_cascade=True)
+    built = [_build(member, spec) for member in members]
+    # `member_names` has refused "none", so members and parameters stay aligned.
+    drafters = tuple(member.drafter for member in built if member.drafter is not None)
+    # What is drawn from a distribution has siblings of its own, and is not merged.
+    is_drawn = spec.options.tree_draws != LIKELIEST or any(
+        "draft_confidence" in member.options_read(spec.options) and not drafter.tree_depth
+        for member, drafter in zip(members, drafters, strict=True)
+    )
+    is_merged = not is_drawn and any(drafter.tree_depth for drafter in drafters)
+    cascade = MergedCascadeDrafter if is_merged else CascadeDrafter
+    return BuiltDrafter(cascade(drafters), tuple(member.params for member in built))
+
+
+def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    built = entry.build(spec)
+    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
+    return built

@@ -27,7 +27,7 @@ from jspec.sampling.distribution import best_token, confidence, likeliest, sampl
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, RoundInputs
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
@@ -178,7 +178,7 @@ class _Chain(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """Base of the drafters that draw one draft after another.
 
     Attributes:

@@ -27,13 +27,15 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
+from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle
 from jspec.drafters.memory import History
 from jspec.drafters.model import empty_caches
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
-from jspec.drafters.tree_options import (
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
     DraftingTrees,
+    DrawnHeadOptions,
     Shape,
     TreeOptions,
     tree_shape,
@@ -76,6 +78,7 @@ class EagleDrafter(ChainDrafter):
     config: EagleConfig = dataclasses.field(kw_only=True)
     dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
     kind = Kind("eagle", 0.6, 0.6, is_certain=True)
+    has_lag = True
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -254,7 +257,6 @@ ENTRY = DrafterEntry(
     source="2503.01840",
     options=EagleOptions,
     needs="draft_head",
-    prior_cost=1.14,
 )
 
 

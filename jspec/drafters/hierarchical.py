@@ -33,11 +33,24 @@ from jspec.common.typing import (
     RowFlags,
     Tokens,
 )
+from jspec.drafters.cascade import build_drafter
 from jspec.drafters.chain import spread
-from jspec.drafters.draft_vocabulary import DraftVocabularyOptions
-from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
-from jspec.drafters.tree_options import TreeOptions, for_chains
+from jspec.drafters.model import (
+    DraftVocabularyOptions,
+    ModelDrafter,
+    ModelState,
+    make_model_drafter,
+)
+from jspec.drafters.spec import (
+    REGISTRY,
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    TreeOptions,
+    for_chains,
+    option,
+    options_read,
+)
 from jspec.kernels import while_any
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
@@ -79,74 +92,74 @@ class Round(NamedTuple):
     noise: Float32[Array, "b w v"]  # drawn with the keys of the inputs
 
 
-def grow(a_round: Round, now: Drafting) -> Drafting:
+def grow(a_round: Round, drafting: Drafting) -> Drafting:
     """One call of the draft model: at least one draft more of each row that is sure of it."""
-    model, params, width = a_round.model, a_round.params, now.tokens.shape[1]
-    guess, inner = _guess(a_round, now)
+    model, params, width = a_round.model, a_round.params, drafting.tokens.shape[1]
+    guess, inner = _guess(a_round, drafting)
     # The token before the newest fills the slot of a last draft that was never fed.
-    block = jnp.concatenate([now.newest, guess.tokens], axis=1)
-    logits, hidden, cache = model.apply(params.draft, block, now.cache)
+    block = jnp.concatenate([drafting.newest, guess.tokens], axis=1)
+    logits, hidden, cache = model.apply(params.draft, block, drafting.cache)
     block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
     # The draft's own padding goes first, as its logits there mean nothing.
     logits = logits[:, 1:, : model.vocab_size]
     logits = spread(logits, model.ids(params.draft), model.target_vocab_size)
-    processed = process_drafts(logits, now.settings, guess.tokens)
+    processed = process_drafts(logits, drafting.settings, guess.tokens)
     # The processors ran one line above, with every guess seen; twice would penalise twice.
-    probs = sampling_probs(processed, now.settings.without_processors())
+    probs = sampling_probs(processed, drafting.settings.without_processors())
     # [b 1] beside offsets of [b t]: together they index the round's [b w ...] arrays.
     rows = jnp.arange(block.shape[0])[:, None]
-    offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
+    offsets = drafting.num_tokens[:, None] + jnp.arange(block.shape[1])
     # The token that plain drafting would draw here: a guess is kept only if it is that token.
     tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
-    is_reached = now.is_going[:, None] & _follows(guess, tokens)
+    is_reached = drafting.is_going[:, None] & _follows(guess, tokens)
     # The block has a static width, so it may reach past what a row wants.
     is_reached &= offsets < a_round.wanted[:, None]
     # Confidence is checked before the draw counts: to drop a drawn token would bias the output.
-    is_sure = _is_sure(model, logits, probs, now.settings) & (tokens >= 0)
+    is_sure = _is_sure(model, logits, probs, drafting.settings) & (tokens >= 0)
     is_meant = is_reached & _leading(is_sure)
     # The meant ones are a prefix, so their number also says where the chain ends.
     num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
-    num_tokens = now.num_tokens + num_new
+    num_tokens = drafting.num_tokens + num_new
     # A row that is unsure once drafts no further in this round.
     is_stopped = (is_reached & ~is_sure).any(axis=1) | (num_tokens >= a_round.wanted)
     slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
-    chain = jnp.concatenate([now.newest, tokens], axis=1)
+    chain = jnp.concatenate([drafting.newest, tokens], axis=1)
     return Drafting(
         # One slot a new draft: the last two tokens stay outside and begin the next block.
         cache=cache.commit(num_new),
         inner=a_round.inner.observe(params.inner, inner, block, hidden, is_meant),
-        settings=now.settings.after_all(tokens, is_meant),
+        settings=drafting.settings.after_all(tokens, is_meant),
         # With no new draft this is the old pair; `chain` begins with those two tokens.
         newest=jnp.take_along_axis(chain, num_new[:, None] + jnp.arange(2), axis=1),
-        tokens=now.tokens.at[rows, slots].set(tokens, mode="drop"),
-        probs=now.probs.at[rows, slots].set(probs, mode="drop"),
+        tokens=drafting.tokens.at[rows, slots].set(tokens, mode="drop"),
+        probs=drafting.probs.at[rows, slots].set(probs, mode="drop"),
         num_tokens=num_tokens,
         # Wrong guesses are written too; the next call writes over them from its own offset.
-        fed=now.fed.at[rows, offsets].set(block, mode="drop"),
-        is_going=now.is_going & ~is_stopped,
+        fed=drafting.fed.at[rows, offsets].set(block, mode="drop"),
+        is_going=drafting.is_going & ~is_stopped,
     )
 
 
-def _guess(a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
+def _guess(a_round: Round, drafting: Drafting) -> tuple[Proposal, Any]:
     """Asks the inner drafter for all drafts that a row wants but the last, which is free."""
     params, num_guesses = a_round.params, a_round.inner.num_draft_tokens
     # The call itself gives the last draft.
-    room = jnp.where(now.is_going, a_round.wanted - now.num_tokens - 1, 0)
+    room = jnp.where(drafting.is_going, a_round.wanted - drafting.num_tokens - 1, 0)
     room = jnp.clip(room, 0, num_guesses)
-    offsets = now.num_tokens[:, None] + jnp.arange(num_guesses)
-    offsets = jnp.minimum(offsets, now.tokens.shape[1] - 1)
+    offsets = drafting.num_tokens[:, None] + jnp.arange(num_guesses)
+    offsets = jnp.minimum(offsets, drafting.tokens.shape[1] - 1)
     # The inner drafter's view counts the token before the newest as committed.
-    before = now.cache.commit(jnp.ones_like(room))  # all but the newest token
+    before = drafting.cache.commit(jnp.ones_like(room))  # all but the newest token
     inputs = RoundInputs(
-        now.newest[:, 1],
+        drafting.newest[:, 1],
         # The inner drafter's kinds have no limits of their own: only the room counts.
         limit=lambda kind: jnp.broadcast_to(room, kind.shape),
         rng_keys=jnp.take_along_axis(a_round.inputs.rng_keys, offsets, axis=1),
-        settings=now.settings,
+        settings=drafting.settings,
         # To the inner drafter the draft model is the target.
         view=TargetView(params.draft, a_round.model.apply, before),
     )
-    return a_round.inner.propose(params.inner, now.inner, inputs)
+    return a_round.inner.propose(params.inner, drafting.inner, inputs)
 
 
 def _is_sure(
@@ -193,7 +206,7 @@ class PairState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalDrafter:
+class HierarchicalDrafter(Drafter):
     """Proposes the drafts of a draft model, in fewer calls of it.
 
     Attributes:
@@ -203,6 +216,7 @@ class HierarchicalDrafter:
 
     model: ModelDrafter
     inner: Drafter
+    has_lag = True
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -278,8 +292,6 @@ class HierarchicalDrafter:
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    from jspec.drafters.registry import make_drafter  # which imports this file
-
     model, draft_params = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
@@ -287,17 +299,15 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     inner_spec = spec._replace(
         num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
     )
-    inner = make_drafter(_inner_name(spec.options), inner_spec)
+    inner = build_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
     params = HierarchicalParams(draft_params, inner.params)
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
 def _inner_name(options: HierarchicalOptions) -> str:
-    from jspec.drafters.registry import REGISTRY
-
     name = options.inner_drafter
-    known = [one.name for one in REGISTRY.values() if one.needs in ("", "draft_table")]
+    known = [entry.name for entry in REGISTRY.values() if entry.needs in ("", "draft_table")]
     # Without guesses every call would give one draft: that is the drafter `model`.
     known.remove("none")
     if not set(known).issuperset(name.split("+")):
@@ -307,11 +317,9 @@ def _inner_name(options: HierarchicalOptions) -> str:
 
 
 def _options_read(options: HierarchicalOptions) -> set[str]:
-    from jspec.drafters.options import options_read  # which imports this file
-
-    own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
-    inner = options_read(_inner_name(options), options)  # type: ignore[arg-type]
-    return own | inner - {field.name for field in dataclasses.fields(TreeOptions)}
+    names = {field.name for field in dataclasses.fields(HierarchicalOptions)}
+    inner = options_read(_inner_name(options), options)
+    return names | inner - {field.name for field in dataclasses.fields(TreeOptions)}
 
 
 ENTRY = DrafterEntry(
@@ -321,6 +329,5 @@ ENTRY = DrafterEntry(
     source="2211.17192",
     options=HierarchicalOptions,
     needs="draft",
-    prior_cost=3.48,  # three drafts
     read=_options_read,
 )

@@ -25,7 +25,6 @@ from jaxtyping import Array, Float32, Int32
 from jspec.common.errors import InputError, whole_number
 from jspec.common.typing import ApplyFn, Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.memory import Stateless
 from jspec.drafters.model import ModelDrafter, ModelState, empty_caches
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.models import KVCache, make_apply
@@ -93,7 +92,7 @@ class _Begun(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstLayersDrafter(Stateless, ChainDrafter):
+class FirstLayersDrafter(ChainDrafter):
     """Proposes a chain sampled from the target's first layers, in the target's own cache.
 
     It has neither parameters nor state, and nothing to catch up on: the target's cache is whole.
@@ -209,5 +208,4 @@ ENTRY = DrafterEntry(
     source="2404.16710, 2309.08168",
     options=LayerSkipOptions,
     needs="layers",
-    prior_cost=1.90,  # 20 of 30 layers
 )

@@ -5,23 +5,91 @@
 
 A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
 distribution. The first call works in the target's cache, after the committed tokens; the second
-writes its block over that, and nothing of the first is ever committed.
+writes its block over that, and nothing of the first is ever committed. The embeddings take the
+positions of tokens that are not known yet; nothing else is trained.
+
+A folder holds
+
+```
+  config.json           lookahead_num_tokens (L), and the target's sizes
+  model.safetensors
+    embeddings.weight   [L, D], float32
+```
 """
 
 import dataclasses
+import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.heads.lookahead_embeddings import embed_block, load_lookahead
-from jspec.drafters.memory import Stateless, hand_on
+from jspec.drafters.head_folder import HeadFormat, HeadSizes, load_head, save_head
+from jspec.drafters.memory import hand_on
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.models.cache import KVCache
+from jspec.models.layers import Kernel, look_up
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
+from jspec.weights.tensor_names import Parameter, one_tensor
+
+_KEYS = {"num_tokens": "lookahead_num_tokens"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LookaheadConfig(HeadSizes):
+    """How many embeddings there are, and how wide they are.
+
+    With the target's own next token, drafts are one more than `num_tokens`.
+    """
+
+    embed_dim: int
+    num_tokens: int
+
+
+def embed_block(
+    table: Kernel, params: Any, last_token: Array, num_ahead: int
+) -> Float[Array, "b t d"]:
+    """Returns the inputs of a call that looks ahead, [b 1+num_ahead d], float32.
+
+    These are the newest token of each row [b] in the target's embedding `table`, and the first of
+    `params["embeddings"]`, [l d].
+    """
+    last = look_up(table, last_token[:, None]).astype(jnp.float32)
+    later = params["embeddings"][:num_ahead].astype(jnp.float32)
+    # The same embeddings for every row: they stand for positions, not for texts.
+    later = jnp.broadcast_to(later, (last.shape[0], *later.shape))
+    return jnp.concatenate([last, later], axis=1)
+
+
+def init_lookahead_params(
+    config: LookaheadConfig, table: Float[Array, "v d"], rng_key: Array
+) -> dict[str, Any]:
+    """Returns embeddings as large as those of `table`, without a meaning; the key is consumed."""
+    # Inputs of another size than the model's own would start training far off.
+    scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
+    shape = config.num_tokens, config.embed_dim
+    return {"embeddings": scale * jax.random.normal(rng_key, shape)}
+
+
+def _rules(config: LookaheadConfig) -> list[Parameter]:
+    shape = config.num_tokens, config.embed_dim
+    return [one_tensor(("embeddings",), "embeddings.weight", shape)]
+
+
+_FORMAT = HeadFormat(
+    what="look-ahead embeddings",
+    architecture="LookaheadEmbeddings",
+    keys=_KEYS,
+    read_config=lambda raw, target, _: LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]]),
+    rules=_rules,
+)
+load_lookahead = functools.partial(load_head, _FORMAT)  # float32 whatever the target's type
+save_lookahead = functools.partial(save_head, _FORMAT)
 
 
 class _Looked(struct.PyTreeNode):
@@ -33,7 +101,7 @@ class _Looked(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadDrafter(Stateless, ChainDrafter):
+class LookaheadDrafter(ChainDrafter):
     """Proposes a chain whose distributions come from one call of the target. It has no state.
 
     There is one draft, and one more for each embedding that is used.
@@ -81,5 +149,4 @@ ENTRY = DrafterEntry(
     source="2311.13581",
     options=DrawnHeadOptions,
     needs="draft_head",
-    prior_cost=2.02,
 )

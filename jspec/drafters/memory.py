@@ -1,6 +1,6 @@
 """What drafters remember, and what several of them share.
 
-A drafter remembers nothing (`Stateless`), the text (`Remembering`, in a `History`), or the target's
+A drafter remembers nothing (`Drafter`), the text (`Remembering`, in a `History`), or the target's
 last output (`ReadingLastOutput`). One that called the target hands its cache on (`hand_on`).
 """
 
@@ -14,7 +14,7 @@ from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowT
 from jspec.models import DecoderConfig
 from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.acceptance.types import TargetPrefix
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import Drafter, TargetView
 
 
 class History(struct.PyTreeNode):
@@ -60,24 +60,8 @@ class History(struct.PyTreeNode):
         return self.window(jnp.maximum(self.length - 1, 0), 1)[:, 0]
 
 
-class Stateless:
-    """A drafter that needs no memory."""
-
-    def init(self, batch_size: int, capacity: int) -> tuple[()]:
-        """Returns the state of rows that have seen nothing: there is none."""
-        return ()
-
-    def observe(
-        self, params: Params, state: tuple[()], tokens: Tokens, hidden: Array, valid: BlockFlags
-    ) -> tuple[()]:
-        """Takes no notice."""
-        return state
-
-
-class Remembering:
+class Remembering(Drafter):
     """A drafter whose state is the text."""
-
-    may_be_silent = True  # a text need not repeat itself
 
     def init(self, batch_size: int, capacity: int) -> History:
         """Returns the state of rows that have seen nothing."""
@@ -90,7 +74,7 @@ class Remembering:
         return state.append(tokens, valid)
 
 
-class ReadingLastOutput:
+class ReadingLastOutput(Drafter):
     """A drafter whose state is the output of the target's last layer, before the norm, [b d].
 
     It has no cache and nothing to catch up on: every committed token brings its output along.

@@ -20,9 +20,9 @@ from jaxtyping import Array, Int16, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.pattern_automaton import compile_pattern, forced_tokens, token_table
+from jspec.sampling.patterns import compile_pattern, forced_tokens, token_table
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, RoundInputs
 from jspec.weights import TokenizerLike
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
@@ -46,7 +46,7 @@ class PatternParams(NamedTuple):
 def make_tables(
     pattern: str, tokenizer: TokenizerLike, *, vocab_size: int, num_draft_tokens: int
 ) -> PatternParams:
-    """Returns the tables of a regular expression, see `pattern_regex`, over a target's tokens.
+    """Returns the tables of a regular expression, see `sampling.patterns`, over a target's tokens.
 
     Raises:
       InputError: an expression that is not supported or too large, or such a tokenizer.
@@ -77,12 +77,11 @@ class PatternOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class PatternDrafter:
+class PatternDrafter(Drafter):
     """Proposes forced tokens. Its state is the automaton's, [b]."""
 
     num_draft_tokens: int
     kinds = (Kind("pattern", 0.8, 0.9),)  # acceptance before it is known
-    may_be_silent = True  # most texts leave a choice
 
     def init(self, batch_size: int, capacity: int) -> RowCounts:
         """Returns the state of rows that have seen nothing."""
@@ -151,10 +150,10 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
     # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
-        found = "neither" if pattern is None else "both"
+        given = "neither" if pattern is None else "both"
         raise InputError(
             "the drafter 'pattern' expects pattern (--draft_pattern), a regular expression, or "
-            f"json_skeleton (--draft_json); got {found}"
+            f"json_skeleton (--draft_json); got {given}"
         )
     if skeleton is not None:
         pattern = skeleton_pattern(skeleton)

@@ -5,20 +5,48 @@ After prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and
 matches, the most recent. A match so recent that the text runs out before enough tokens are copied
 goes on copying what it has proposed: a repetition is continued. Drafts follow from the text alone,
 so their distribution is one-hot. No match, no draft.
+
+With `tree_depth` the continuations of several places are a tree, here and in `suffix`.
+
+    place   agree   followed      tree of prompt_lookup      tree of suffix
+      17      5      x y z        x ─┬─ y ── z               x ─┬─ y ── z
+       8      5      x y q           └─ u                       ├─ ...
+      31      3      x u v        w                          every node by its share of the votes
+
+`prompt_lookup` believes the places in their order, the longest match first and of equals the most
+recent: what the second of two goes on with is kept where that of the first is refused. `suffix`
+scores a path by the share of the votes for it, the product of the shares at its nodes, as
+SuffixDecoding does (arXiv 2411.04975).
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Self
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from flax import struct
+from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts
+from jspec.drafters.cascade import Branches, have_same_paths, merge_branches
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
-from jspec.drafters.tree_options import TreeSizeOptions, certain_tree_shape
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DraftingTrees,
+    Shape,
+    TreeSizeOptions,
+    certain_tree_shape,
+    option,
+)
+from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
+_NUM_PLACES = 8  # that a tree asks; later ones are hardly ever right
+_NOTHING = -1  # agreement of a place that does not agree
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
 _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (0.7, 0.75),
@@ -128,9 +156,104 @@ def match_lengths(text: History, max_match: int) -> Int32[Array, "b s"]:
     return match_length
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
-    from jspec.drafters.lookup_tree import LookupTreeDrafter  # which builds on this module
+class Matches(struct.PyTreeNode):
+    """Earlier places that agree with the end of each text.
 
+    Attributes:
+      agreement: how many tokens agree, [b m], less what the place is trusted less; negative for no
+        place at all.
+      followed: the tokens after each place, [b m w]; negative from the end of its text on.
+    """
+
+    agreement: Int32[Array, "b m"]
+    followed: Int32[Array, "b m w"]
+
+    def join(self, more: Self) -> Self:
+        """Returns the places of both; of equals these come first."""
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, more)
+
+
+def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:
+    """Returns the places in each text that agree longest with its end, of equals the most recent.
+
+    A place so recent that the text runs out before `width` tokens goes on with what followed it: a
+    repetition is continued. Matches longer than `max_match` count as this long.
+    """
+    capacity = text.tokens.shape[1]
+    lengths = match_lengths(text, max_match)
+    # One order over both criteria. In float32, as XLA sorts whole rows of integers on a CPU; it is
+    # exact below 2^24, and beyond that only confuses neighbours.
+    rank = lengths.astype(jnp.float32) * capacity + jnp.arange(capacity, dtype=jnp.float32)
+    _, place = jax.lax.top_k(rank, min(num_places, capacity))
+    period = jnp.maximum(text.length[:, None] - 1 - place, 1)[..., None]
+    slots = place[..., None] + 1 + jnp.arange(width) % period
+    rows = jnp.arange(slots.shape[0])[:, None]
+    length = lengths[rows, place]
+    agreement = jnp.where(length > 0, length, _NOTHING)
+    return Matches(agreement, text.tokens.at[rows[..., None], slots].get(mode="clip"))
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupTreeDrafter(DraftingTrees, PromptLookupDrafter):
+    """Proposes the continuations of several earlier occurrences.
+
+    Attributes:
+      shape: of the tree.
+    """
+
+    shape: Shape = dataclasses.field(kw_only=True)
+
+    def propose(
+        self, params: Params, state: History, inputs: RoundInputs
+    ) -> tuple[Proposal, History]:
+        """Looks the text's end up in the text."""
+        text = state.append_one(inputs.last_token)
+        matches = own_matches(
+            text, max_match=self.max_match, num_places=_NUM_PLACES, width=self.shape.depth
+        )
+        longest = matches.agreement[:, 0]
+        kind = jnp.maximum(longest, 1) - 1
+        is_meant = (matches.agreement >= self.min_match)[..., None]
+        if self.growth > 0:
+            most = jnp.floor(self.growth * matches.agreement.astype(jnp.float32))
+            is_meant &= jnp.arange(self.shape.depth) < most.astype(jnp.int32)[..., None]
+        scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), NEVER)
+        return best_of_matches(self.shape, matches, scores, inputs, kind), state
+
+
+def _scores_in_turn(matches: Matches, kinds: Sequence[Kind]) -> Float32[Array, "b m w"]:
+    """Returns the scores of what followed, where each place is believed after those before it."""
+    tokens = matches.followed
+    rates = jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32)
+    first, later = jnp.moveaxis(rates[jnp.clip(matches.agreement, 1, len(kinds)) - 1], -1, 0)
+    place = jnp.arange(tokens.shape[2])
+    rate = jnp.where(place == 0, first[..., None], later[..., None])
+    same = have_same_paths(tokens)
+    is_before = jnp.tri(tokens.shape[1], k=-1, dtype=bool)[..., None]
+    is_own = ~(same & is_before).any(axis=2)  # no place before goes on alike so far
+    # Those before that part here: all of them were refused.
+    starts_alike = jnp.pad(same[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
+    is_refused = starts_alike & ~same & is_before & is_own[:, None]
+    refused = jnp.sum(jnp.where(is_refused, jnp.log1p(-rate)[:, None], 0.0), axis=2)
+    owner = jnp.argmax(same, axis=2)
+    step = jnp.take_along_axis(jnp.log(rate) + refused, owner, axis=1)
+    return jnp.cumsum(step, axis=2)
+
+
+def best_of_matches(
+    shape: Shape,
+    matches: Matches,
+    scores: Float32[Array, "b m w"],
+    inputs: RoundInputs,
+    kind: RowCounts,
+) -> Proposal:
+    """Returns the tree of the best of what followed, by scores as those of `Branches`."""
+    branches = Branches(jnp.maximum(matches.followed, 0), scores)
+    tree = merge_branches(branches, shape.num_draft_tokens, inputs.limit(kind), shape.branches)
+    return tree.replace(kind=kind)
+
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     shape, growth = certain_tree_shape(spec), spec.options.lookup_growth
     least = 2 if spec.is_in_cascade and shape is None else 1
     min_match = spec.options.lookup_min_match or least
@@ -146,5 +269,4 @@ ENTRY = DrafterEntry(
     proposes="what followed the last time the text ended like this",
     source="2304.04487",
     options=LookupOptions,
-    prior_cost=1.09,  # three drafts
 )

@@ -18,13 +18,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.common.typing import BlockFlags, Params, Tokens
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
-from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DraftingTrees,
+    Shape,
+    TreeSizeOptions,
+    certain_tree_shape,
+)
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
+from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import best_tree
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, RoundInputs
 
 Table = Int32[Array, "b v k"]
 
@@ -34,7 +41,7 @@ _ASSUMED = (0.43, 0.11, 0.046, 0.039, 0.03, 0.014, 0.014, 0.01)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Proposes a chain of the tokens that the target found likeliest after each.
 
     Attributes:
@@ -47,17 +54,10 @@ class RecycleDrafter:
     vocab_size: int
     num_runners_up: int = 1
     kinds = (Kind("recycle", 0.25, 0.35),)
-    may_be_silent = True  # until the target has read the newest token once before
 
     def init(self, batch_size: int, capacity: int) -> Table:
         """Returns empty tables."""
         return jnp.full([batch_size, self.vocab_size, self.num_runners_up], NO_TOKEN, jnp.int32)
-
-    def observe(
-        self, params: Params, state: Table, tokens: Tokens, hidden: Array, valid: BlockFlags
-    ) -> Table:
-        """Takes no notice: what follows a token is learned from the target's logits."""
-        return state
 
     def observe_runners_up(
         self,
@@ -67,7 +67,7 @@ class RecycleDrafter:
         is_fed: BlockFlags,
         is_kept: BlockFlags,
     ) -> Table:
-        """Writes what followed each token of a block; see `speculation.runners_up`.
+        """Writes what followed each token of a block; see `Drafter`.
 
         Of equal tokens the last one that was kept counts, or else the last one.
         """

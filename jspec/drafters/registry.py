@@ -1,12 +1,15 @@
 """All drafters by name: flags, `--help`, the README's table and every check are read from here.
 
 To add a drafter, write its file with an `ENTRY` and name it in `_ENTRIES`; if it has options of its
-own, `DrafterOptions` inherits them.
+own, `DrafterOptions` inherits them. An option that the chosen drafter does not read must be at its
+default.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from jspec.common.errors import InputError, check_type
+from jspec.common.errors import InputError
 from jspec.drafters import (
     blockwise,
     eagle,
@@ -22,15 +25,21 @@ from jspec.drafters import (
     suffix,
     tables,
 )
-from jspec.drafters.cascade import CascadeDrafter, MergedCascadeDrafter
-from jspec.drafters.heads.shipped import shipped_head
+from jspec.drafters.cascade import build_drafter
+from jspec.drafters.head_folder import shipped_head
 from jspec.drafters.spec import (
+    DRAFTERS,
+    REGISTRY,
     BuiltDrafter,
     DrafterEntry,
     DrafterSpec,
+    drafters_needing,
+    entries_of,
+    name_of,
+    needs_draft_model,
+    option_title,
+    options_read,
 )
-from jspec.drafters.tree_options import LIKELIEST
-from jspec.speculation.types import tree_depth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +56,7 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
     """Options of all drafters; each reads its own."""
 
 
-_NONE = DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1)
+_NONE = DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding")
 _ENTRIES = (
     _NONE,
     model.ENTRY,
@@ -66,115 +75,20 @@ _ENTRIES = (
     tables.BIGRAM,
     tables.RANDOM,
 )
-REGISTRY = {entry.name: entry for entry in _ENTRIES}
-DRAFTERS = REGISTRY.keys()  # grows with the registry
+REGISTRY.update({entry.name: entry for entry in _ENTRIES})
 _DEFAULTS = DrafterOptions()
-
-
-def register_drafter(entry: DrafterEntry) -> None:
-    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
-
-    Example:
-      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
-
-    Raises:
-      InputError: there is another drafter of that name.
-    """
-    check_type("a drafter's entry", entry, DrafterEntry)
-    if REGISTRY.get(entry.name, entry) is not entry:
-        raise InputError(
-            f"the drafter {entry.name!r} is already registered: choose another name, or register "
-            "nothing and give the DrafterEntry itself to Generator"
-        )
-    REGISTRY[entry.name] = entry
+_Given = TypeVar("_Given", bound=str | DrafterEntry)
 
 
 def make_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
+    """Returns the drafter of that name, see `build_drafter`, by default with default options.
 
     Raises:
       InputError: no such drafter, one twice, or one that lacks something.
     """
     if spec.options is None:
         spec = spec._replace(options=_DEFAULTS)
-    members = entries_of(drafter)
-    if len(members) == 1:
-        return _build(members[0], spec)
-    # A member may not draft in the target's own cache, where others' blocks may lie.
-    spec = spec._replace(is_member=True, is_in_cascade=True)
-    built = [_build(member, spec) for member in members]
-    # `member_names` has refused "none", so members and parameters stay aligned.
-    drafters = tuple(one.drafter for one in built if one.drafter is not None)
-    # What is drawn from a distribution has siblings of its own, and is not merged.
-    is_drawn = spec.options.tree_draws != LIKELIEST or any(
-        "draft_confidence" in member.options_read(spec.options) and not tree_depth(drafter)
-        for member, drafter in zip(members, drafters, strict=True)
-    )
-    is_merged = not is_drawn and any(map(tree_depth, drafters))
-    cascade = MergedCascadeDrafter if is_merged else CascadeDrafter
-    return BuiltDrafter(cascade(drafters), tuple(one.params for one in built))
-
-
-def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
-    built = entry.build(spec)
-    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
-    return built
-
-
-def name_of(drafter: str | DrafterEntry) -> str:
-    """Returns the name of a drafter that was given by name or as an entry."""
-    return drafter.name if isinstance(drafter, DrafterEntry) else drafter
-
-
-def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
-    """Returns the entries that a name stands for, see `member_names`; or an entry, in a list."""
-    if isinstance(drafter, DrafterEntry):
-        return [drafter]  # which need not be registered
-    return [REGISTRY[name] for name in member_names(drafter)]
-
-
-def member_names(name: str) -> list[str]:
-    """Returns the drafters that a name stands for: one, or those of a cascade in their order.
-
-    Raises:
-      InputError: no such drafter, or a cascade with one of them twice, with two that are trained
-        heads, with "none", or with an empty name.
-    """
-    names = name.split("+")
-    if len(names) > 1 and "" in names:
-        raise InputError(f"expected a drafter's name on both sides of every '+', got {name!r}")
-    for member in names:
-        if member not in DRAFTERS:
-            where = "" if member == name else f" in {name!r}"
-            if member == "auto":  # of another flag
-                where += "; num_draft_tokens='auto' (--num_draft_tokens=auto) chooses their number"
-            raise InputError(
-                f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
-                f"got {member!r}{where}"
-            )
-    if len(names) > 1 and "none" in names:
-        raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
-    if len(set(names)) < len(names):
-        raise InputError(f"expected each drafter of a cascade once, got {name!r}")
-    # There is one --draft_head.
-    with_head = drafters_needing("draft_head")
-    if len(set(names).intersection(with_head)) > 1:
-        raise InputError(
-            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
-            f"folder; got {name!r}"
-        )
-    return names
-
-
-def needs_draft_model(drafter: str | DrafterEntry) -> bool:
-    """Returns whether a drafter drafts with a second model; see `entries_of`."""
-    return any(member.needs == "draft" for member in entries_of(drafter))
-
-
-def drafters_needing(what: str) -> list[str]:
-    """Returns the drafters whose entry's `needs` is this."""
-    # From the entries themselves, so that a new drafter needs no second list.
-    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
+    return build_drafter(drafter, spec)
 
 
 def with_shipped_head(
@@ -190,12 +104,100 @@ def with_shipped_head(
 
 def drafters_table() -> str:
     """Returns the README's table of the drafters, in Markdown."""
-    lines = ["| `--drafter` | proposes | needs | a round costs | paper |", "|---|---|---|---|---|"]
+    lines = ["| `--drafter` | proposes | needs | paper |", "|---|---|---|---|"]
     for entry in _ENTRIES:
         needs = f"`--{entry.needs}`" if entry.needs not in ("", "layers", "logits") else ""
-        cost = "" if entry.prior_cost is None else f"{entry.prior_cost:.2f}"
         papers = entry.source.split(", ") if entry.source else ()
         links = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
-        cells = f"`{entry.name}`", entry.proposes, needs, cost, links
+        cells = f"`{entry.name}`", entry.proposes, needs, links
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def draws_from_distribution(drafter: str | DrafterEntry, options: DrafterOptions) -> bool:
+    """Returns whether a drafter draws its drafts, at a temperature of its own.
+
+    The drafts of the others follow from the context.
+    """
+    # Whatever draws reads how sure its distribution is.
+    return "draft_confidence" in options_read(drafter, options)
+
+
+def check_options(drafters: Sequence[str | DrafterEntry], options: DrafterOptions) -> None:
+    """Checks that each option which is not at its default is read by one of those drafters.
+
+    Raises:
+      InputError: an option that none of them reads.
+    """
+    read = set[str]().union(*(options_read(drafter, options) for drafter in drafters))
+    for field in dataclasses.fields(options):
+        # An option at its default may be unread: the user did not ask for it.
+        if field.name not in read and getattr(options, field.name) != field.default:
+            readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
+            raise InputError(
+                f"expected {option_title(field)} with a drafter that reads it "
+                f"({', '.join(readers)}), got it with "
+                f"{', '.join(repr(name_of(drafter)) for drafter in drafters)}"
+            )
+
+
+def read_options(values: dict[str, Any], options: DrafterOptions = _DEFAULTS) -> DrafterOptions:
+    """Takes drafters' options out of a dict, by their own names or their flags'.
+
+    Args:
+      values: any; those that name an option are removed.
+      options: what the options are that it does not name.
+
+    Raises:
+      InputError: a value of another type, or out of its range.
+    """
+    given = {}
+    for field in dataclasses.fields(DrafterOptions):
+        for name in {field.name, field.metadata["flag"]} & values.keys():
+            value, parse = values.pop(name), field.metadata["parse"]
+            # As the flag's text, or as a number like it; else as the option's own value.
+            if parse is not None and isinstance(value, str | int):
+                value = parse(str(value))
+            given[field.name] = value
+    return dataclasses.replace(options, **given)
+
+
+def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
+    """Returns the options with those at their defaults that a drafter of that name ignores."""
+    read = options_read(name, options)
+    return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
+
+
+def choose_drafter(
+    drafter: _Given | None,
+    *,
+    has_draft: bool,
+    target: str = "",
+    options: DrafterOptions = _DEFAULTS,
+) -> _Given | str:
+    """Returns the drafter, for a target that was asked for by the name `target`.
+
+    None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
+    for the target comes with jspec.
+
+    Raises:
+      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
+        way round, or an option that the drafter does not read.
+    """
+    chosen: _Given | str = "model" if drafter is None else drafter
+    if drafter is None and not has_draft:
+        # With a shipped head the lookup goes first, as it costs next to nothing.
+        has_head = shipped_head("eagle", target) is not None
+        chosen = "prompt_lookup+eagle" if has_head else "prompt_lookup"
+    is_needed, name = needs_draft_model(chosen), name_of(chosen)
+    if is_needed and not has_draft:
+        raise InputError(
+            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
+        )
+    if has_draft and not is_needed:
+        raise InputError(
+            "a draft model (--draft, in Python draft) expects a drafter among "
+            f"{', '.join(drafters_needing('draft'))}; got {name!r}"
+        )
+    check_options([chosen], options)
+    return chosen

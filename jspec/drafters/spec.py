@@ -1,14 +1,18 @@
-"""What a drafter's file tells the registry: its options, its entry, and how it is built."""
+"""What a drafter's file tells the registry: its options, its entry, and how it is built.
+
+`REGISTRY` has the entries by name; `drafters.registry` fills it.
+"""
 
 import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
-from jspec.common.errors import InputError, check_among, check_numbers, check_range
+from jspec.common.errors import InputError, check_among, check_numbers, check_range, check_type
 from jspec.common.typing import Params
-from jspec.drafters.heads.shipped import find_head
+from jspec.drafters.head_folder import find_head
 from jspec.models import DecoderConfig
+from jspec.speculation.control import Kind
 from jspec.speculation.types import Drafter
 from jspec.weights import TokenizerLike
 
@@ -170,9 +174,6 @@ class DrafterEntry:
       source: arXiv ids, separated by commas.
       options: the dataclass of the options that it reads.
       needs: what it drafts with besides the text; the target's layers and logits need no option.
-      prior_cost: a round with one draft (or as a comment says), in plain steps of the target, for
-        SmolLM2-135M on two CPU cores, one row, 512 slots: as recorded in benchmarks/paper_walltime
-        and, for trained heads, benchmarks/compare_trained. None where it has not been measured.
       read: given the options, the names of those that it reads, where that depends on their values.
 
     Raises:
@@ -185,7 +186,6 @@ class DrafterEntry:
     source: str = ""
     options: type[Options] = Options
     needs: Literal["", "draft", "draft_head", "draft_table", "layers", "logits"] = ""
-    prior_cost: float | None = None
     read: Callable[[Any], set[str]] | None = None
 
     def __post_init__(self) -> None:
@@ -197,3 +197,235 @@ class DrafterEntry:
         if self.read is not None:
             return self.read(options)
         return {field.name for field in dataclasses.fields(self.options)}
+
+
+LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSizeOptions(Options):
+    """Of the drafters that can draft a tree."""
+
+    tree_depth: int = option(
+        0,
+        "For model, eagle, medusa, prompt_lookup, suffix and recycle: draft a tree at most this "
+        "deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
+        between=(0, 16),
+    )
+    tree_branches: int = option(
+        3,
+        "With tree_depth: successors of a draft that are considered, and, of model and eagle, "
+        "drafts of a level that are fed.",
+        between=(1, 16),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
+            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeOptions(TreeSizeOptions):
+    """Of those whose drafts have a distribution from which a tree can be drawn."""
+
+    tree_draws: str = option(
+        LIKELIEST,
+        "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
+        "are drawn with or without replacement. Under coupled, whose noise they share, without.",
+        among=(LIKELIEST, WITH, WITHOUT),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
+            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
+
+
+class Shape(NamedTuple):
+    """The static size of a tree; `draws` is how its drafts are chosen, see `TreeOptions`."""
+
+    num_draft_tokens: int
+    depth: int
+    branches: int
+    draws: str = LIKELIEST
+
+    @property
+    def num_fed(self) -> int:
+        """Drafts that are fed: those of every level but the last."""
+        if self.draws == LIKELIEST:
+            return (self.depth - 1) * self.branches
+        return self.num_draft_tokens - self.branches
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many branches reach each level, where they are drawn: all of them the first."""
+        sizes = [self.branches]
+        for num_left in range(self.depth - 1, 0, -1):
+            # As even as can be, and never more than in the level before.
+            sizes.append(-(-(self.num_draft_tokens - sum(sizes)) // num_left))
+        return tuple(sizes)
+
+
+class DraftingTrees:
+    """A drafter that has a field `shape`, that of its trees."""
+
+    shape: Shape
+
+    @property
+    def tree_depth(self) -> int:
+        """The greatest depth of its trees."""
+        return self.shape.depth
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of its chains, as trees; drawn trees have no scores."""
+        kinds: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
+        is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
+        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in kinds)
+
+
+def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
+    """Returns the shape for a drafter that draws nothing.
+
+    It drafts a chain beside members of a cascade that draw their trees.
+    """
+    return tree_shape(spec) if spec.options.tree_draws == LIKELIEST else None
+
+
+def for_chains(options: Any) -> Any:
+    """Returns a drafter's options without a tree."""
+    none = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
+    return dataclasses.replace(options, **none)
+
+
+def with_at_most_a_tree(spec: DrafterSpec) -> DrafterSpec:
+    """Returns it with no more drafts than a tree has that grows level by level."""
+    branches, depth = spec.options.tree_branches, spec.options.tree_depth
+    if depth == 0 or spec.options.tree_draws != LIKELIEST:
+        return spec
+    return spec.with_at_most(branches + (depth - 1) * branches**2)
+
+
+def tree_shape(spec: DrafterSpec) -> Shape | None:
+    """Returns the shape of the tree that the options ask for; None for a chain.
+
+    Raises:
+      InputError: fewer drafts than levels; or branches that do not come to as many drafts.
+    """
+    options = spec.options
+    if options.tree_depth == 0:
+        return None
+    if spec.num_draft_tokens < options.tree_depth:
+        raise InputError(
+            f"expected num_draft_tokens, a tree's drafts in all, of at least tree_depth, "
+            f"{options.tree_depth}; got {spec.num_draft_tokens}"
+        )
+    shape = Shape(
+        spec.num_draft_tokens, options.tree_depth, options.tree_branches, options.tree_draws
+    )
+    if shape.draws != LIKELIEST:
+        _check_drawn(shape, options.draft_confidence)
+    return shape
+
+
+def _check_drawn(shape: Shape, draft_confidence: float) -> None:
+    least, most = shape.branches + shape.depth - 1, shape.branches * shape.depth
+    if not least <= shape.num_draft_tokens <= most:
+        raise InputError(
+            f"expected num_draft_tokens from {least} to {most}, with tree_draws={shape.draws} all "
+            f"drafts of {shape.branches} branches of at most {shape.depth}; got "
+            f"{shape.num_draft_tokens}"
+        )
+    if draft_confidence > 0:
+        # To drop a drawn draft because it looks unlikely would bias what is emitted.
+        raise InputError(
+            f"expected draft_confidence 0 with tree_draws={shape.draws}, got {draft_confidence}"
+        )
+
+
+REGISTRY: dict[str, DrafterEntry] = {}  # by name; `drafters.registry` fills it
+DRAFTERS = REGISTRY.keys()  # grows with the registry
+
+
+def register_drafter(entry: DrafterEntry) -> None:
+    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
+
+    Raises:
+      InputError: there is another drafter of that name.
+    """
+    check_type("a drafter's entry", entry, DrafterEntry)
+    if REGISTRY.get(entry.name, entry) is not entry:
+        raise InputError(
+            f"the drafter {entry.name!r} is already registered: choose another name, or register "
+            "nothing and give the DrafterEntry itself to Generator"
+        )
+    REGISTRY[entry.name] = entry
+
+
+def name_of(drafter: str | DrafterEntry) -> str:
+    """Returns the name of a drafter that was given by name or as an entry."""
+    return drafter.name if isinstance(drafter, DrafterEntry) else drafter
+
+
+def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
+    """Returns the entries that a name stands for, see `member_names`; or an entry, in a list."""
+    if isinstance(drafter, DrafterEntry):
+        return [drafter]  # which need not be registered
+    return [REGISTRY[name] for name in member_names(drafter)]
+
+
+def member_names(name: str) -> list[str]:
+    """Returns the drafters that a name stands for: one, or those of a cascade in their order.
+
+    Raises:
+      InputError: no such drafter, or a cascade with one of them twice, with two that are trained
+        heads, with "none", or with an empty name.
+    """
+    names = name.split("+")
+    if len(names) > 1 and "" in names:
+        raise InputError(f"expected a drafter's name on both sides of every '+', got {name!r}")
+    for member in names:
+        if member not in DRAFTERS:
+            where = "" if member == name else f" in {name!r}"
+            if member == "auto":  # of another flag
+                where += "; num_draft_tokens='auto' (--num_draft_tokens=auto) chooses their number"
+            raise InputError(
+                f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
+                f"got {member!r}{where}"
+            )
+    if len(names) > 1 and "none" in names:
+        raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
+    if len(set(names)) < len(names):
+        raise InputError(f"expected each drafter of a cascade once, got {name!r}")
+    # There is one --draft_head.
+    with_head = drafters_needing("draft_head")
+    if len(set(names).intersection(with_head)) > 1:
+        raise InputError(
+            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
+            f"folder; got {name!r}"
+        )
+    return names
+
+
+def needs_draft_model(drafter: str | DrafterEntry) -> bool:
+    """Returns whether a drafter drafts with a second model; see `entries_of`."""
+    return any(member.needs == "draft" for member in entries_of(drafter))
+
+
+def drafters_needing(what: str) -> list[str]:
+    """Returns the drafters whose entry's `needs` is this."""
+    # From the entries themselves, so that a new drafter needs no second list.
+    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
+
+
+def options_read(drafter: str | DrafterEntry, options: Any) -> set[str]:
+    """Returns which of the options a drafter reads, members and inner one included.
+
+    Raises:
+      InputError: see `member_names`; or an inner drafter that may not be one.
+    """
+    return set[str]().union(*(member.options_read(options) for member in entries_of(drafter)))

@@ -34,22 +34,29 @@ few dependent reads; nothing is copied back to the host.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.common.typing import DraftTokens, Params, RowCounts
 from jspec.drafters.cascade import have_same_paths
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.prompt_lookup import match_lengths
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
+from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DraftingTrees,
+    Shape,
+    TreeSizeOptions,
+    certain_tree_shape,
+    option,
+)
 from jspec.drafters.token_texts import is_json_lines, read_plain, read_token_texts
-from jspec.drafters.tree_options import TreeSizeOptions, certain_tree_shape
+from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 from jspec.weights import TokenizerLike
@@ -57,24 +64,6 @@ from jspec.weights import TokenizerLike
 # A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
 _BASE, _MOST_TOKENS_LESS = 4.0, 6
 MOST_PLACES = MOST_TOKENS = 64
-_NOTHING = -1
-
-
-class Matches(struct.PyTreeNode):
-    """Earlier places that agree with the end of each text.
-
-    Attributes:
-      agreement: how many tokens agree, [b m], less what the place is trusted less; negative for no
-        place at all.
-      followed: the tokens after each place, [b m w]; negative from the end of its text on.
-    """
-
-    agreement: Int32[Array, "b m"]
-    followed: Int32[Array, "b m w"]
-
-    def join(self, other: Self) -> Self:
-        """Returns the places of both; of equals these come first."""
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, other)
 
 
 class Votes(NamedTuple):
@@ -105,26 +94,6 @@ class Choice(NamedTuple):
     tokens: DraftTokens
     num_tokens: RowCounts
     agreement: RowCounts
-
-
-def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:
-    """Returns the places in each text that agree longest with its end, of equals the most recent.
-
-    A place so recent that the text runs out before `width` tokens goes on with what followed it: a
-    repetition is continued. Matches longer than `max_match` count as this long.
-    """
-    capacity = text.tokens.shape[1]
-    lengths = match_lengths(text, max_match)
-    # One order over both criteria. In float32, as XLA sorts whole rows of integers on a CPU; it is
-    # exact below 2^24, and beyond that only confuses neighbours.
-    rank = lengths.astype(jnp.float32) * capacity + jnp.arange(capacity, dtype=jnp.float32)
-    _, place = jax.lax.top_k(rank, min(num_places, capacity))
-    period = jnp.maximum(text.length[:, None] - 1 - place, 1)[..., None]
-    slots = place[..., None] + 1 + jnp.arange(width) % period
-    rows = jnp.arange(slots.shape[0])[:, None]
-    length = lengths[rows, place]
-    agreement = jnp.where(length > 0, length, _NOTHING)
-    return Matches(agreement, text.tokens.at[rows[..., None], slots].get(mode="clip"))
 
 
 def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
@@ -263,20 +232,22 @@ def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
     step = _BRANCHES
     while step <= num_sorted:
         step *= _BRANCHES
-    found = jnp.zeros(end.shape[:1], jnp.int32)
+    number = jnp.zeros(end.shape[:1], jnp.int32)
     while step > 1:  # the number sought is from `found` on, and less than `step` above it
         step //= _BRANCHES
-        pivot = found[:, None] + step * jnp.arange(1, _BRANCHES) - 1
+        pivot = number[:, None] + step * jnp.arange(1, _BRANCHES) - 1
         place = corpus.order.at[pivot].get(mode="clip")
         is_before = _comes_before(_ending(corpus, place), end[:, None])
-        found += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
-    return found
+        number += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
+    return number
 
 
-def _comes_before(one: Int32[Array, "b m l"], other: Int32[Array, "b #m l"]) -> Bool[Array, "b m"]:
+def _comes_before(
+    first: Int32[Array, "b m l"], second: Int32[Array, "b #m l"]
+) -> Bool[Array, "b m"]:
     """Returns where one sequence comes before another: by the first token that differs."""
-    first = jnp.argmax(one != other, axis=2)[..., None]
-    difference = jnp.take_along_axis(one - other, first, axis=2)
+    place = jnp.argmax(first != second, axis=2)[..., None]
+    difference = jnp.take_along_axis(first - second, place, axis=2)
     return difference[..., 0] < 0
 
 
@@ -364,9 +335,33 @@ class SuffixDrafter(Remembering):
         return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
-    from jspec.drafters.lookup_tree import SuffixTreeDrafter  # which builds on this module
+@dataclasses.dataclass(frozen=True)
+class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
+    """Proposes the continuations with the largest shares of the votes.
 
+    Attributes:
+      shape: of the tree.
+    """
+
+    shape: Shape = dataclasses.field(kw_only=True)
+
+    def propose(
+        self, params: Params, state: History, inputs: RoundInputs
+    ) -> tuple[Proposal, History]:
+        """Looks the text's end up in the text and in the corpus."""
+        matches = self.matches(params, state.append_one(inputs.last_token), self.shape.depth)
+        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
+        kind = self.kind_of(votes.longest)
+        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
+        first, later = jnp.log(rates[kind]).T
+        place = jnp.arange(self.shape.depth, dtype=jnp.float32)
+        kept = first[:, None] + place * later[:, None]
+        is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
+        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
+        return best_of_matches(self.shape, matches, scores, inputs, kind), state
+
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     options, corpus, shape = spec.options, None, certain_tree_shape(spec)
     if options.draft_corpus is not None:
         assert spec.tokenizer is not None

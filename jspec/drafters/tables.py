@@ -3,26 +3,231 @@
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
 nothing, makes decoding a little faster, and that a model that draws any token at random is the
 limit of no cost and no skill. A table's distribution for the next token follows from the last one
-alone; it goes through the row's processors, temperature and filters like any other.
-`scripts/make_answers.py` makes tables. They are parameters, not constants of the compiled program.
+alone; it goes through the row's processors, temperature and filters like any other. Tables are
+parameters, not constants of the compiled program; `scripts/make_answers.py` makes them.
+
+A table is a safetensors file:
+
+```
+  unigrams  [v]    how often each token came
+  ids       [v k]  what followed each token most often, the most frequent first
+  counts    [v k]  how often; 0 where nothing more followed
+```
+
+The file's metadata says what it is: `format`, `kind` ("unigram", or "unigram+bigram" with the last
+two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `vocabulary`, a checksum
+of what the ids mean.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32
+import numpy as np
+import safetensors.numpy
+from jaxtyping import Array, Float32, Int
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.memory import Stateless
-from jspec.drafters.ngram_table import NgramTable, load_table
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
+from jspec.weights import TokenizerLike, vocabulary_digest
+
+_MERGE_AT = 1 << 22  # pairs that are held before they are merged into counts
+_FORMAT = "jspec n-gram table"
+_TENSORS = {"unigram": {"unigrams"}, "unigram+bigram": {"unigrams", "ids", "counts"}}
+
+
+class NgramTable(NamedTuple):
+    """Counts of unigrams and, unless they are None, of bigrams; see the module."""
+
+    unigrams: Int[np.ndarray, "v"]
+    ids: Int[np.ndarray, "v k"] | None = None
+    counts: Int[np.ndarray, "v k"] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted."""
+        return int(self.unigrams.sum())
+
+
+def count_ngrams(
+    texts: Iterable[Sequence[int]], vocab_size: int, *, order: int = 2, num_continuations: int = 32
+) -> NgramTable:
+    """Counts the tokens of texts, and what follows what within each.
+
+    Args:
+      texts: token ids.
+      vocab_size: ids are below it.
+      order: 1 counts unigrams only, 2 bigrams as well.
+      num_continuations: how many of the tokens that followed one are kept; of equals the smaller
+        ids.
+
+    Raises:
+      InputError: no token at all, or an id beyond the vocabulary.
+    """
+    unigrams, counts, new = np.zeros(vocab_size, np.int64), np.zeros([2, 0], np.int64), []
+    num_new = 0
+    for text in texts:
+        ids = np.asarray(text, np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise InputError(
+                f"expected token ids from 0 to {vocab_size - 1}, got {ids.min()} to {ids.max()}"
+            )
+        unigrams += np.bincount(ids, minlength=vocab_size)
+        if order > 1:
+            # One number a pair makes counting a sort of numbers.
+            new.append(ids[:-1] * vocab_size + ids[1:])
+            num_new += len(ids)
+        if num_new >= _MERGE_AT:
+            counts, new, num_new = _merge(counts, new), [], 0
+    if not unigrams.any():
+        raise InputError("expected at least one token to count, got none")
+    if order == 1:
+        return NgramTable(unigrams)
+    return NgramTable(unigrams, *_most_frequent(_merge(counts, new), vocab_size, num_continuations))
+
+
+def _merge(counts: np.ndarray, new: Sequence[np.ndarray]) -> np.ndarray:
+    """Adds pairs to counts, which are rows of each pair, once, and how often it came."""
+    ones = np.ones(sum(map(len, new)), np.int64)
+    pairs, place = np.unique(np.concatenate([counts[0], *new]), return_inverse=True)
+    total = np.zeros(len(pairs), np.int64)
+    # `add.at`: plain indexing would count a repeated place once.
+    np.add.at(total, place, np.concatenate([counts[1], ones]))
+    return np.stack([pairs, total])
+
+
+def _most_frequent(
+    counts: np.ndarray, vocab_size: int, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what followed each token most often, and how often, [v number] each."""
+    first, second = np.divmod(counts[0], vocab_size)
+    # By first token, then the most frequent, then the smaller id.
+    order = np.lexsort((second, -counts[1], first))
+    first, second, times = first[order], second[order], counts[1][order]
+    # Position among the pairs with the same first token.
+    rank = np.arange(len(first)) - np.searchsorted(first, first)
+    is_kept = rank < number
+    ids = np.zeros([vocab_size, number], np.int32)
+    table = np.zeros([vocab_size, number], np.int64)
+    ids[first[is_kept], rank[is_kept]] = second[is_kept]
+    table[first[is_kept], rank[is_kept]] = times[is_kept]
+    return ids, table
+
+
+def save_table(
+    table: NgramTable, path: pathlib.Path, tokenizer: TokenizerLike | None = None
+) -> None:
+    """Writes a table; the file appears, or replaces an older one, when it is complete.
+
+    The tokenizer says what the ids mean, to be checked where the table is used.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    tensors = {name: leaf for name, leaf in table._asdict().items() if leaf is not None}
+    metadata = {
+        "format": _FORMAT,
+        "kind": next(kind for kind, names in _TENSORS.items() if names == tensors.keys()),
+        "vocab_size": str(len(table.unigrams)),
+        "num_tokens": str(table.num_tokens),
+    }
+    # Ids mean nothing without their tokenizer.
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    if digest is not None:
+        metadata["vocabulary"] = digest
+    # Written beside the goal and renamed: a reader never sees half a file.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(safetensors.numpy.save(tensors, metadata))
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):  # it is gone, or its folder is none
+            partial.unlink()
+
+
+def load_table(
+    path: str, *, tokenizer: TokenizerLike | None = None, vocab_size: int | None = None
+) -> NgramTable:
+    """Reads a table, whose ids must be those of the tokenizer where both are known.
+
+    `vocab_size` is the number of ids that must have been counted; None for any.
+
+    Raises:
+      InputError: no such file, a folder, a damaged file, one that is no table, or one of another
+        vocabulary.
+    """
+    if os.path.isdir(path):
+        raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file; expected a table of n-gram counts")
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise InputError(f"{path}: expected a table of n-gram counts, got other tensors")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path}: truncated or damaged table of n-gram counts ({error})") from None
+    problem = _find_problem(metadata, tensors) or _find_mismatch(metadata, vocab_size, tokenizer)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}")
+    return NgramTable(**tensors)
+
+
+def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | None:
+    """Returns what is wrong with a file's content, or None."""
+    kind = metadata.get("kind")
+    if _TENSORS.get(str(kind)) != tensors.keys():
+        return f"expected a table of n-gram counts, got tensors {', '.join(sorted(tensors))}"
+    if any(tensor.dtype.kind != "i" for tensor in tensors.values()):
+        return "expected whole numbers in a table of n-gram counts"
+    size = str(tensors["unigrams"].shape)
+    if size != f"({metadata.get('vocab_size')},)":
+        return f"expected unigrams of {metadata.get('vocab_size')} tokens, got shape {size}"
+    if any(tensor.size and tensor.min() < 0 for tensor in tensors.values()):
+        return "expected counts and ids of at least 0"
+    total = tensors["unigrams"].sum()
+    if str(total) != metadata.get("num_tokens") or total == 0:
+        return f"expected {metadata.get('num_tokens')} counted tokens, at least one"
+    return _find_bigram_problem(**tensors) if kind == "unigram+bigram" else None
+
+
+def _find_mismatch(
+    metadata: dict[str, str], vocab_size: int | None, tokenizer: TokenizerLike | None
+) -> str | None:
+    """Returns why a table is not of a target's vocabulary, or None."""
+    counted = metadata["vocab_size"]
+    if vocab_size is not None and counted != str(vocab_size):
+        size = f"the target's vocabulary of {vocab_size} tokens"
+        return f"expected a table of {size}, got one of {counted}"
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    # A table without a checksum is taken on trust.
+    if digest is not None and metadata.get("vocabulary", digest) != digest:
+        return "expected a table counted with the target's tokenizer, got one of another's tokens"
+    return None
+
+
+def _find_bigram_problem(unigrams: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> str | None:
+    """Returns what is wrong with bigrams, or None."""
+    if ids.shape != counts.shape or ids.ndim != 2 or len(ids) != len(unigrams) or not ids.size:
+        return f"expected ids and counts of one shape, got {ids.shape} and {counts.shape}"
+    if ids.max() >= len(unigrams):
+        return f"expected ids below {len(unigrams)}, got {ids.max()}"
+    if (np.diff(counts, axis=1) > 0).any():
+        return "expected the most frequent bigrams first"
+    return None
+
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
 _KINDS = {"unigram": Kind("unigram", 0.05, 0.05), "bigram": Kind("bigram", 0.2, 0.2)}
@@ -38,7 +243,7 @@ class TableOptions(ConfidenceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(Stateless, ChainDrafter):
+class TableDrafter(ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
@@ -135,7 +340,6 @@ UNIGRAM = DrafterEntry(
     source="2211.17192",
     options=TableOptions,
     needs="draft_table",
-    prior_cost=1.04,
 )
 BIGRAM = DrafterEntry(
     name="bigram",
@@ -144,7 +348,6 @@ BIGRAM = DrafterEntry(
     source="2211.17192",
     options=TableOptions,
     needs="draft_table",
-    prior_cost=1.12,
 )
 RANDOM = DrafterEntry(
     name="random",
@@ -152,5 +355,4 @@ RANDOM = DrafterEntry(
     proposes="any token, each equally likely",
     source="2211.17192",
     options=ConfidenceOptions,
-    prior_cost=1.04,
 )

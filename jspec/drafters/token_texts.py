@@ -75,8 +75,8 @@ def parse_record(record: Any, where: str, names: Sequence[str]) -> Text | list[s
             if not isinstance(parts[name], list) or any(type(i) is not int for i in parts[name]):
                 raise InputError(f"{where}: expected {name} to be a list of whole numbers")
         return Text(tuple(parts["prompt_token_ids"]), tuple(parts["token_ids"]))
-    found: Any = next((record[name] for name in names if name in record), None)
-    texts = found if isinstance(found, list) else [found]
+    value: Any = next((record[name] for name in names if name in record), None)
+    texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"{where}: expected token_ids, or a text in {' or '.join(names)}")
     return [check_unicode(text, where) for text in texts]

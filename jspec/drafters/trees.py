@@ -30,7 +30,7 @@ without, the `branches` largest of logits and Gumbel noise (2402.14160). Each br
 draw at a time, so the block has the first branch first: where it is kept, nothing is moved.
 
 Drawn with replacement, branches may begin alike. Then they are one path: if b1 is a1, b2 is drawn
-as a second child of a1. b1 itself stays where it is, a draft that was drawn and refused if a1 was.
+as a second child of a1. b1 is_self stays where it is, a draft that was drawn and refused if a1 was.
 What a draft was really drawn from is reported: without replacement, that is what its earlier
 siblings have left. At temperature 0 a branch begins with each of the likeliest tokens, for certain.
 """
@@ -47,13 +47,13 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
-from jspec.drafters.tree_options import LIKELIEST, WITHOUT, Shape
+from jspec.drafters.spec import LIKELIEST, WITHOUT, Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
+from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import best_tree
 from jspec.speculation.types import RoundInputs
 
 
@@ -110,7 +110,7 @@ class Fed(NamedTuple):
 
     Attributes:
       tokens: [b k].
-      mask: what each sees of the k·level drafts that were fed so far, itself included, [b k f].
+      mask: what each sees of the k·level drafts that were fed so far, is_self included, [b k f].
       depth: of them all, 1 for the first level.
       parents: places of their parents in the level before, [b k]; 0 for the first level.
     """
@@ -178,7 +178,7 @@ def grow_tree(
     new = _successors(logits[:, None], jnp.zeros([b, 1]), root, k, ids)
     pool, first, levels = new, 0, []
     mask = jnp.zeros([b, 1, 0], bool)  # of the level before
-    own = jnp.broadcast_to(jnp.eye(k, dtype=bool), (b, k, k))
+    is_self = jnp.broadcast_to(jnp.eye(k, dtype=bool), (b, k, k))
     before = jnp.zeros([b, k], jnp.int32)  # places in the pool of the level before
     for depth in range(1, shape.depth):
         # Of a level's candidates the best are fed. The first level has no more than that.
@@ -187,7 +187,9 @@ def grow_tree(
         parent = at(new.parents)
         above = jnp.argmax(before[:, None, :] == parent[..., None], axis=-1).astype(jnp.int32)
         inherited = jnp.take_along_axis(mask, above[..., None], axis=1)
-        mask = jnp.concatenate([jnp.broadcast_to(inherited, (b, k, inherited.shape[2])), own], -1)
+        mask = jnp.concatenate(
+            [jnp.broadcast_to(inherited, (b, k, inherited.shape[2])), is_self], -1
+        )
         level = Fed(at(new.tokens), mask, depth, above)
         logits_, memory = feed(memory, level)
         fed_parents = jnp.where(parent < 0, -1, above + (depth - 2) * k)
@@ -302,7 +304,7 @@ def draw_tree(
     levels, logits = [], logits[:, None]
     before = jnp.zeros([len(wanted), shape.branches], jnp.int32)  # parents of the level
     for depth, size in enumerate(shape.levels):
-        settings, own = settings[:size], before[:, :size]
+        settings, branches = settings[:size], before[:, :size]
         if depth > 0:
             level = levels[-1]
             fed = Fed(
@@ -311,10 +313,10 @@ def draw_tree(
             )  # fmt: skip
             logits, memory = feed(memory, fed)
         # Branches that begin alike draw from the very same numbers.
-        logits = jnp.take_along_axis(spread(logits, ids, vocab_size), own[..., None], axis=1)
+        logits = jnp.take_along_axis(spread(logits, ids, vocab_size), branches[..., None], axis=1)
         noise = _noise(inputs, places[:size, depth], depth, shape.draws, vocab_size)
-        level = _draw(logits, settings, noise, own, is_taken=depth == 0, draws=shape.draws)
-        settings = [one.after(level.tokens[:, i]) for i, one in enumerate(settings)]
+        level = _draw(logits, settings, noise, branches, is_taken=depth == 0, draws=shape.draws)
+        settings = [branch.after(level.tokens[:, i]) for i, branch in enumerate(settings)]
         before = level.first
         levels.append(level)
     return _assemble(levels, shape, places, memory, wanted)
@@ -330,7 +332,10 @@ def _draw(
     draws: str,
 ) -> _Level:
     """Draws one level; `is_taken`: its drafts are siblings, all of one distribution."""
-    logits = jnp.stack([one.process(logits[:, i]) for i, one in enumerate(settings)], axis=1)
+    logits = jnp.stack(
+        [branch.process(logits[:, i]) for i, branch in enumerate(settings)],
+        axis=1,
+    )
     plain = settings[0].without_processors()
     probs = sampling_probs(logits, plain)
     is_greedy = (plain.temperature < COLDEST)[:, None]

@@ -71,7 +71,7 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
             f"expected costs of rounds with {numbers} drafts by {drafters}, got {found[0]} by "
             f"{found[1]}"
         )
-    if hasattr(engine.drafter, "lag") and not costs.reading:
+    if engine.drafter.has_lag and not costs.reading:
         raise InputError(
             "expected costs with the seconds of reading a token (`reading`), as a drafter has "
             "a cache of its own; got none"

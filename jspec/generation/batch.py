@@ -40,14 +40,13 @@ from jspec.generation.rows import Row, next_smaller
 from jspec.generation.stats import RoundCounts
 from jspec.models import KVCache
 from jspec.models.cache import PagedKVCache, caches_in, map_caches
-from jspec.sampling.pipeline import PROCESSORS
-from jspec.sampling.processor import Processor
+from jspec.sampling.distribution import TokenLogprobs
+from jspec.sampling.processors import PROCESSORS, Processor
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.control import drafters_of
-from jspec.speculation.logprobs import TokenLogprobs
-from jspec.speculation.prefill import insert
-from jspec.speculation.types import ModelParams, SpecState, StepInfo, tree_depth
+from jspec.speculation.plain import insert
+from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
 
 def emptied(
@@ -411,7 +410,7 @@ class Batch:
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
-        depth = 0 if self._engine.drafter is None else tree_depth(self._engine.drafter)
+        depth = 0 if self._engine.drafter is None else self._engine.drafter.tree_depth
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()

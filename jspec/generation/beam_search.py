@@ -26,7 +26,6 @@ from jspec.speculation.beam import (
     BeamState,
     num_candidates,
 )
-from jspec.speculation.types import tree_depth
 
 
 def search_beams(
@@ -141,7 +140,7 @@ class BeamSearch:
                 own = zip(drafters, proposed, infos.parents[index], strict=True)
                 for name, number, parents in own:
                     where = f" of the drafter {name!r}"
-                    depth_of(parents[:number].tolist(), tree_depth(drafter), where)
+                    depth_of(parents[:number].tolist(), drafter.tree_depth, where)
             most = int(np.argmax(proposed))
             name = drafters[most] if proposed[most] > 0 else ""
             yield RoundCounts(int(proposed[most]), int(steps[0]) - 1, name)

@@ -32,8 +32,7 @@ from jspec.generation.stats import RoundCounts
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
-from jspec.speculation.runners_up import show_runners_up
-from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView, lag_of
+from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +203,7 @@ def measure_costs(
 
 def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     """Returns a row in the middle of its text."""
+    assert engine.drafter is not None
     width = engine.num_draft_tokens
     room = context - width - 1
     prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
@@ -213,7 +213,7 @@ def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     # A drafter that learns from the target has learned that this token follows itself.
     block, logits = last[:, None], jax.nn.one_hot(last[:, None], _TOKEN_ID + 1)
     is_fed = jnp.ones_like(block, bool)
-    draft = show_runners_up(engine.drafter, one.draft, block, logits, is_fed, is_fed)
+    draft = engine.drafter.observe_logits(one.draft, block, logits, is_fed, is_fed)
     return one.replace(last_token=last, draft=draft)
 
 
@@ -270,7 +270,7 @@ def _time_reading(
     kinds, reading = [kind.drafter for kind in drafter.kinds], []
     for name in drafters_of(drafter.kinds):
         kind = jnp.full_like(lagging.last_token, kinds.index(name))
-        lag = int(lag_of(drafter, lagging.draft, kind)[0])
+        lag = int(drafter.lag(lagging.draft, kind)[0])
         wanted = [engine.numbers[1] * (one == name) for one in kinds]
         more = [0.0]
         if lag > 0:

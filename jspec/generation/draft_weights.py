@@ -16,7 +16,7 @@ from jspec.common.typing import Params
 from jspec.generation.graph_trial import check_one_graph
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import Block, init_cache
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import rope_cos_sin
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.weights.quantize import is_kernel, quantize

@@ -15,15 +15,13 @@ from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
+from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
-from jspec.speculation.logprobs import TokenLogprobs
-from jspec.speculation.loop import run_rounds
-from jspec.speculation.plain import plain_step
-from jspec.speculation.prefill import prefill_chunk
+from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step, with_whole_logits
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
+from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
@@ -68,7 +66,7 @@ class Engine:
           InputError: a drafter of trees, and a rule for chains; of drawn ones, and a number that
             varies.
         """
-        if drafter is not None and tree_depth(drafter) > 0:
+        if drafter is not None and drafter.tree_depth > 0:
             check_trees(rule, drafter, numbers)
         self.layout = layout = Layout.of(target, draft_params)
         own = dataclasses.replace(target, config=target.own_config)

@@ -27,7 +27,7 @@ from jspec.common.kept import note
 from jspec.common.typing import Params
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.drafters.eagle import EagleDrafter
-from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
+from jspec.drafters.eagle_head import EagleConfig, init_eagle_params
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import Engine
 from jspec.generation.request import SamplingParams

@@ -25,7 +25,7 @@ from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
 from jspec.sampling.settings import Switches
 from jspec.speculation.beam import BeamState
-from jspec.speculation.prefill import insert
+from jspec.speculation.plain import insert
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.shards import is_placed, place_everywhere

@@ -25,15 +25,12 @@ from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
     RoundInputs,
     SpecState,
     TargetView,
-    observed_layers,
-    tree_depth,
 )
 from jspec.weights.resolver import LoadedModel
 
@@ -77,7 +74,7 @@ def check_own_code(
         ):
             if (found := getattr(proposal, name)) is not None:  # as the last three may be
                 _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
-        depth = tree_depth(drafter)
+        depth = drafter.tree_depth
         if (proposal.parents is not None) != (depth > 0) or proposal.max_depth != depth:
             found = "no parents" if proposal.parents is None else "parents"
             raise InputError(
@@ -128,11 +125,11 @@ def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: Loade
     width, apply = drafter.num_draft_tokens, make_apply(target.config)
     capacity = capacity_for(1, width + 1)
     state = empty_state(target, drafter, (), _ROWS, capacity, Switches())
-    tokens, layers = jnp.zeros([_ROWS, width + 1], jnp.int32), observed_layers(drafter)
+    tokens, layers = jnp.zeros([_ROWS, width + 1], jnp.int32), drafter.hidden_layers
     logits, hidden, _ = apply(target.params, tokens, state.target_cache, hidden_layers=layers)
     observed = drafter.observe(params, state.draft, tokens, hidden, tokens == 0)
     flags = tokens == 0, tokens == 0
-    observed = show_runners_up(drafter, observed, tokens, logits, *flags)
+    observed = drafter.observe_logits(observed, tokens, logits, *flags)
     inputs = RoundInputs(
         state.last_token,
         limit=lambda kind: jnp.full_like(kind, width),

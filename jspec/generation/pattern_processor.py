@@ -17,8 +17,8 @@ from jaxtyping import Array, Float32, Int16, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import RowTokens
-from jspec.sampling.pattern_automaton import ByteAutomaton, compile_pattern
-from jspec.sampling.processor import Processor
+from jspec.sampling.patterns import ByteAutomaton, compile_pattern
+from jspec.sampling.processors import Processor
 from jspec.weights.resolver import LoadedModel
 
 # Of every row, whatever its pattern: one shape compiles once.

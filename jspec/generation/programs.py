@@ -39,7 +39,7 @@ from jspec.generation.validate_options import (
     check_rule_options,
     check_temperature,
 )
-from jspec.sampling.processor import Processor
+from jspec.sampling.processors import Processor
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import ModelParams

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any
 
 from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
-from jspec.speculation.logprobs import MOST_TOP
+from jspec.sampling.distribution import MOST_TOP
 
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _FLOAT32_MAX = 2.0**127
@@ -73,7 +73,7 @@ class SamplingParams:
       logprobs: whether to report the log-probabilities of the emitted tokens.
       top_logprobs: with `logprobs`, of how many of the likeliest tokens at each place, too.
       prompt_logprobs: with `logprobs`, whether of the prompt's tokens, too.
-      pattern: a regular expression (see `jspec.sampling.pattern_regex`) that the answer matches
+      pattern: a regular expression (see `jspec.sampling.patterns`) that the answer matches
         from its beginning; it ends where the whole is matched, or at `max_new_tokens`.
       num_beams: of a beam search, which keeps this many texts at temperature 0; 1 is none.
       length_penalty: exponent of the length by which the score of a beam is divided: above 0 longer

@@ -18,10 +18,9 @@ from jspec.generation.request import SamplingParams
 from jspec.kernels import MODEL_AXIS
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import PagedKVCache
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.distribution import SamplingSettings, token_logprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import Control
-from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.round import silence
 from jspec.speculation.types import Drafter, SpecState
 from jspec.weights.resolver import LoadedModel

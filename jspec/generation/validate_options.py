@@ -18,7 +18,7 @@ from jspec.drafters import (
     name_of,
     read_options,
 )
-from jspec.drafters.tree_options import LIKELIEST
+from jspec.drafters.spec import LIKELIEST
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures

@@ -194,8 +194,8 @@ class DecoderConfig:
         """Returns what differs from a Llama's defaults."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         usual = {field.name: field.default for field in dataclasses.fields(self)}
-        own = [f"{name}={value!r}" for name, value in named.items() if value != usual[name]]
-        return f"DecoderConfig({', '.join(own)})"
+        changed = [f"{name}={value!r}" for name, value in named.items() if value != usual[name]]
+        return f"DecoderConfig({', '.join(changed)})"
 
     @property
     def num_groups(self) -> int:
@@ -206,8 +206,8 @@ class DecoderConfig:
         """Returns a Llama's config of the same shape, as layers of trained heads have it."""
         fields = dataclasses.fields(self)
         start = next(i for i, field in enumerate(fields) if field.name == "family")
-        own = {field.name: field.default for field in fields[start:]}
-        return dataclasses.replace(self, **own, qkv_bias=self.out_bias)
+        defaults = {field.name: field.default for field in fields[start:]}
+        return dataclasses.replace(self, **defaults, qkv_bias=self.out_bias)
 
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""

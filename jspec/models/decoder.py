@@ -11,20 +11,20 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import AnyLogits, ApplyFn, Params
 from jspec.kernels import SplitKernel, SplitLogits, compute_block
-from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
-from jspec.models.experts import Experts
 from jspec.models.layers import (
+    Attention,
+    Experts,
     FeedForward,
     RMSNorm,
     finish_logits,
     kernel_param,
     linear,
     look_up,
+    rope_cos_sin,
     scaled,
 )
-from jspec.models.rope import rope_cos_sin
 
 
 class Decoder(nn.Module):
@@ -80,11 +80,11 @@ class Decoder(nn.Module):
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
             # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
-                x, own = Block(cfg, cfg.is_sparse(layer), name=name)(*inputs)
+                x, layer_cache = Block(cfg, cfg.is_sparse(layer), name=name)(*inputs)
             else:
                 params = self.get_variable("params", name)
-                x, own = _apply_block(cfg, cfg.is_sparse(layer), params, *inputs)
-            cache = cache.with_layer(index, own)
+                x, layer_cache = _apply_block(cfg, cfg.is_sparse(layer), params, *inputs)
+            cache = cache.with_layer(index, layer_cache)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
         hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x

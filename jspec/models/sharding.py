@@ -45,9 +45,9 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     Raises:
       InputError: another text, or a mesh that does not fit the devices.
     """
-    found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
-    sizes = {match[1]: int(match[2]) for match in found if match is not None}
-    if len(sizes) < len(found):
+    axes = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
+    sizes = {match[1]: int(match[2]) for match in axes if match is not None}
+    if len(sizes) < len(axes):
         raise InputError(f"expected a mesh such as data:2,model:4, got {text!r}")
     shape = sizes.get(DATA_AXIS, 1), sizes.get(MODEL_AXIS, 1)
     devices, number = jax.devices() if devices is None else devices, math.prod(shape)
@@ -88,8 +88,8 @@ def spread_config(config: DecoderConfig, count: int) -> DecoderConfig:
 def shard_config(config: DecoderConfig, count: int) -> DecoderConfig:
     """Returns the config by which one of `count` devices computes; see `spread_config`."""
     names = "num_heads", "num_kv_heads", "hidden_dim", "expert_dim"
-    own = {name: getattr(config, name) // count for name in names}
-    return dataclasses.replace(config, **own, num_shards=count)
+    sizes = {name: getattr(config, name) // count for name in names}
+    return dataclasses.replace(config, **sizes, num_shards=count)
 
 
 def split_axis(name: str, shape: tuple[int, ...], count: int) -> int | None:
@@ -129,15 +129,15 @@ def parameter_specs(params: Params, count: int) -> Params:
 def join_products(params: Params, specs: Params, count: int) -> Params:
     """Returns a device's own parameters such that products are those of all devices together."""
 
-    def join(path: tuple[Any, ...], own: Any, spec: Any) -> Any:
+    def join(path: tuple[Any, ...], leaf: Any, spec: Any) -> Any:
         name = getattr(path[-1], "key", "")
         parts = jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, PartitionSpec))
         is_split = any(MODEL_AXIS in part for part in parts)
-        if is_split and isinstance(own, CompactKernel):
-            own = _own_part(own, split_axis(name, own.shape, count), count)
+        if is_split and isinstance(leaf, CompactKernel):
+            leaf = _own_part(leaf, split_axis(name, leaf.shape, count), count)
         if name not in _JOINED or not is_split or count == 1:
-            return own
-        return SplitKernel(own, count, is_by_inputs(name))
+            return leaf
+        return SplitKernel(leaf, count, is_by_inputs(name))
 
     return jax.tree_util.tree_map_with_path(join, params, specs, is_leaf=_is_compact)
 

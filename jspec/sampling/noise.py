@@ -140,11 +140,13 @@ class RoundNoise(NamedTuple):
       draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
       acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the noise with which
         the rule decides.
+      is_shared: whether draft and target draw with the same noise, that of absolute positions.
     """
 
     draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
     acceptance: Callable[[RowSeeds, RowCounts, int, int, Bool[Array, ""]], AcceptanceNoise]
+    is_shared: bool = False
 
 
 INDEPENDENT = RoundNoise(independent_draft_keys, acceptance_noise)
-SHARED = RoundNoise(absolute_keys, shared_noise)
+SHARED = RoundNoise(absolute_keys, shared_noise, is_shared=True)

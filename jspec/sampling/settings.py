@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import DraftTokens, Logits, RowTokens, Tokens
-from jspec.sampling.processor import Processor, ProcessorState
+from jspec.sampling.processors import Processor, ProcessorState
 
 COLDEST = float(jnp.finfo(jnp.float32).tiny)  # smaller temperatures are flushed to 0
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from jspec.common.errors import InputError
-from jspec.sampling.pattern_regex import Ranges, complement, ranges_of
+from jspec.sampling.patterns import Ranges, complement, ranges_of
 
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

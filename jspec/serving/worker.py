@@ -14,7 +14,7 @@ from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
-from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.processors import PROCESSORS
 from jspec.sampling.settings import Switches
 from jspec.serving.job import Job, Update
 from jspec.serving.many_processes import LeadingSlots

@@ -38,7 +38,6 @@ from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.round import call_on_block, emitted_tokens, in_narrowest
-from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
 
 EARLY_STOPPING = (False, True, "never")  # by the number that a program is given
@@ -350,8 +349,9 @@ def _verify_and_commit(
 ) -> tuple[BeamState, BeamInfo]:
     tree = None if proposal.parents is None else tree_of(proposal)
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
+    layers = () if drafter is None else drafter.hidden_layers
     logits, hidden, cache = call_on_block(
-        target, params.target, block, state.target_cache, proposal, tree, drafter
+        target, params.target, block, state.target_cache, proposal, tree, layers
     )
     parents = None if tree is None else tree.parents
     candidates = best_candidates(
@@ -359,9 +359,10 @@ def _verify_and_commit(
     )
     walk = _take_steps(state, candidates, proposal, tree)
     slots = jnp.arange(block.shape[1])
-    # Before the beams move: each has learned from its own block.
-    is_fed = slots <= proposal.num_tokens[:, None]
-    draft = show_runners_up(drafter, state.draft, block, logits, is_fed, is_fed & (slots == 0))
+    draft = state.draft
+    if drafter is not None:  # before the beams move: each has learned from its own block
+        is_fed = slots <= proposal.num_tokens[:, None]
+        draft = drafter.observe_logits(draft, block, logits, is_fed, is_fed & (slots == 0))
     cache, draft, settings = _reorder((cache, draft, state.settings), walk.row)
     block, hidden = block[walk.row], hidden[walk.row]
     if tree is not None:
@@ -411,8 +412,8 @@ def _take_steps(
     depth = width if tree is None else tree.max_depth
     zeros = jnp.zeros([k], jnp.int32)
     path = jnp.zeros([k, depth + 1], jnp.int32)
-    own = jnp.arange(k, dtype=jnp.int32)
-    begin = _Walk(state.beams, jnp.int32(0), own, path, zeros, state.last_token)
+    rows = jnp.arange(k, dtype=jnp.int32)
+    begin = _Walk(state.beams, jnp.int32(0), rows, path, zeros, state.last_token)
     return jax.lax.while_loop(is_known, step, begin)
 
 

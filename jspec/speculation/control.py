@@ -74,6 +74,7 @@ _MORE_TO_COME = 16  # tokens that an answer is taken to have left, beside as man
 _FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
 
 LagFn = Callable[[RowCounts], RowCounts]
+Costs = Float32[Array, "b m c"]
 
 
 class Control(struct.PyTreeNode):
@@ -123,28 +124,43 @@ class Control(struct.PyTreeNode):
             numbers=tuple(numbers),
         )
 
-    def choose(self, kind: RowCounts, lag: LagFn, room: RowCounts) -> RowCounts:
+    def round_costs(self, is_free: RowFlags) -> Costs:
+        """Returns what rounds of as many rows as there are cost, [b m c].
+
+        The seconds lie between those of one row and those of `num_rows`. Only the rows that are
+        free count that: the others' drafts, and so their tokens, must not depend on their company.
+        """
+        if len(is_free) >= self.num_rows:
+            return self.costs
+        share = (len(is_free) - 1) / (self.num_rows - 1)
+        fewer = self.alone + (self.costs - self.alone) * share
+        return jnp.where(is_free[:, None, None], fewer, self.costs)
+
+    def choose(self, costs: Costs, kind: RowCounts, lag: LagFn, room: RowCounts) -> RowCounts:
         """Returns how many drafts each row wants, one of `numbers`, [b].
 
         Args:
+          costs: see `round_costs`.
           kind: of the proposal.
-          lag: from kinds [b] to the tokens that their drafters have to read first; see `lag_of`.
+          lag: from kinds [b] to the tokens that their drafters have to read first.
           room: tokens that may still be emitted.
         """
-        per_token = self._seconds_per_token(kind, lag(kind), room)
+        per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
-        for index, other in enumerate(self.kinds):
+        for index, rival_kind in enumerate(self.kinds):
             # A drafter that may find nothing is no reason to give up a draft that was found.
-            if other.is_certain and other.drafter != self.kinds[0].drafter:
+            if rival_kind.is_certain and rival_kind.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
-                promised = self._seconds_per_token(rival, lag(rival), room).min(axis=-1)
+                promised = self._seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
                 gives_way = (kind < index) & (self.drafter_of(kind) != self.drafter_of(rival))
                 best = jnp.where(gives_way & (promised < per_token.min(axis=-1)), 0, best)
         best = jnp.where(self._is_tree(kind) & (best > 0), self.numbers[-1], best)
         forced = self.forced[jnp.arange(kind.shape[0]), kind]
         return jnp.where(forced >= 0, forced, best)
 
-    def choose_nodes(self, kind: RowCounts, scores: Float32[Array, "b w"]) -> RowCounts:
+    def choose_nodes(
+        self, costs: Costs, kind: RowCounts, scores: Float32[Array, "b w"]
+    ) -> RowCounts:
         """Returns how many of the best nodes of a tree are worth verifying, [b].
 
         `scores` are logarithms of the estimated probabilities of the nodes' paths, in any order.
@@ -152,7 +168,7 @@ class Control(struct.PyTreeNode):
         rows = jnp.arange(kind.shape[0])
         gains = jnp.cumsum(-jnp.sort(-jnp.exp(scores), axis=-1), axis=-1)
         numbers = jnp.asarray(self.numbers[1:], jnp.int32)
-        costs = self.costs[rows, self.drafter_of(kind), 1:]
+        costs = costs[rows, self.drafter_of(kind), 1:]
         best = numbers[jnp.argmin(costs / (1 + gains[:, numbers - 1]), axis=-1)]
         forced = self.forced[rows, kind]
         return jnp.where(forced >= 0, forced, best)
@@ -162,24 +178,29 @@ class Control(struct.PyTreeNode):
         return self.replace(owed=self.owed + self._charged(kind, lag))
 
     def after_silence(
-        self, kind: RowCounts, num_proposed: RowCounts, wanted: LagFn, lag: LagFn,
+        self,
+        costs: Costs,
+        kind: RowCounts,
+        num_proposed: RowCounts,
+        wanted: LagFn,
+        lag: LagFn,
         silent: Bool[Array, "b k"] | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Returns the control after models that were asked, and were too unsure to propose.
 
         Each is charged a round of the fewest drafts, and one refused draft counts against it. From
         kinds [b], `wanted` is to drafts asked for, `lag` as for `choose`; `silent` is a Proposal's.
         """
         control = self
-        for index, each in enumerate(self.kinds):
-            if not each.costs_when_silent or len(self.numbers) == 1:
+        for index, member in enumerate(self.kinds):
+            if not member.costs_when_silent or len(self.numbers) == 1:
                 continue
-            own = jnp.full_like(kind, index)
+            kinds = jnp.full_like(kind, index)
             # A drafter of a later kind has a proposal alone only if the earlier ones were silent.
             had_none = (num_proposed == 0) | (kind > index) if silent is None else silent[:, index]
-            is_silent = (wanted(own) > 0) & had_none
-            costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
-            spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
+            is_silent = (wanted(kinds) > 0) & had_none
+            seconds = costs[:, drafters_of(self.kinds).index(member.drafter)]
+            spent = seconds[:, 1] - seconds[:, 0] + self._charged(kinds, lag(kinds))
             owed = control.owed + jnp.where(is_silent, spent, 0.0)
             tried = control.tried.at[:, index, 0].add(is_silent.astype(jnp.float32))
             control = control.replace(owed=owed, tried=tried)
@@ -187,6 +208,7 @@ class Control(struct.PyTreeNode):
 
     def update(
         self,
+        costs: Costs,
         kind: RowCounts,
         num_proposed: RowCounts,
         num_accepted: RowCounts,
@@ -210,7 +232,7 @@ class Control(struct.PyTreeNode):
             new = _MEMORY * old + jnp.where(is_kind[..., None], pair[:, None], 0.0)
             return jnp.where(is_running[:, None, None], new, old)
 
-        costs = self.costs[jnp.arange(kind.shape[0]), self.drafter_of(kind)]
+        costs = costs[jnp.arange(kind.shape[0]), self.drafter_of(kind)]
         # Fewer drafts than were wanted cost as the next number that was measured.
         number = jnp.sum(jnp.asarray(self.numbers) < num_proposed[:, None], axis=-1)
         spent = jnp.take_along_axis(costs, number[:, None], axis=1)[:, 0]
@@ -225,13 +247,13 @@ class Control(struct.PyTreeNode):
     def drafter_of(self, kind: RowCounts) -> RowCounts:
         """Returns the places of the kinds' drafters in `costs`, [b]."""
         drafters = drafters_of(self.kinds)
-        return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
+        return jnp.array([drafters.index(known.drafter) for known in self.kinds])[kind]
 
     def _most(self, kind: RowCounts) -> RowCounts:
-        return jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
+        return jnp.array([known.most for known in self.kinds], jnp.int32)[kind]
 
     def _is_tree(self, kind: RowCounts) -> RowFlags:
-        return jnp.array([each.is_tree for each in self.kinds])[kind]
+        return jnp.array([known.is_tree for known in self.kinds])[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
         """Returns the seconds of reading that count as owed."""
@@ -243,11 +265,11 @@ class Control(struct.PyTreeNode):
         return jnp.where(is_first, 0.0, seconds)
 
     def _seconds_per_token(
-        self, kind: RowCounts, lag: RowCounts, room: RowCounts
+        self, costs: Costs, kind: RowCounts, lag: RowCounts, room: RowCounts
     ) -> Float32[Array, "b c"]:
         """Returns the seconds that each token is expected to take, for every number of drafts."""
         rows, drafter = jnp.arange(kind.shape[0]), self.drafter_of(kind)
-        costs, plain = self.costs[rows, drafter], self.costs[rows, drafter, :1]
+        costs, plain = costs[rows, drafter], costs[rows, drafter, :1]
         # Catching up is paid once, and shared by the tokens that are expected to follow.
         horizon = jnp.maximum(jnp.minimum(self.num_emitted + _MORE_TO_COME, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
@@ -269,7 +291,7 @@ class Control(struct.PyTreeNode):
         kept, tried = (leaf[jnp.arange(len(kind)), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)
         if not is_proven:
-            prior = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)[kind]
+            prior = jnp.array([(k.first, k.later) for k in self.kinds], jnp.float32)[kind]
             # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
             # accepted than was assumed, later ones are assumed to be.
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
@@ -287,26 +309,19 @@ _FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
 _MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
 
 
-def with_own_costs(control: Control, is_free: RowFlags) -> Control:
-    """Returns the control with what rounds of as many rows as there are cost.
-
-    They lie between those of one row and those of all. Only the rows that are free count that: the
-    others' drafts, and so their tokens, must not depend on their company.
-    """
-    if len(is_free) >= control.num_rows:
-        return control
-    share = (len(is_free) - 1) / (control.num_rows - 1)
-    fewer = control.alone + (control.costs - control.alone) * share
-    return control.replace(costs=jnp.where(is_free[:, None, None], fewer, control.costs))
-
-
 def agree(
-    control: Control, kind: RowCounts, wanted: RowCounts, is_running: RowFlags, is_free: RowFlags
+    control: Control,
+    costs: Costs,
+    kind: RowCounts,
+    wanted: RowCounts,
+    is_running: RowFlags,
+    is_free: RowFlags,
 ) -> RowCounts:
     """Returns how many drafts each row has, [b]: at most those that it wants.
 
     Args:
       control: of the rows; where it knows of one row alone, they have what they want.
+      costs: see `Control.round_costs`.
       kind: of each row's proposal.
       wanted: drafts that each row wants, or has.
       is_running: whether the row takes part.
@@ -316,11 +331,11 @@ def agree(
     if control.num_rows == 1 or kind.shape[0] == 1:
         return wanted
     numbers = jnp.asarray(control.numbers, jnp.int32)
-    own = jnp.sum(numbers < wanted[:, None], axis=-1)  # the place of each row's number
-    places = jnp.minimum(jnp.arange(len(control.numbers)), own[:, None])
+    place = jnp.sum(numbers < wanted[:, None], axis=-1)  # the place of each row's number
+    places = jnp.minimum(jnp.arange(len(control.numbers)), place[:, None])
     expected = control.expected_tokens(kind, is_proven=False)
     tokens = jnp.take_along_axis(expected, places, axis=1)
-    seconds = control.costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
+    seconds = costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
     # A row that may not draft is no reason for the others not to.
     seconds = jnp.where((seconds < _FORBIDDEN).all(axis=1, keepdims=True), seconds, 0.0)
     seconds = seconds * jnp.where(numbers > 0, _MARGIN, 1.0)

@@ -38,6 +38,7 @@ from jspec.common.typing import (
     AnyLogits,
     ApplyFn,
     DraftTokens,
+    Logits,
     Params,
     RowCounts,
     RowFlags,
@@ -46,26 +47,21 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.kernels import run_if, whole
-from jspec.sampling.distribution import sample
-from jspec.sampling.noise import KEY_TYPE, SHARED, AcceptanceNoise
+from jspec.sampling.distribution import sample, token_logprobs
+from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
-from jspec.speculation.acceptance import draws_only, is_match_at_zero
 from jspec.speculation.acceptance.chain import match
-from jspec.speculation.acceptance.tree import Tree, along, match_tree, tree_call, tree_of
+from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.best_nodes import prune
-from jspec.speculation.control import Control, agree, with_own_costs
-from jspec.speculation.logprobs import token_logprobs
-from jspec.speculation.runners_up import learn, num_runners_up
+from jspec.speculation.control import Control, agree
 from jspec.speculation.types import (
     Drafter,
+    LimitFn,
     ModelParams,
     RoundInputs,
     SpecState,
     StepInfo,
     TargetView,
-    lag_of,
-    observed_layers,
 )
 
 _State = TypeVar("_State")
@@ -78,7 +74,7 @@ def call_on_block(
     cache: Any,
     proposal: Proposal,
     tree: Tree | None,
-    drafter: Drafter | None,
+    hidden_layers: Sequence[int],
 ) -> tuple[AnyLogits, Array, Any]:
     """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
     inputs, first_layer = block, 0
@@ -88,7 +84,7 @@ def call_on_block(
         params,
         inputs,
         cache,
-        hidden_layers=observed_layers(drafter),
+        hidden_layers=hidden_layers,
         first_layer=first_layer,
         **tree_call(tree, cache.length),
     )
@@ -109,7 +105,8 @@ def as_read(
 ) -> AnyLogits:
     """Returns logits whole if processors, log-probabilities or a drafter read them all."""
     switches = settings.switches
-    is_read = switches.processors or switches.logprobs or num_runners_up(drafter)
+    is_observed = drafter is not None and drafter.num_runners_up > 0
+    is_read = switches.processors or switches.logprobs or is_observed
     return whole(logits) if is_read else logits
 
 
@@ -170,7 +167,7 @@ def judge(
     width, has_logprobs = proposal.width, settings.switches.logprobs
 
     def by_distribution() -> tuple[Verdict, TargetProbs | None]:
-        probs = rule.distribution(logits if draws_only(rule) else whole(logits), settings)
+        probs = rule.distribution(logits if rule.draws_only else whole(logits), settings)
         size = probs.shape[-1], settings.is_random
         if tree is None:
             noise = rule.noise.acceptance(seed, position, width, *size)
@@ -185,7 +182,7 @@ def judge(
         matched = match(logits, proposal) if tree is None else match_tree(logits, proposal, tree)
         return matched, probs
 
-    if not is_match_at_zero(rule):
+    if not rule.matches_at_zero:
         return by_distribution()
     # Where all temperatures are 0, comparing tokens decides the same, and no distribution over the
     # vocabulary need be computed.
@@ -202,6 +199,32 @@ def _decide(
     none = jnp.zeros_like(proposal.num_tokens)
     gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]  # shared noise
     return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
+
+
+def learn(
+    drafter: Drafter,
+    state: SpecState,
+    block: Tokens,
+    logits: Logits,
+    proposal: Proposal,
+    verdict: Verdict,
+) -> SpecState:
+    """Returns the state after the drafter has seen what the target found likeliest, if it asks.
+
+    `logits` are those after each token of the block, processed.
+    """
+    if drafter.num_runners_up == 0:
+        return state
+    slots = jnp.arange(block.shape[1])
+    # What follows padding depends on the other rows, whose drafts make the block as wide as it is.
+    is_fed = (slots <= proposal.num_tokens[:, None]) & ~state.is_done[:, None]
+    is_kept = slots <= verdict.num_accepted[:, None]
+    if verdict.path is not None:
+        rows = jnp.arange(len(block))[:, None]
+        is_kept = is_kept[:, : verdict.path.shape[1]]
+        is_kept = jnp.zeros_like(is_fed).at[rows, verdict.path].max(is_kept)
+    draft = drafter.observe_logits(state.draft, block, logits, is_fed, is_fed & is_kept)
+    return state.replace(draft=draft)
 
 
 def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
@@ -280,31 +303,41 @@ def propose(
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, with_whole_logits(target), state.target_cache),
-        has_shared_noise=rule.noise is SHARED,
-        reads_probs=state.settings.is_random | (not is_match_at_zero(rule)),
+        has_shared_noise=rule.noise.is_shared,
+        reads_probs=state.settings.is_random | (not rule.matches_at_zero),
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
-    if state.control is not None and proposal.scores is not None:
-        control = _control(state, rule)
-        proposal = prune(proposal, control.choose_nodes(_kinds(proposal), proposal.scores))
     if state.control is not None:
-        kind = _kinds(proposal)
-        lag = functools.partial(lag_of, drafter, state.draft)
-        read = jnp.where(proposal.num_tokens > 0, lag(kind), 0)
-        control = _control(state, rule).charge(kind, read)
-        asked = inputs.limit, lag, proposal.silent
-        control = control.after_silence(kind, proposal.num_tokens, *asked)
-        if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
-            is_free = _is_free(state, rule)
-            agreed = agree(control, kind, proposal.num_tokens, ~state.is_done, is_free)
-            proposal = proposal.replace(num_tokens=agreed)
-        state = state.replace(control=control.replace(costs=state.control.costs))
+        proposal, control = _weigh(state.control, state, proposal, inputs.limit, drafter, rule)
+        state = state.replace(control=control)
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.
         state = state.replace(target_cache=proposal.prefix.cache)
         proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
     return _end_at_no_token(proposal), state
+
+
+def _weigh(
+    control: Control,
+    state: SpecState,
+    proposal: Proposal,
+    wanted: LimitFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[Proposal, Control]:
+    """Leaves of a proposal what is worth verifying; returns it, and the control after drafting."""
+    is_free, kind = _is_free(state, rule), _kinds(proposal)
+    costs = control.round_costs(is_free)
+    if proposal.scores is not None:
+        proposal = prune(proposal, control.choose_nodes(costs, kind, proposal.scores))
+    lag = functools.partial(drafter.lag, state.draft)
+    control = control.charge(kind, jnp.where(proposal.num_tokens > 0, lag(kind), 0))
+    control = control.after_silence(costs, kind, proposal.num_tokens, wanted, lag, proposal.silent)
+    if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
+        agreed = agree(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
+        proposal = proposal.replace(num_tokens=agreed)
+    return proposal, control
 
 
 def verify(
@@ -339,7 +372,7 @@ def _verify_and_commit(
     tree = None if proposal.parents is None else tree_of(proposal)
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
     logits, hidden, cache = call_on_block(
-        target, params.target, block, cache, proposal, tree, drafter
+        target, params.target, block, cache, proposal, tree, drafter.hidden_layers
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings  # they have seen the last token: see `propose`
@@ -371,9 +404,10 @@ def _verify_and_commit(
     counts = proposal.num_tokens, verdict.num_accepted
     kind = _kinds(proposal)
     if state.control is not None:
+        costs = state.control.round_costs(_is_free(state, rule))
         is_refused = _is_refused(verdict, tree)
-        control = _control(state, rule).update(kind, *counts, ~state.is_done, is_refused)
-        state = state.replace(control=control.replace(costs=state.control.costs))
+        control = state.control.update(costs, kind, *counts, ~state.is_done, is_refused)
+        state = state.replace(control=control)
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens, settings)
     drafts = proposal.tokens, proposal.parents
@@ -397,13 +431,7 @@ def _draft_keys(
 def _is_free(state: SpecState, rule: AcceptanceRule) -> RowFlags:
     """Returns which rows have the same tokens with any number of drafts, [b]."""
     is_greedy = state.settings.temperature < COLDEST
-    return (is_greedy | (rule.noise is SHARED)) & rule.is_lossless
-
-
-def _control(state: SpecState, rule: AcceptanceRule) -> Control:
-    """Returns the control with the costs of a round of as many rows as the state has."""
-    assert state.control is not None
-    return with_own_costs(state.control, _is_free(state, rule))
+    return (is_greedy | rule.noise.is_shared) & rule.is_lossless
 
 
 def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowCounts) -> RowCounts:
@@ -412,11 +440,12 @@ def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowC
     # A round emits one token more than it accepts, so the last token needs no draft.
     wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
     if state.control is not None:
-        lag = functools.partial(lag_of, drafter, state.draft)
-        control = _control(state, rule)
-        wanted = jnp.minimum(wanted, control.choose(kind, lag, room))
+        lag = functools.partial(drafter.lag, state.draft)
+        is_free = _is_free(state, rule)
+        costs = state.control.round_costs(is_free)
+        wanted = jnp.minimum(wanted, state.control.choose(costs, kind, lag, room))
         # As if all rows had proposals of their kind, so that none is made for nothing.
-        wanted = agree(control, kind, wanted, ~state.is_done, _is_free(state, rule))
+        wanted = agree(state.control, costs, kind, wanted, ~state.is_done, is_free)
     return jnp.where(state.is_done, 0, wanted)
 
 

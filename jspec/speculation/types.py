@@ -1,7 +1,7 @@
-"""The drafter's interface, and the state that passes from round to round."""
+"""The base of all drafters, and the state that passes from round to round."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
@@ -11,6 +11,7 @@ from jspec.common.typing import (
     ApplyFn,
     BlockFlags,
     DraftProbs,
+    Logits,
     Params,
     RowCounts,
     RowFlags,
@@ -19,10 +20,10 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.kernels import zeros_if
+from jspec.sampling.distribution import TokenLogprobs, best_tokens
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control, Kind
-from jspec.speculation.logprobs import TokenLogprobs
 
 
 class TargetView(NamedTuple):
@@ -71,32 +72,35 @@ class RoundInputs(NamedTuple):
         return zeros_if(self.reads_probs, *self.rng_keys.shape, size)
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """A source of drafts, as pure functions over its own state (every leaf per row).
+class Drafter:
+    """A source of drafts, as pure functions over a state of its own (every leaf per row).
 
-    A drafter may have more: `hidden_layers` (see `observed_layers`), `lag` (see `lag_of`), and
-    `num_runners_up` with `observe_runners_up` (see `speculation.runners_up`).
+    This base remembers nothing and asks for nothing; a subclass, usually a frozen dataclass, says
+    what else it does. `propose`, `num_draft_tokens` and `kinds` have no default.
+
+    Attributes:
+      num_draft_tokens: width of its proposals, in drafts.
+      kinds: the kinds of proposals it makes; at least one.
+      may_be_silent: whether it may propose nothing; then a verify call without drafts is compiled
+        too.
+      tree_depth: the greatest depth of its trees; 0 if it drafts chains.
+      hidden_layers: the target's layers whose outputs it observes, by the number of layers run; ()
+        is the normed output of the last one.
+      num_runners_up: how many of the target's most likely tokens it observes after each token.
+      has_lag: whether it may have to read tokens that it was shown before it can propose.
     """
 
-    @property
-    def num_draft_tokens(self) -> int:
-        """Width of its proposals, in drafts."""
-        ...
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of proposals it makes; at least one."""
-        ...
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Whether it may propose nothing; then a verify call without drafts is compiled too."""
-        ...
+    num_draft_tokens: int
+    kinds: tuple[Kind, ...]
+    may_be_silent: bool = True
+    tree_depth: int = 0
+    hidden_layers: tuple[int, ...] = ()
+    num_runners_up: int = 0
+    has_lag: bool = False
 
     def init(self, batch_size: int, capacity: int) -> Any:
         """Returns the state of rows that have seen nothing."""
-        ...
+        return ()
 
     def observe(
         self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
@@ -109,11 +113,43 @@ class Drafter(Protocol):
           params: the drafter's parameters.
           state: its state.
           tokens: the next committed tokens, [b t].
-          hidden: the target's hidden states at them, [b t d], or [b t l d]; see
-            `observed_layers`.
+          hidden: the target's hidden states at them, [b t d], or [b t l d]; see `hidden_layers`.
           valid: which tokens count: the first few of each row.
         """
-        ...
+        return state
+
+    def observe_runners_up(
+        self,
+        state: Any,
+        tokens: Tokens,
+        runners_up: Int32[Array, "b t k"],
+        is_fed: BlockFlags,
+        is_kept: BlockFlags,
+    ) -> Any:
+        """Takes in what the target found likeliest after each token of a verify call's block.
+
+        It is called before `observe`, where `num_runners_up` asks for it: with the newest token and
+        the drafts, a chain or a tree. What the target would say after a rejected draft is as good a
+        lesson as what it says after one that is kept. Prefill, which computes logits at the
+        prompt's last token alone, shows nothing.
+
+        Args:
+          state: its state.
+          tokens: of the block, [b t].
+          runners_up: the likeliest tokens after each, the likeliest first, [b t k].
+          is_fed: leaves out padding, and rows that are done, [b t].
+          is_kept: which tokens are committed, [b t].
+        """
+        return state
+
+    def observe_logits(
+        self, state: Any, tokens: Tokens, logits: Logits, is_fed: BlockFlags, is_kept: BlockFlags
+    ) -> Any:
+        """Calls `observe_runners_up` with the likeliest tokens by logits [b t v], if it asks."""
+        if self.num_runners_up == 0:
+            return state
+        likeliest = best_tokens(logits, self.num_runners_up)
+        return self.observe_runners_up(state, tokens, likeliest, is_fed, is_kept)
 
     def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
         """Proposes what follows `inputs.last_token`, which follows everything observed.
@@ -124,28 +160,15 @@ class Drafter(Protocol):
         Returns:
           The proposal, and the drafter's state after it.
         """
-        ...
+        raise NotImplementedError
 
+    def lag(self, state: Any, kind: RowCounts) -> RowCounts:
+        """Returns how many tokens it must still read before it can propose, [b].
 
-def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
-    """Returns how many tokens a drafter must still read before it can propose, [b].
-
-    These are tokens that it was shown and did not consume, perhaps rounded up to whole calls. The
-    number depends on the row's own history alone, since the row's choices follow from it. A drafter
-    gives it in a method `lag(state, kind)`; a drafter without that method never lags.
-    """
-    lag = getattr(drafter, "lag", None)
-    return jnp.zeros_like(kind) if lag is None else lag(state, kind)
-
-
-def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
-    """Returns the layers that a drafter observes, `hidden_layers`; () is the normed output."""
-    return getattr(drafter, "hidden_layers", ())
-
-
-def tree_depth(drafter: Drafter) -> int:
-    """Returns the greatest depth of a drafter's trees, its `tree_depth`; 0 if it drafts chains."""
-    return getattr(drafter, "tree_depth", 0)
+        These are tokens that it was shown and did not consume, perhaps rounded up to whole calls.
+        The number depends on the row's own history alone, since the row's choices follow from it.
+        """
+        return jnp.zeros_like(kind)
 
 
 class ModelParams(NamedTuple):

@@ -11,8 +11,14 @@ import numpy as np
 
 from jspec.common.errors import InputError, check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
+from jspec.drafters.eagle_head import (
+    EagleConfig,
+    LoadedHead,
+    default_feature_layers,
+    init_eagle_params,
+    load_eagle,
+    save_eagle,
+)
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import DecoderConfig
 from jspec.models.layers import head_kernel, linear, look_up, scaled

@@ -20,11 +20,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import Params
-from jspec.drafters.heads.eagle_module import EagleConfig, fuse
+from jspec.drafters.eagle_head import EagleConfig, fuse
 from jspec.kernels import apply_rope
 from jspec.models import DecoderConfig
-from jspec.models.layers import FeedForward, RMSNorm, linear
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import FeedForward, RMSNorm, linear, rope_cos_sin
 from jspec.training.packing import Rows, shift_left
 from jspec.training.target_states import TargetStates
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.blockwise_heads import (
+from jspec.drafters.blockwise import (
     BlockwiseConfig,
     init_blockwise_params,
     inner_layer,

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.lookahead_embeddings import (
+from jspec.drafters.lookahead import (
     LookaheadConfig,
     init_lookahead_params,
     save_lookahead,

@@ -25,7 +25,7 @@ import numpy as np
 from jspec.common.errors import InputError, check_range
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
-from jspec.drafters.heads.medusa_heads import (
+from jspec.drafters.medusa import (
     MedusaConfig,
     init_medusa_params,
     load_medusa,

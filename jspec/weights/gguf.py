@@ -25,7 +25,7 @@ from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.models.families import FAMILIES, find_gguf_family
 from jspec.models.families.family import GgufForm
 from jspec.models.families.hf_config import from_hf_config
-from jspec.models.rope import rope_frequencies
+from jspec.models.layers import rope_frequencies
 from jspec.weights.assemble import TensorSource, check_counts, load_params
 from jspec.weights.packed_weights import PackedSource, PackedTensor
 from jspec.weights.tensor_names import parameter_table

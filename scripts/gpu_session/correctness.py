@@ -143,7 +143,7 @@ def _carried(while_loop: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__") == "jspec.speculation.loop":
+        if sys._getframe(1).f_globals.get("__name__") == "jspec.speculation.plain":
             return while_loop(cond_fun, body_fun, init_val)
 
         def body(carry: Any) -> Any:

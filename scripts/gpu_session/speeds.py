@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jspec.common.timing import Loop, seconds_each, timed
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import ENTRY, make_eagle_drafter
-from jspec.drafters.heads.eagle_module import init_eagle_params
+from jspec.drafters.eagle_head import init_eagle_params
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams

@@ -10,7 +10,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter, MergedCascadeDrafter
-from jspec.drafters.options import check_options
+from jspec.drafters.registry import check_options
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle, tiny_medusa
 from tests.cases import slow_unless
@@ -200,4 +200,4 @@ def test_guesses_inside_a_draft_model_stay_a_chain(tiny_pair):
     """The cascade's tree is the outer lookup's alone."""
     drafter, _ = build("prompt_lookup+hierarchical", tiny_pair)
     assert type(drafter) is CascadeDrafter
-    assert not hasattr(drafter.members[1].inner, "tree_depth")
+    assert drafter.members[1].inner.tree_depth == 0

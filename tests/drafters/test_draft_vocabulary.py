@@ -10,7 +10,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.draft_vocabulary import draft_ids
+from jspec.drafters.model import draft_ids
 from jspec.lab.auditing import controls
 from jspec.lab.auditing.distribution import FALSE_ALARM, check_distribution
 from jspec.lab.auditing.rows import build_drafter
@@ -96,25 +96,25 @@ def test_the_distribution_is_the_models_own_over_those_tokens(kind, is_tied):
     built = make_drafter("model", spec._replace(draft_config=config, draft_params=params))
     state = observe(built.drafter, built.drafter.init(1, 64), [PROMPT[:4]], [4])
     proposal, _ = run_propose(built.drafter, built.params, state, PROMPT[4:5], 1.0)
-    found = np.asarray(proposal.probs[0, 0])
+    actual = np.asarray(proposal.probs[0, 0])
     cache = init_cache(config, batch_size=1, capacity=64, dtype=jnp.float32)
     logits = make_apply(config)(params, jnp.asarray([PROMPT[:5]]), cache)[0][0, -1]
     ids = [*range(SIZE), 120]
-    np.testing.assert_allclose(found[ids], jax.nn.softmax(logits[jnp.asarray(ids)]), atol=1e-5)
-    assert np.delete(found, ids).sum() == 0
+    np.testing.assert_allclose(actual[ids], jax.nn.softmax(logits[jnp.asarray(ids)]), atol=1e-5)
+    assert np.delete(actual, ids).sum() == 0
     assert 0.02 < jax.nn.softmax(logits)[jnp.asarray(ids)].sum() < 0.98, "nothing to prove"
 
 
 @pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
 def test_hierarchical_drafts_are_those_of_the_model(temperature):
     """Its own loop cuts the vocabulary as the other does."""
-    found, expected = (
+    actual, expected = (
         propose(drafter, temperature=temperature, draft_vocab_size=SIZE)
         for drafter in ("hierarchical", "model")
     )
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_allclose(found.probs, expected.probs, atol=1e-5)
-    assert set(np.unique(found.tokens)) <= {*range(SIZE), 120}
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    np.testing.assert_allclose(actual.probs, expected.probs, atol=1e-5)
+    assert set(np.unique(actual.tokens)) <= {*range(SIZE), 120}
     whole = propose("model", temperature=temperature)
     assert (np.asarray(whole.tokens) >= SIZE).any(), "the whole head would draft others"
 

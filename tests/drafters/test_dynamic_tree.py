@@ -13,7 +13,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.eagle import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.drafters.trees import grow_tree
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless
@@ -80,14 +80,14 @@ def test_the_best_paths_are_put_forward(seed, depth, branches, size):
     table = 2 * np.random.default_rng(seed).normal(size=(VOCAB, VOCAB))
     grown, _ = grow(table, [0, 3], shape)
     for row, last in enumerate((0, 3)):
-        found = paths_of(grown.proposal, row)
+        actual = paths_of(grown.proposal, row)
         expected = best_paths(softmax(table), last, shape)
-        assert sorted(found) == sorted(expected)
+        assert sorted(actual) == sorted(expected)
         likeliest = [path for path in expected if all(
             token == np.argmax(table[before])
             for before, token in zip([last, *path], path, strict=False)
         )]  # fmt: skip
-        assert found[: len(likeliest)] == sorted(likeliest, key=len)
+        assert actual[: len(likeliest)] == sorted(likeliest, key=len)
 
 
 def test_masks_show_each_draft_its_own_path():

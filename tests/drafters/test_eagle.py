@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.drafters.eagle_head import apply_head, fuse
 from jspec.models import init_cache
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView

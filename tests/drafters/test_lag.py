@@ -6,7 +6,6 @@ import pytest
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.model import ModelDrafter
 from jspec.speculation.control import Control
-from jspec.speculation.types import lag_of
 from tests import layered, tiny, tiny_eagle
 from tests.cases import slow_unless
 from tests.layered import SUBSET
@@ -33,7 +32,7 @@ def start(name, folder, layers=None, draft=None):
 
 
 def lags(drafter, state, kind=0):
-    return lag_of(drafter, state.draft, jnp.full([2], kind, jnp.int32)).tolist()
+    return drafter.lag(state.draft, jnp.full([2], kind, jnp.int32)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_members_of_a_cascade_lag_each_for_itself(tmp_path):
     assert [kind.drafter for kind in drafter.kinds][-2:] == ["prompt_lookup", "model"]
     assert lags(drafter, state, last) == [8, 16]
     assert lags(drafter, state, last - 1) == [0, 0]
-    mixed = lag_of(drafter, state.draft, jnp.array([last, 0], jnp.int32)).tolist()
+    mixed = drafter.lag(state.draft, jnp.array([last, 0], jnp.int32)).tolist()
     assert mixed == [8, 0]
 
 

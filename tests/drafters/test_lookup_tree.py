@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.lookup_tree import LookupTreeDrafter, SuffixTreeDrafter
+from jspec.drafters.prompt_lookup import LookupTreeDrafter
 from jspec.drafters.recycle import RecycleTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
+from jspec.drafters.suffix import SuffixTreeDrafter
 from jspec.drafters.trees import best_static_tree
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_dynamic_tree import paths_of
@@ -107,9 +108,9 @@ def by_votes(drafter, text):
     return scores
 
 
-def check(found, scores, shape):
+def check(actual, scores, shape):
     """Asserts that a tree holds the best nodes, not more than `branches` of one parent."""
-    for path, score in found.items():
+    for path, score in actual.items():
         assert score == pytest.approx(scores[path], abs=1e-4)
     values = sorted(scores.values())
     if any(b - a < 1e-5 for a, b in itertools.pairwise(values)):
@@ -120,31 +121,31 @@ def check(found, scores, shape):
             taken[path[:-1]] += 1
             taken[path] = 0
             best.append(path)
-    assert found.keys() == set(best[: shape.num_draft_tokens])
+    assert actual.keys() == set(best[: shape.num_draft_tokens])
 
 
 @hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
 @hypothesis.given(rows=batches, drafter=st.sampled_from(LOOKUPS))
 def test_a_lookup_believes_its_places_in_turn(rows, drafter):
     """Three letters, so that many places agree and go on with what others go on with."""
-    for text, found in zip(rows, propose(drafter, rows), strict=True):
-        check(found, in_turn(drafter, text), drafter.shape)
+    for text, actual in zip(rows, propose(drafter, rows), strict=True):
+        check(actual, in_turn(drafter, text), drafter.shape)
 
 
 @hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
 @hypothesis.given(rows=batches, drafter=st.sampled_from(SUFFIXES))
 def test_suffixes_score_by_their_shares(rows, drafter):
     """Every node by the votes for its whole path."""
-    for text, found in zip(rows, propose(drafter, rows), strict=True):
-        check(found, by_votes(drafter, text), drafter.shape)
+    for text, actual in zip(rows, propose(drafter, rows), strict=True):
+        check(actual, by_votes(drafter, text), drafter.shape)
 
 
 def test_the_first_branch_is_what_the_chain_drafts():
     """[1 2] was followed by 3 4 5 6 most recently, and by 3 7 and 8 before."""
     text = [1, 2, 8, 9, 1, 2, 3, 7, 0, 1, 2, 3, 4, 5, 6, 1, 2]
-    (found, *_) = propose(LOOKUPS[0], padded(text))
-    assert list(found)[:3] == [(3,), (3, 4), (3, 4, 5)]
-    assert (8,) in found
+    (actual, *_) = propose(LOOKUPS[0], padded(text))
+    assert list(actual)[:3] == [(3,), (3, 4), (3, 4, 5)]
+    assert (8,) in actual
 
 
 @pytest.mark.parametrize("drafter", [LOOKUPS[0], SUFFIXES[0]])
@@ -190,8 +191,8 @@ def test_recycled_tokens_branch_by_rank():
     table = drafter.init(2, 9)
     table = table.at[0, 1].set(jnp.array([2, 3])).at[0, 2].set(jnp.array([4, 1]))
     table = table.at[0, 3].set(jnp.array([5, -1])).at[0, 4].set(jnp.array([0, 5]))
-    found, empty = trees_of(proposer(drafter)(table, jnp.array([1, 1]), jnp.int32(99)))
-    assert list(found)[:3] == [(2,), (2, 4), (2, 4, 0)]
-    assert len(found) == 5
-    assert all(token >= 0 for path in found for token in path)
+    actual, empty = trees_of(proposer(drafter)(table, jnp.array([1, 1]), jnp.int32(99)))
+    assert list(actual)[:3] == [(2,), (2, 4), (2, 4, 0)]
+    assert len(actual) == 5
+    assert all(token >= 0 for path in actual for token in path)
     assert empty == {}

@@ -14,8 +14,7 @@ from absl import flags
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.heads.keep_rates import FILE, NUM_RANKS, read_rates, save_rates
-from jspec.drafters.heads.medusa_heads import load_medusa
+from jspec.drafters.medusa import FILE, NUM_RANKS, load_medusa, read_rates, save_rates
 from jspec.models import make_apply
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.drafters.cascade import Branches, branches_of, join_branches, merge_branches
+from jspec.speculation.acceptance.tree import prune
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.best_nodes import prune
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import QUICK
 
@@ -95,11 +95,11 @@ def test_the_tree_is_that_of_a_plain_trie(rows, num_children, size):
     assert (parents < np.arange(size)).all()
     assert (parents >= -1).all()
     for index, branches in enumerate(rows):
-        found = [tuple(path) for path in paths_of(proposal, index)]
+        actual = [tuple(path) for path in paths_of(proposal, index)]
         expected = branch_first(best_of(branches, size, num_children))
-        assert found == expected
-        scores = [trie_of(branches)[path] for path in found]
-        np.testing.assert_array_equal(proposal.scores[index, : len(found)], np.float32(scores))
+        assert actual == expected
+        scores = [trie_of(branches)[path] for path in actual]
+        np.testing.assert_array_equal(proposal.scores[index, : len(actual)], np.float32(scores))
 
 
 def test_other_trees_compile_nothing():
@@ -177,6 +177,8 @@ def test_a_pruned_tree_has_the_best_nodes(seed):
             zip(map(tuple, paths_of(whole, row)), whole.scores[row].tolist(), strict=False)
         )
         best = sorted(scores, key=lambda path: -scores[path])[:number]
-        found = [tuple(path) for path in paths_of(pruned, row)]
-        assert set(found) == set(best)
-        assert all(path[:-1] in found[:place] or len(path) == 1 for place, path in enumerate(found))
+        actual = [tuple(path) for path in paths_of(pruned, row)]
+        assert set(actual) == set(best)
+        assert all(
+            path[:-1] in actual[:place] or len(path) == 1 for place, path in enumerate(actual)
+        )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jspec.drafters.ngram import NgramDrafter
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.sampling.noise import independent_draft_keys
-from jspec.sampling.processor import Processor
+from jspec.sampling.processors import Processor
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
@@ -35,13 +35,13 @@ def reference_counts(drafter, committed, drafts):
     """Returns the order and the counts, {token: (count, last place)}, of the longest context."""
     window, text = committed[-drafter.window :], [*committed, *drafts]
     for order in range(drafter.max_order, drafter.min_order - 1, -1):
-        context, found = text[len(text) - order + 1 :], collections.defaultdict(lambda: (0, 0))
+        context, actual = text[len(text) - order + 1 :], collections.defaultdict(lambda: (0, 0))
         for begin in range(len(window) - order + 1):
             if window[begin : begin + order - 1] == context:
                 token = window[begin + order - 1]
-                found[token] = (found[token][0] + 1, begin)
-        if found:
-            return order, dict(found)
+                actual[token] = (actual[token][0] + 1, begin)
+        if actual:
+            return order, dict(actual)
     return 0, {}
 
 
@@ -49,10 +49,10 @@ def reference_drafts(drafter, text, limit=WIDTH):
     """Returns the most frequent continuations, one after another."""
     drafts = []
     while len(drafts) < limit:
-        _, found = reference_counts(drafter, text, drafts)
-        if not found:
+        _, actual = reference_counts(drafter, text, drafts)
+        if not actual:
             break
-        drafts.append(max(found, key=lambda token: found[token]))
+        drafts.append(max(actual, key=lambda token: actual[token]))
     return drafts
 
 
@@ -238,8 +238,8 @@ def test_draws_do_not_depend_on_the_capacity():
     for room in (0, 9):
         history = as_history([TEXT[:-1]] * 64)
         history = history.replace(tokens=jnp.pad(history.tokens[:, :14], ((0, 0), (0, room))))
-        found, _ = proposer(SAMPLED)(history, last, seeds, jnp.float32(1), jnp.int32(WIDTH))
-        drawn.append(found.tokens.tolist())
+        actual, _ = proposer(SAMPLED)(history, last, seeds, jnp.float32(1), jnp.int32(WIDTH))
+        drawn.append(actual.tokens.tolist())
     assert drawn[0] == drawn[1]
     assert len({tuple(row) for row in drawn[0]}) > 2
 
@@ -262,13 +262,13 @@ def test_a_distribution_of_forbidden_tokens_only_is_no_distribution():
     """The row proposes nothing, rather than NaN or a token that cannot be kept."""
     rows = [[1, 0, 1], [3, 4, 3], TEXT, [2]]
     for temperature in (0.0, 1.0):
-        found = propose(SAMPLED, rows, temperature=temperature, switches=forbid(0))
-        drafts = drafts_of(found)
+        actual = propose(SAMPLED, rows, temperature=temperature, switches=forbid(0))
+        drafts = drafts_of(actual)
         assert drafts[0] == drafts[3] == []
         assert drafts[1] == [4, 3, 4, 3]
         assert drafts[2]
         assert 0 not in drafts[2]
-        assert (np.asarray(found.tokens) >= 0).all()
+        assert (np.asarray(actual.tokens) >= 0).all()
 
 
 def test_a_processor_adds_no_token_to_what_was_counted():
@@ -279,9 +279,9 @@ def test_a_processor_adds_no_token_to_what_was_counted():
         update=lambda state, token: state,
     )  # fmt: skip
     rows = [[1, 0, 1, 0, 1], *[[1, 2, 1, 3, 1]] * 3]
-    found = propose(SAMPLED, rows, temperature=1.0, switches=Switches(processors=(add,)))
-    meant = np.arange(WIDTH) < np.asarray(found.num_tokens)[:, None]
-    probs = np.asarray(found.probs)[meant]
+    actual = propose(SAMPLED, rows, temperature=1.0, switches=Switches(processors=(add,)))
+    meant = np.arange(WIDTH) < np.asarray(actual.num_tokens)[:, None]
+    probs = np.asarray(actual.probs)[meant]
     assert meant[:, 0].all()
     assert (probs[:, 4] == 0).all()
     np.testing.assert_allclose(probs.sum(axis=-1), 1, rtol=1e-5)

@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters import ngram_table as counting
-from jspec.drafters.ngram_table import count_ngrams, load_table, save_table
+from jspec.drafters import tables as counting
+from jspec.drafters.tables import count_ngrams, load_table, save_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
@@ -29,8 +29,8 @@ def test_counts_equal_a_plain_count(monkeypatch, merge_at):
     for first in range(10):
         followed = [(-pairs[first, second], second) for second in range(10)]
         expected = [(second, -count) for count, second in sorted(followed)[:3] if count]
-        found = zip(table.ids[first].tolist(), table.counts[first].tolist(), strict=True)
-        assert [pair for pair in found if pair[1]] == expected
+        actual = zip(table.ids[first].tolist(), table.counts[first].tolist(), strict=True)
+        assert [pair for pair in actual if pair[1]] == expected
 
 
 def test_what_cannot_be_counted_is_refused():
@@ -48,8 +48,8 @@ def test_loading_what_was_saved_is_identity(tmp_path, order):
     path.write_text("old")
     table = count_ngrams(TEXTS, 10, order=order)
     save_table(table, path)
-    for found, expected in zip(load_table(str(path)), table, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(load_table(str(path)), table, strict=True):
+        np.testing.assert_array_equal(actual, expected)
     assert os.listdir(tmp_path) == ["t.safetensors"]
     with safetensors.safe_open(path, "np") as file:
         metadata = file.metadata()

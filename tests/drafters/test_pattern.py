@@ -14,8 +14,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.generation.request import Request, SamplingParams
-from jspec.sampling.pattern_automaton import compile_pattern, forced_bytes, token_table
-from jspec.sampling.pattern_regex import utf8_ranges
+from jspec.sampling.patterns import compile_pattern, forced_bytes, token_table, utf8_ranges
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
@@ -67,13 +66,13 @@ def test_ranges_of_bytes_are_the_encodings_of_ranges_of_characters():
     near = [c for c in near if not 0xD800 <= c < 0xE000]
     for low in near:
         for high in near:
-            found = list(utf8_ranges(low, high)) if low <= high else []
+            actual = list(utf8_ranges(low, high)) if low <= high else []
             for character in near:
                 text = chr(character).encode()
                 hits = sum(
                     len(one) == len(text)
                     and all(a <= byte <= b for (a, b), byte in zip(one, text, strict=True))
-                    for one in found
+                    for one in actual
                 )
                 assert hits == (low <= character <= high)
 

@@ -22,13 +22,12 @@ from jspec.drafters import (
 )
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
-from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
-from jspec.drafters.registry import REGISTRY, drafters_table
-from jspec.drafters.spec import option_title
+from jspec.drafters.registry import drafters_table
+from jspec.drafters.spec import REGISTRY, option_title
 from jspec.drafters.suffix import SuffixDrafter
-from jspec.drafters.tables import TableDrafter
+from jspec.drafters.tables import TableDrafter, count_ngrams, save_table
 from jspec.speculation.types import Drafter
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
@@ -314,16 +313,15 @@ def test_the_default_drafter_is_checked_too():
 
 
 def test_the_readme_shows_the_registry():
-    """Guards against a drafter, a cost or a paper that the README tells otherwise."""
+    """Guards against a drafter or a paper that the README tells otherwise."""
     readme = pathlib.Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
     _, rest = readme.split("<!-- drafters -->\n")
     assert rest.split("\n<!-- /drafters -->")[0] == drafters_table()
 
 
 def test_every_entry_is_complete():
-    """Guards against a drafter without a description or a source, and a cost below a plain step."""
+    """Guards against a drafter without a description or a source."""
     for name, entry in REGISTRY.items():
         assert entry.name == name
         assert entry.proposes
-        assert entry.prior_cost is None or entry.prior_cost >= 1
         assert re.fullmatch(r"\d{4}\.\d{5}(, \d{4}\.\d{5})*", entry.source) or name == "none"

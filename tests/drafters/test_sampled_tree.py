@@ -12,7 +12,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.eagle import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.drafters.trees import draw_tree
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
 from jspec.speculation.types import RoundInputs, TargetView
@@ -252,8 +252,8 @@ def test_members_of_a_cascade_leave_each_others_rows_alone(tiny_pair):
         view=TargetView(None, lambda: None, None),
     )
     proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
-    found = [drafter.kinds[kind].drafter for kind in proposal.kind.tolist()]
-    assert found == ["prompt_lookup", "model"]
+    actual = [drafter.kinds[kind].drafter for kind in proposal.kind.tolist()]
+    assert actual == ["prompt_lookup", "model"]
     is_draft = np.arange(7) < np.asarray(proposal.num_tokens)[:, None]
     assert is_draft.sum() > 7
     np.testing.assert_allclose(proposal.probs.sum(axis=-1), is_draft, atol=1e-6)

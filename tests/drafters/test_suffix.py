@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus, own_matches
+from jspec.drafters.prompt_lookup import own_matches
+from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of
@@ -34,20 +35,20 @@ def agreeing(one, other):
 
 def own_places(text):
     """Returns (tokens that agree, what followed) of each place in a text, the newest first."""
-    found = []
+    actual = []
     for end in reversed(range(len(text) - 1)):
         grown = list(text)
         for i in range(WIDTH):  # a repetition is continued
             grown.append(grown[end + 1 + i])
-        found.append((agreeing(text[: end + 1], text), grown[end + 1 : end + 1 + WIDTH]))
-    return [(length, tokens) for length, tokens in found if length]
+        actual.append((agreeing(text[: end + 1], text), grown[end + 1 : end + 1 + WIDTH]))
+    return [(length, tokens) for length, tokens in actual if length]
 
 
 def corpus_places(text):
     """Returns the same of each place in the corpus, which is trusted one token less."""
     places = [(other[: i + 1], other[i + 1 :]) for other in TEXTS for i in range(len(other) - 1)]
-    found = [(agreeing(before, text) - 1, after[:WIDTH]) for before, after in places]
-    return [(length, tokens) for length, tokens in found if length >= 0]
+    actual = [(agreeing(before, text) - 1, after[:WIDTH]) for before, after in places]
+    return [(length, tokens) for length, tokens in actual if length >= 0]
 
 
 def expected_drafts(drafter, places):
@@ -57,7 +58,7 @@ def expected_drafts(drafter, places):
         return longest, [[]]
     weights = [fractions.Fraction(4) ** (length - longest) for length, _ in places]
     weights = [weight if weight >= fractions.Fraction(4) ** -6 else 0 for weight in weights]
-    found = []
+    actual = []
     for _, tokens in places:
         score, drafts = 0, []
         for i in range(min(len(tokens), int(drafter.growth * max(longest, 1)))):
@@ -66,9 +67,9 @@ def expected_drafts(drafter, places):
             if not votes or votes < drafter.min_share * sum(weights):
                 break
             score, drafts = score + votes, tokens[: i + 1]
-        found.append((score, drafts))
-    best = max(score for score, _ in found)
-    return longest, [drafts for score, drafts in found if score == best]
+        actual.append((score, drafts))
+    best = max(score for score, _ in actual)
+    return longest, [drafts for score, drafts in actual if score == best]
 
 
 @functools.cache
@@ -180,10 +181,10 @@ def test_the_corpus_is_asked_where_the_text_knows_less():
 def test_of_many_places_the_longest_and_newest_are_asked(num_places):
     """About half of `CAPACITY` places agree; so many are kept, in order, and no others."""
     text = np.random.default_rng(0).integers(0, 2, CAPACITY).tolist()
-    found = own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
+    actual = own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
     places = sorted(((min(n, 4), -i, t) for i, (n, t) in enumerate(own_places(text))), reverse=True)
     expected = [(length, tokens) for length, _, tokens in places[:num_places]]
-    pairs = zip(found.agreement[0].tolist(), found.followed[0].tolist(), strict=True)
+    pairs = zip(actual.agreement[0].tolist(), actual.followed[0].tolist(), strict=True)
     assert [place for place in pairs if place[0] >= 0] == expected
 
 

@@ -63,36 +63,36 @@ ends = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CAPACITY)
 def test_the_places_that_agree_longest_are_found(rows, num_places):
     """Of each length as many as there are, or half of those asked; and what followed them."""
     rows = [text[-CAPACITY:] or [0] for text in rows]
-    found = find(corpus_of(0), as_history(rows), num_places)
+    actual = find(corpus_of(0), as_history(rows), num_places)
     for row, text in enumerate(rows):
         expected = {}
         for before, after in places_of(random_texts(0)):
             expected.setdefault(agreeing(before, text), []).append(after[:WIDTH])
-        lengths = np.asarray(found.agreement[row]) + 1
+        lengths = np.asarray(actual.agreement[row]) + 1
         for shortest in range(1, MAX_MATCH + 1):
             num_there = sum(len(all_) for length, all_ in expected.items() if length >= shortest)
             num_found = int((lengths >= shortest).sum())
             assert min(num_there, num_places // 2) <= num_found <= num_there
-        for length, tokens in zip(lengths, found.followed[row].tolist(), strict=True):
+        for length, tokens in zip(lengths, actual.followed[row].tolist(), strict=True):
             tokens = tokens[: tokens.index(-1)] if -1 in tokens else tokens
             assert length == 0 or tokens in expected[int(length)]
 
 
 def test_a_place_is_found_once():
     """Guards against counts of one place that the window reads several times."""
-    found = find(make_corpus([[1, 2, 3]], VOCAB), as_history([[1], [0, 1, 2], [3]]), 8)
-    lengths = [sorted(row, reverse=True)[:2] for row in (found.agreement + 1).tolist()]
+    actual = find(make_corpus([[1, 2, 3]], VOCAB), as_history([[1], [0, 1, 2], [3]]), 8)
+    lengths = [sorted(row, reverse=True)[:2] for row in (actual.agreement + 1).tolist()]
     assert lengths == [[1, 0], [2, 0], [0, 0]]
 
 
 def test_nothing_agrees_across_texts():
     """Neither before a text's beginning, where both have nothing, nor after its end."""
     corpus = make_corpus([[3, 1], [1, 2, 0], [2]], VOCAB)
-    found = find(corpus, as_history([[1], [3, 1], [1, 2]]), 8)
+    actual = find(corpus, as_history([[1], [3, 1], [1, 2]]), 8)
     one, after_an_end, two = (
         {(n, *tokens) for n, tokens in zip(lengths, followed, strict=True) if n}
         for lengths, followed in zip(
-            (found.agreement + 1).tolist(), found.followed.tolist(), strict=True
+            (actual.agreement + 1).tolist(), actual.followed.tolist(), strict=True
         )
     )
     assert one == after_an_end == {(1, 2, 0, -1)}

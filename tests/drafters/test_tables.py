@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.ngram_table import count_ngrams
 from jspec.drafters.tables import (
     TableDrafter,
     bigram_logits,
+    count_ngrams,
     table_params,
     uniform_logits,
     unigram_logits,

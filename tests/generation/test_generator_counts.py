@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from jspec.drafters import DrafterOptions, without_unread
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless

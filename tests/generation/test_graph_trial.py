@@ -228,7 +228,7 @@ def test_a_graph_that_ended_its_process_is_not_tried_again(trial, monkeypatch, t
         ("tree", cache),
         pytest.param("chain", draw, marks=pytest.mark.slow),
         pytest.param("head", draw, marks=pytest.mark.slow),
-        pytest.param("beams", beam_round, marks=pytest.mark.slow),
+        pytest.param("beams", beam, marks=pytest.mark.slow),
     ],
 )
 def test_real_rounds_agree_and_a_loop_that_makes_no_trip_is_seen(monkeypatch, name, module):

@@ -16,14 +16,14 @@ _PROGRAM = """
 import dataclasses, json
 import jax.numpy as jnp
 import jspec
-from jspec.drafters.memory import Stateless
+from jspec.speculation.types import Drafter
 from jspec.speculation.acceptance.rejection import RULE
 from jspec.speculation.types import Kind
 from tests.lab.auditing.subjects import models
 
 
 @dataclasses.dataclass(frozen=True)
-class Own(Stateless):
+class Own(Drafter):
     mistake: str
     num_draft_tokens = 3
     may_be_silent = False

@@ -16,7 +16,7 @@ from jspec.drafters import (
     draws_from_distribution,
     make_drafter,
 )
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.validate_options import (
     check_draft_temperature,

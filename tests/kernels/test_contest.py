@@ -24,7 +24,7 @@ from jspec.kernels import candidates, contest, library, race, trial, verdicts
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder, init_cache, make_apply
 from jspec.models.cache import PagedKVCache, causal_mask
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import rope_cos_sin
 from tests.kernels.families import make_model
 
 CONFIG, PARAMS = make_model("llama")

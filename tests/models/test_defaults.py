@@ -26,7 +26,7 @@ _SIZES = {
 def test_missing_keys_mean_what_they_mean_to_transformers(name, given):
     """Guards against a window, a base or a number of heads that both read otherwise."""
     given = _SIZES | given
-    found = from_hf_config({"model_type": name} | given)
+    actual = from_hf_config({"model_type": name} | given)
     expected = from_hf_config(CONFIG_MAPPING[name](**given).to_dict() | {"architectures": None})
     ends = {"bos_id": expected.bos_id, "eos_ids": expected.eos_ids}
-    assert dataclasses.replace(found, **ends) == expected
+    assert dataclasses.replace(actual, **ends) == expected

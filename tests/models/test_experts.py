@@ -9,7 +9,7 @@ import pytest
 
 from jspec import kernels
 from jspec.models.config import DecoderConfig
-from jspec.models.experts import Experts
+from jspec.models.layers import Experts
 
 _CONFIG = DecoderConfig(
     vocab_size=32, embed_dim=24, hidden_dim=56, num_layers=1, num_heads=2, num_kv_heads=2,
@@ -58,8 +58,8 @@ def test_equals_transformers(kind, is_normalized, monkeypatch):
     for is_native in (True, False):  # by C++ where there is a compiler, and by XLA
         if not is_native:
             monkeypatch.setattr("jspec.kernels.library.is_available", lambda: False)
-        found = Experts(config).apply({"params": _params(block)}, jnp.asarray(inputs))
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        actual = Experts(config).apply({"params": _params(block)}, jnp.asarray(inputs))
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,8 +82,8 @@ def test_grouped_product_is_one_product_a_group(sizes, dtype):
     rng = np.random.default_rng(3)
     matrices = jnp.asarray(rng.normal(size=(4, 11, 32)), dtype)
     rows = jnp.asarray(rng.normal(size=(sum(sizes), 32)), jnp.float32)
-    found = kernels.grouped_product(rows, matrices, jnp.asarray(sizes, jnp.int32))
+    actual = kernels.grouped_product(rows, matrices, jnp.asarray(sizes, jnp.int32))
     owners = np.repeat(np.arange(4), sizes)
     rounded = np.asarray(rows.astype(dtype), np.float64)
     expected = np.einsum("ri,roi->ro", rounded, np.asarray(matrices, np.float64)[owners])
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)

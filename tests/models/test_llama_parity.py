@@ -82,9 +82,9 @@ def test_logits_equal_transformers_where_cpp_computes_them(kv_heads, rope, libra
         program = apply.lower(params, block, cache).as_text()
         assert "jspec_product" in program
         assert "jspec_attention" in program
-        found, _, cache = apply(params, block, cache)
+        actual, _, cache = apply(params, block, cache)
         cache = cache.commit(jnp.array([end - begin]))
-        logits.append(found)
+        logits.append(actual)
     np.testing.assert_allclose(np.concatenate(logits, axis=1), expected, atol=1e-4, rtol=0)
 
 

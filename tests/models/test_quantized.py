@@ -115,8 +115,8 @@ def test_look_up_gives_dequantised_rows(kind, name):
     """Guards against rows of packed bytes, and another row's scale. "down" is packed in int4."""
     table, weights = _kernel(name, kind)
     ids = jnp.array([[0, 5, 5], [40, 2, 1]], jnp.int32)
-    found = look_up(table, ids)
-    np.testing.assert_allclose(found, weights[np.asarray(ids)], rtol=1e-6)
+    actual = look_up(table, ids)
+    np.testing.assert_allclose(actual, weights[np.asarray(ids)], rtol=1e-6)
 
 
 _APPLY = jax.jit(make_apply(CONFIG))
@@ -135,14 +135,14 @@ def test_a_quantised_llama_has_nearly_the_logits_of_the_original():
     errors = {}
     for kind in INTEGERS:
         quantized_params = quantize_params(params, CONFIG, kind)
-        found = _logits(quantized_params, tokens)
-        errors[kind] = np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2))
+        actual = _logits(quantized_params, tokens)
+        errors[kind] = np.sqrt(np.mean((actual - exact) ** 2) / np.mean(exact**2))
         floats = jax.tree.map(
             lambda leaf: dequantize(leaf) if isinstance(leaf, QuantizedKernel) else leaf,
             quantized_params,
             is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
         )
-        np.testing.assert_allclose(found, _logits(floats, tokens), atol=1e-4 * np.std(exact))
+        np.testing.assert_allclose(actual, _logits(floats, tokens), atol=1e-4 * np.std(exact))
     assert 0.001 < errors["int8"] < 0.05
     assert errors["int8"] < errors["int4"] < 0.6
 

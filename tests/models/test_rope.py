@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from jspec.kernels import apply_rope
 from jspec.models import PRESETS, get_preset
 from jspec.models.families.hf_config import to_hf_config
-from jspec.models.rope import rope_cos_sin, rope_frequencies
+from jspec.models.layers import rope_cos_sin, rope_frequencies
 from tests.models.test_config import ODD
 
 

@@ -91,6 +91,6 @@ def test_rounded_weights_that_lie_whole_stay_whole():
     for axis, is_split in ((None, False), (1, True)):
         rows = PartitionSpec(None, "model") if axis else PartitionSpec()
         specs = {"down": kernel.replace(values=rows, scales=PartitionSpec(), multipliers=None)}
-        found = join_products({"down": kernel}, specs, 2)["down"]
-        assert isinstance(found, SplitKernel) == is_split
-        assert is_split or found.shape == kernel.shape
+        actual = join_products({"down": kernel}, specs, 2)["down"]
+        assert isinstance(actual, SplitKernel) == is_split
+        assert is_split or actual.shape == kernel.shape

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
-from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.processors import PROCESSORS
 from jspec.sampling.settings import SamplingSettings, Switches, process_drafts
 
 VOCAB = 23
@@ -144,12 +144,12 @@ def test_rejected_tokens_never_were():
     tokens = jnp.array([[3, 5, 3], [6, 6, 7], [8, 9, 10]], jnp.int32)
     counts = [0, 3, 1]
     valid = jnp.arange(3) < jnp.array(counts)[:, None]
-    found = jax.jit(SamplingSettings.after_all)(settings, tokens, valid)
+    actual = jax.jit(SamplingSettings.after_all)(settings, tokens, valid)
     for row, count in enumerate(counts):
         expected = rows[row]
         for token in tokens[row, :count]:
             expected = expected.after(token[None])
-        kept = jax.tree.map(operator.itemgetter(slice(row, row + 1)), found.states)
+        kept = jax.tree.map(operator.itemgetter(slice(row, row + 1)), actual.states)
         jax.tree.map(np.testing.assert_array_equal, kept, expected.states)
 
 

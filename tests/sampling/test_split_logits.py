@@ -60,9 +60,9 @@ def test_draws_from_parts_are_those_from_all():
 
     Parts see the same noise. What they draw differs only where two tokens come within rounding.
     """
-    found = run_on_devices(_PROGRAM)
-    assert found["largest"]
-    assert found["ties"] > 20, "there are ties to break"
+    actual = run_on_devices(_PROGRAM)
+    assert actual["largest"]
+    assert actual["ties"] > 20, "there are ties to break"
     for name in ("plain", "few", "many", "top_p"):
-        assert found[name] == 0, name
-        assert found[name + " kinds"] > 50, "draws differ"
+        assert actual[name] == 0, name
+        assert actual[name + " kinds"] > 50, "draws differ"

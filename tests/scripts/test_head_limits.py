@@ -8,8 +8,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.drafters.eagle_head import apply_head, fuse, load_eagle
 from jspec.models import init_cache, make_apply
 from jspec.weights.resolver import load_model
 from tests import tiny_eagle

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
-from jspec.sampling.pattern_automaton import compile_pattern
+from jspec.sampling.patterns import compile_pattern
 from jspec.serving.json_schema import schema_pattern
 from jspec.serving.json_values import FORMATS
 from jspec.serving.tools import CallReader, Tool, demanded_call

@@ -11,9 +11,7 @@ import numpy as np
 from jspec.generation.batch import needed_switches
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.loop import run_rounds
-from jspec.speculation.plain import plain_step
-from jspec.speculation.prefill import prefill_chunk
+from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 

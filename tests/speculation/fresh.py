@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.drafters.eagle_head import apply_head, fuse
 from jspec.models import init_cache, make_apply
 from tests import layered
 

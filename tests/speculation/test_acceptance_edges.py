@@ -7,7 +7,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.sampling.distribution import NO_TOKEN
-from jspec.sampling.noise import SHARED, AcceptanceNoise
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RULES, RuleOptions, chain, get_rule
 from jspec.speculation.acceptance.types import Proposal
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
@@ -36,7 +36,7 @@ def noise(uniforms, vocab, gumbel=None):
 def accept(target, proposal, uniforms, rule=REJECTION, gumbel=None):
     target = jnp.array([target], jnp.float32)
     round_noise = noise(uniforms, target.shape[-1], gumbel)
-    if rule.noise is SHARED:
+    if rule.noise.is_shared:
         round_noise = AcceptanceNoise(None, jnp.zeros_like(target))
     verdict = jax.jit(rule.accept)(target, proposal, round_noise)
     return int(verdict.num_accepted[0]), int(verdict.next_token[0])

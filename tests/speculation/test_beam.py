@@ -47,20 +47,20 @@ def brute_force(table, k, limits, early):
     most, penalty = int(limits.max_tokens), float(limits.length_penalty)
     running, pool = [([], 0.0)], []
     for length in range(1, most + 1):
-        found = [
+        actual = [
             ([*text, token], score + float(table[len(text), text[-1] if text else 0, token]))
             for text, score in running
             for token in range(VOCAB)
         ]
-        found.sort(key=lambda one: -one[1])
-        is_end = [text[-1] in STOPS or length == most for text, _ in found]
+        actual.sort(key=lambda one: -one[1])
+        is_end = [text[-1] in STOPS or length == most for text, _ in actual]
         pool += [
             (text, score / length**penalty)
-            for (text, score), ends in zip(found[:k], is_end[:k], strict=True)
+            for (text, score), ends in zip(actual[:k], is_end[:k], strict=True)
             if ends
         ]
         pool = sorted(pool, key=lambda one: -one[1])[:k]
-        running = [one for one, ends in zip(found, is_end, strict=True) if not ends][:k]
+        running = [one for one, ends in zip(actual, is_end, strict=True) if not ends][:k]
         if not running or (len(pool) == k and early is True):
             break
         goal = most if early == "never" and penalty > 0 else length
@@ -90,20 +90,20 @@ def search(table, k, limits, first=0):
 def test_steps_find_what_brute_force_finds(k, seed, max_tokens, penalty, early):
     """Tables of random reals have no ties, so that rounding decides nothing."""
     table, limits = make_table(seed), make_limits(max_tokens, penalty, early)
-    found = ended_beams(search(table, k, limits))
+    actual = ended_beams(search(table, k, limits))
     expected = brute_force(table, k, limits, early)
-    assert [text for text, _ in found] == [text for text, _ in expected]
-    np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=2e-5)
+    assert [text for text, _ in actual] == [text for text, _ in expected]
+    np.testing.assert_allclose([s for _, s in actual], [s for _, s in expected], rtol=2e-5)
 
 
 def test_brute_force_sees_every_rule():
     """Negative control: tables like those above tell the three stops and penalties apart."""
     cases = [(1.0, early) for early in EARLY_STOPPING] + [(-1.0, False)]
-    found = {
+    actual = {
         str([brute_force(make_table(seed), 2, make_limits(penalty=p), early) for seed in range(40)])
         for p, early in cases
     }
-    assert len(found) == 4
+    assert len(actual) == 4
 
 
 def test_of_equals_the_first_beam_and_the_lower_token_come_first():

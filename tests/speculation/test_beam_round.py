@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters.model import ModelTreeDrafter
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.spec import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
@@ -104,9 +104,9 @@ def plain(engine_of, prompts, fresh_cache):
     """Returns the ended beams of plain search, for each prompt."""
     engine = engine_of("plain")
     a_round = compiled(engine)
-    found = [run_checked(engine, a_round, prompt, fresh_cache) for prompt in prompts[:2]]
-    assert all(set(steps) == {1} for _, steps in found)
-    return [beams for beams, _ in found]
+    actual = [run_checked(engine, a_round, prompt, fresh_cache) for prompt in prompts[:2]]
+    assert all(set(steps) == {1} for _, steps in actual)
+    return [beams for beams, _ in actual]
 
 
 @pytest.mark.parametrize("name", ["self", "prompt_lookup", "tree"])
@@ -115,9 +115,9 @@ def test_rounds_leave_the_caches_of_a_fresh_prefill(engine_of, prompts, fresh_ca
     engine, several = engine_of(name), 0
     a_round = compiled(engine)
     for prompt, expected in zip(prompts[:2], plain, strict=True):
-        found, steps = run_checked(engine, a_round, prompt, fresh_cache)
-        assert [text for text, _ in found] == [text for text, _ in expected]
-        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
+        actual, steps = run_checked(engine, a_round, prompt, fresh_cache)
+        assert [text for text, _ in actual] == [text for text, _ in expected]
+        np.testing.assert_allclose([s for _, s in actual], [s for _, s in expected], rtol=1e-5)
         several += sum(one > 1 for one in steps)
     # A text of three beams hardly repeats itself in all of them.
     assert several > 0 or name == "prompt_lookup", "no round took several steps"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.prefill import insert
+from jspec.speculation.plain import insert
 from tests.cases import slow_unless
 from tests.tiny_heads import head_cases
 

@@ -29,13 +29,13 @@ def choose(control, kind, lag=None, room=None):
     """Returns the choice of rows that miss nothing and have room, unless told otherwise."""
     lag = jnp.zeros_like(kind) if lag is None else lag
     room = jnp.full_like(kind, 1000) if room is None else room
-    return control.choose(kind, lambda _: lag, room)
+    return control.choose(control.costs, kind, lambda _: lag, room)
 
 
 @jax.jit
 def update_model(control, number, kept):
     """Returns the control after a round of the model in the only row."""
-    return control.update(as_rows(2), number, kept, jnp.array([True]))
+    return control.update(control.costs, as_rows(2), number, kept, jnp.array([True]))
 
 
 def best_number(first, later, costs):
@@ -101,12 +101,12 @@ def test_rows_and_kinds_learn_apart():
     update = jax.jit(Control.update)
     for _ in range(5):
         control = update(
-            control, as_rows(2, 2, 0), as_rows(3, 3, 3), as_rows(0, 3, 3),
+            control, control.costs, as_rows(2, 2, 0), as_rows(3, 3, 3), as_rows(0, 3, 3),
             jnp.array([True, True, False]),
         )  # fmt: skip
     alone = make_control()
     for _ in range(5):
-        alone = update(alone, as_rows(2), as_rows(3), as_rows(0), jnp.array([True]))
+        alone = update(alone, alone.costs, as_rows(2), as_rows(3), as_rows(0), jnp.array([True]))
     chosen = choose(control, as_rows(2, 2, 2)).tolist()
     assert chosen[:1] == choose(alone, as_rows(2)).tolist() == [0]
     assert chosen[1] == 7
@@ -117,10 +117,14 @@ def test_rows_and_kinds_learn_apart():
 
 def test_drafts_whose_turn_did_not_come_are_not_counted():
     """Of seven drafts whose second is refused two were tried: one kept, one not."""
-    control = make_control().update(as_rows(1), as_rows(7), as_rows(1), jnp.array([True]))
+    control = make_control().update(
+        make_control().costs, as_rows(1), as_rows(7), as_rows(1), jnp.array([True])
+    )
     assert control.kept[0, 1].tolist() == [1, 0]
     assert control.tried[0, 1].tolist() == [1, 1]
-    control = make_control().update(as_rows(1), as_rows(3), as_rows(3), jnp.array([True]))
+    control = make_control().update(
+        make_control().costs, as_rows(1), as_rows(3), as_rows(3), jnp.array([True])
+    )
     assert control.kept[0, 1].tolist() == control.tried[0, 1].tolist() == [1, 2]
 
 
@@ -133,7 +137,12 @@ def test_a_leaf_says_nothing_of_what_would_have_followed_it():
     is_refused = step._is_refused(Verdict(num_accepted, as_rows(9, 9), path), tree)
     assert is_refused.tolist() == [False, True]
     control = make_control(2).update(
-        as_rows(1, 1), as_rows(3, 3), as_rows(1, 1), jnp.ones(2, bool), is_refused
+        make_control(2).costs,
+        as_rows(1, 1),
+        as_rows(3, 3),
+        as_rows(1, 1),
+        jnp.ones(2, bool),
+        is_refused,
     )
     assert control.kept[:, 1].tolist() == [[1, 0], [1, 0]]
     assert control.tried[:, 1].tolist() == [[1, 0], [1, 1]]
@@ -182,15 +191,15 @@ def test_nodes_are_verified_while_they_are_worth_it():
     probs = np.array([[0.1, 0.5, 0.3, 0.02, 0.02, 0.02, 0.02], [0.5, 0.01, *[0.01] * 5],
                       [0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4]], np.float32)  # fmt: skip
     scores, kind = jnp.log(jnp.asarray(probs)), as_rows(0, 0, 0)
-    assert control.choose_nodes(kind, scores).tolist() == [3, 1, 7]
+    assert control.choose_nodes(control.costs, kind, scores).tolist() == [3, 1, 7]
     forced = control.replace(forced=as_rows(7, 3, 1)[:, None])
-    assert forced.choose_nodes(kind, scores).tolist() == [7, 3, 1]
+    assert forced.choose_nodes(forced.costs, kind, scores).tolist() == [7, 3, 1]
 
 
 def test_a_path_ends_at_the_depth_of_the_tree():
     """Of a path kept to the last level nothing was refused, though the tree has more nodes."""
     control = make_tree_control(1, [[(1.0, 1.2, 1.4, 1.6)]])
-    control = control.update(as_rows(0), as_rows(7), as_rows(3), jnp.array([True]))
+    control = control.update(control.costs, as_rows(0), as_rows(7), as_rows(3), jnp.array([True]))
     assert control.kept[0, 0].tolist() == control.tried[0, 0].tolist() == [1, 2]
 
 
@@ -229,7 +238,7 @@ def test_a_drafter_that_misses_nothing_is_not_held_back():
 def test_tokens_of_the_answer_are_counted():
     """The prefill's one, and those of rounds that the row had."""
     control = make_control(2).update(
-        as_rows(0, 0), as_rows(3, 3), as_rows(2, 2), jnp.array([True, False])
+        make_control(2).costs, as_rows(0, 0), as_rows(3, 3), as_rows(2, 2), jnp.array([True, False])
     )
     assert control.num_emitted.tolist() == [4, 1]
 
@@ -290,13 +299,13 @@ def play_rounds(control, kinds, costs, rate, uniforms):
         control, read = carry
         room = 256 - control.num_emitted
         lag = jnp.where(room > 0, control.num_emitted - read, 0)
-        number = jnp.where(room > 0, control.choose(kinds, lambda _: lag, room), 0)
+        number = jnp.where(room > 0, control.choose(control.costs, kinds, lambda _: lag, room), 0)
         is_kept = (uniforms < rate) & (jnp.arange(7) < number[:, None])
         kept = jnp.cumprod(is_kept, axis=1, dtype=jnp.int32).sum(axis=1)
         seconds = costs[jnp.searchsorted(jnp.array(NUMBERS), number)]
         seconds += jnp.where(number > 0, control.reading[:, 1] * lag.astype(jnp.float32), 0.0)
         control = control.charge(kinds, jnp.where(number > 0, lag, 0))
-        new = control.update(kinds, number, kept, room > 0)
+        new = control.update(control.costs, kinds, number, kept, room > 0)
         read = jnp.where(number > 0, new.num_emitted, read)
         return (new, read), jnp.where(room > 0, seconds, 0.0)
 
@@ -354,7 +363,9 @@ def test_first_drafts_speak_for_later_ones():
     update = jax.jit(Control.update)
     for index in range(10):
         kept = as_rows(1, index < 7, index % 2)
-        control = update(control, as_rows(2, 2, 2), as_rows(1, 1, 1), kept, jnp.ones(3, bool))
+        control = update(
+            control, control.costs, as_rows(2, 2, 2), as_rows(1, 1, 1), kept, jnp.ones(3, bool)
+        )
     assert choose(control, as_rows(2, 2, 2)).tolist() == [3, 1, 1]
 
 
@@ -364,14 +375,16 @@ def test_the_row_that_owes_most_tries_no_more():
     control = control.replace(num_emitted=as_rows(1, 1, 1, 3))
     assert choose(control, as_rows(2, 2, 2, 2)).tolist() == [1, 1, 0, 1]
     for _ in range(5):  # the row's own rounds speak for it, whatever it owes
-        control = control.update(as_rows(2, 2, 2, 2), *[as_rows(0, 0, 7, 0)] * 2, jnp.ones(4, bool))
+        control = control.update(
+            control.costs, as_rows(2, 2, 2, 2), *[as_rows(0, 0, 7, 0)] * 2, jnp.ones(4, bool)
+        )
     control = control.replace(owed=jnp.full([4], 9.0))
     assert choose(control, as_rows(2, 2, 2, 2)).tolist() == [0, 0, 7, 0]
 
 
 def test_a_rounds_loss_is_owed():
     """A round of 3 model drafts, one kept: 2.2 steps for 2 tokens. Of 2 drafts: as one of 3."""
-    control = make_control(4).update(
+    control = make_control(4).update(make_control(4).costs,
         as_rows(2, 2, 2, 0), as_rows(3, 2, 3, 0), as_rows(1, 1, 1, 0),
         jnp.array([True, True, False, True]),
     )  # fmt: skip
@@ -381,7 +394,9 @@ def test_a_rounds_loss_is_owed():
 def test_the_first_reading_is_not_owed():
     """It was weighed against the tokens to come; charged, it would forbid the drafts it was for."""
     control = with_reading(make_control(2), 0.5, [9, 9])
-    control = control.update(as_rows(2, 0), as_rows(1, 0), as_rows(1, 0), jnp.ones(2, bool))
+    control = control.update(
+        control.costs, as_rows(2, 0), as_rows(1, 0), as_rows(1, 0), jnp.ones(2, bool)
+    )
     control = control.replace(owed=jnp.zeros([2])).charge(as_rows(2, 2), as_rows(4, 60))
     assert control.owed.tolist() == [2.0, 0.0]
 
@@ -394,7 +409,9 @@ def test_a_found_draft_is_left_to_a_better_drafter():
     control = make_control(2).replace(kinds=certain)
     assert choose(control, as_rows(0, 1)).tolist() == [3, 7]
     for _ in range(10):
-        control = control.update(as_rows(2, 2), as_rows(7, 7), as_rows(7, 7), jnp.ones(2, bool))
+        control = control.update(
+            control.costs, as_rows(2, 2), as_rows(7, 7), as_rows(7, 7), jnp.ones(2, bool)
+        )
     assert choose(control, as_rows(0, 1)).tolist() == [0, 7]
     assert choose(control, as_rows(2, 2)).tolist() == [7, 7], "the model then takes the round"
     uncertain = control.replace(kinds=KINDS)
@@ -413,15 +430,19 @@ def test_a_silent_model_is_asked_no_more():
     assert choose(control, as_rows(2, 2)).tolist() == [1, 1]
     asked = as_rows(1, 0)
     for _ in range(5):
-        silent = control.after_silence(none, none, lambda _: asked, lambda _: none)
-        control = silent.update(none, none, none, jnp.ones(2, bool))
+        silent = control.after_silence(control.costs, none, none, lambda _: asked, lambda _: none)
+        control = silent.update(silent.costs, none, none, none, jnp.ones(2, bool))
     np.testing.assert_allclose(control.owed, [2.0, 0.0], atol=1e-6)
     np.testing.assert_array_equal(control.tried[:, :2], 0)  # a lookup's silence is free
     assert choose(control, as_rows(2, 2)).tolist() == [0, 1]
-    proposed = control.after_silence(as_rows(2, 2), as_rows(1, 1), lambda _: asked, lambda _: none)
+    proposed = control.after_silence(
+        control.costs, as_rows(2, 2), as_rows(1, 1), lambda _: asked, lambda _: none
+    )
     np.testing.assert_array_equal(proposed.owed, control.owed)
     # In a tree of several members the lookup has the proposal; the model was asked and had nothing.
     for silent in (True, False):
         members = jnp.tile(jnp.array([False, False, silent]), (2, 1))
-        beside = control.after_silence(none, asked, lambda _: asked, lambda _: none, members)
+        beside = control.after_silence(
+            control.costs, none, asked, lambda _: asked, lambda _: none, members
+        )
         np.testing.assert_allclose(beside.owed - control.owed, [0.4 * silent, 0], atol=1e-6)

@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.blockwise import BlockwiseDrafter
+from jspec.drafters.blockwise import BlockwiseConfig, BlockwiseDrafter
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.eagle import EagleDrafter
-from jspec.drafters.heads.blockwise_heads import BlockwiseConfig
-from jspec.drafters.heads.eagle_module import EagleConfig
-from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig
-from jspec.drafters.heads.medusa_heads import MedusaConfig
-from jspec.drafters.lookahead import LookaheadDrafter
-from jspec.drafters.medusa import MedusaDrafter
+from jspec.drafters.eagle_head import EagleConfig
+from jspec.drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from jspec.drafters.medusa import MedusaConfig, MedusaDrafter
 from jspec.drafters.tables import table_params
 from jspec.generation.batch import needed_switches
 from jspec.lab.analysis.goodness import goodness_of_fit

@@ -9,21 +9,16 @@ import pytest
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import speculative_step
+from jspec.speculation.types import Drafter
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
 
 
-class SilentDrafter:
+class SilentDrafter(Drafter):
     """Never has anything to say."""
 
-    num_draft_tokens, kinds, may_be_silent = 3, (), True
-
-    def init(self, batch_size, capacity):
-        return ()
-
-    def observe(self, params, state, tokens, hidden, valid):
-        return state
+    num_draft_tokens, kinds = 3, ()
 
     def propose(self, params, state, inputs):
         zeros = jnp.zeros([inputs.last_token.shape[0], 3], jnp.int32)

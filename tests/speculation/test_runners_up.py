@@ -13,11 +13,10 @@ from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.generation.request import SamplingParams
-from jspec.sampling.distribution import NO_TOKEN
+from jspec.sampling.distribution import NO_TOKEN, best_tokens
 from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
-from jspec.speculation.round import speculative_step
-from jspec.speculation.runners_up import learn, runners_up
+from jspec.speculation.round import learn, speculative_step
 from tests import tiny
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_copies import make_state
@@ -64,11 +63,11 @@ def test_the_most_likely_tokens_are_found(count):
     logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
     logits[0, 0] = [0, 2, 1, 2, -np.inf]
     logits[1, 2] = [0, np.nan, 1, 2, 3]
-    found = runners_up(jnp.asarray(logits), count)
+    actual = best_tokens(jnp.asarray(logits), count)
     expected = np.argsort(-logits, axis=2, kind="stable")[..., :count]
     expected[0, 0] = [1, 3, 2, 0, NO_TOKEN][:count]
     expected[1, 2] = NO_TOKEN
-    assert found.tolist() == expected.tolist()
+    assert actual.tolist() == expected.tolist()
 
 
 def test_they_are_those_after_each_token_of_the_block(tiny_pair, prompts):

@@ -4,13 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.control import agree, with_own_costs
+from jspec.speculation.control import agree
 from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
 
 ALL = jnp.ones([4], bool)
 # A draft for each of many rows takes half as long again; of one row it costs next to nothing.
 STEEP = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
 ALONE = np.array([[0.3, 0.31, 0.33, 0.37]] * 2, np.float32)
+
+
+def agreed(control, *arguments):
+    return agree(control, control.costs, *arguments)
 
 
 def shared(costs, num_rows=4, count=4):
@@ -29,7 +33,7 @@ def shared(costs, num_rows=4, count=4):
 )
 def test_no_row_drafts_what_the_others_pay_for(wanted, expected):
     """Of the lookup a first draft is kept three times in ten: never worth half a round."""
-    assert tuple(agree(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(*wanted), ALL, ALL)) == expected
+    assert tuple(agreed(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(*wanted), ALL, ALL)) == expected
 
 
 def test_all_have_what_is_worth_it_for_all():
@@ -45,53 +49,54 @@ def test_all_have_what_is_worth_it_for_all():
             seconds = sum(COSTS[d][NUMBERS.index(most)] for d in drafter)
             speeds.append(tokens / (seconds * (1.1 if most else 1.0)))
         most = NUMBERS[int(np.argmax(speeds))]
-        found = agree(control, kinds, as_rows(*wanted), ALL, ALL)
-        assert found.tolist() == [min(own, most) for own in wanted], wanted
+        actual = agreed(control, kinds, as_rows(*wanted), ALL, ALL)
+        assert actual.tolist() == [min(own, most) for own in wanted], wanted
 
 
 def test_rows_that_do_not_run_say_nothing():
     """Control: were they to count, a single row's drafts would not be worth it."""
     control, kinds, wanted = shared(COSTS), as_rows(2, 2, 2, 2), as_rows(1, 0, 0, 0)
-    alone = agree(control, kinds, wanted, jnp.array([True, False, False, False]), ALL)
+    alone = agreed(control, kinds, wanted, jnp.array([True, False, False, False]), ALL)
     assert alone.tolist() == [1, 0, 0, 0]
-    assert agree(control, kinds, wanted, ALL, ALL).tolist() == [0, 0, 0, 0]
+    assert agreed(control, kinds, wanted, ALL, ALL).tolist() == [0, 0, 0, 0]
 
 
 def test_a_row_that_may_not_draft_keeps_no_other_from_it():
     """As a server's request with `speculation` says; where all are such rows each has its own."""
     control, kinds = shared(COSTS), as_rows(1, 1, 1, 1)
-    expected = agree(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
+    expected = agreed(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
     assert expected == [3, 3, 3, 0]
     forbidden = control.costs.at[3, :, 1:].set(1e9)
-    found = agree(control.replace(costs=forbidden), kinds, as_rows(3, 3, 3, 0), ALL, ALL)
-    assert found.tolist() == expected
+    actual = agreed(control.replace(costs=forbidden), kinds, as_rows(3, 3, 3, 0), ALL, ALL)
+    assert actual.tolist() == expected
     few = control.replace(costs=control.costs.at[:, :, 2:].set(1e9))
-    assert agree(few, kinds, as_rows(1, 1, 0, 1), ALL, ALL).tolist() == [1, 1, 0, 1]
+    assert agreed(few, kinds, as_rows(1, 1, 0, 1), ALL, ALL).tolist() == [1, 1, 0, 1]
 
 
 def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
     """Else the drafts, and by the rejection rule the tokens, would depend on the others."""
     is_free = jnp.array([False, True, True, True])
-    found = agree(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, is_free)
-    assert found.tolist() == [7, 0, 0, 0]
-    control = with_own_costs(shared(STEEP, num_rows=8), is_free)
-    assert control.costs[0].tolist() == STEEP.tolist()
-    assert (control.costs[1:] < STEEP).all()
+    actual = agreed(shared(STEEP), as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, is_free)
+    assert actual.tolist() == [7, 0, 0, 0]
+    costs = shared(STEEP, num_rows=8).round_costs(is_free)
+    assert costs[0].tolist() == STEEP.tolist()
+    assert (costs[1:] < STEEP).all()
 
 
 def test_where_nothing_is_shared_all_is_as_it_was():
     """A Generator's batch, and the rows that were measured."""
     control = make_control(4)
-    found = agree(control, as_rows(0, 0, 0, 0), as_rows(7, 0, 0, 0), ALL, ALL)
-    assert found.tolist() == [7, 0, 0, 0]
-    assert with_own_costs(control, ALL) is control
-    assert with_own_costs(shared(COSTS), ALL).costs.tolist() == control.costs.tolist()
+    actual = agreed(control, as_rows(0, 0, 0, 0), as_rows(7, 0, 0, 0), ALL, ALL)
+    assert actual.tolist() == [7, 0, 0, 0]
+    assert control.round_costs(ALL) is control.costs
+    assert shared(COSTS).round_costs(ALL).tolist() == control.costs.tolist()
 
 
 def test_rounds_of_fewer_rows_cost_what_lies_between_one_row_and_all():
-    some = with_own_costs(shared(STEEP, num_rows=8), ALL).costs[0]
+    some = shared(STEEP, num_rows=8).round_costs(ALL)[0]
     np.testing.assert_allclose(some, ALONE + (STEEP - ALONE) * 3 / 7, rtol=1e-6)
-    one = shared(STEEP, num_rows=8, count=1)
-    np.testing.assert_allclose(with_own_costs(one, ALL[:1]).costs[0], ALONE)
-    few, many = (choose(each, as_rows(1)) for each in (with_own_costs(one, ALL[:1]), one))
+    single = shared(STEEP, num_rows=8, count=1)
+    costs = single.round_costs(ALL[:1])
+    np.testing.assert_allclose(costs[0], ALONE)
+    few, many = (choose(single.replace(costs=c), as_rows(1)) for c in (costs, single.costs))
     assert few.tolist() > many.tolist(), "where rows are few a draft costs next to nothing"

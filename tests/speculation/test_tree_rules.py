@@ -295,8 +295,8 @@ def optimal_transport(target, draft, number):
     cost = np.array([[-float(y in one) for y in range(v)] for one in tuples])
     rows = np.kron(np.eye(len(tuples)), np.ones(v))
     columns = np.kron(np.ones(len(tuples)), np.eye(v))
-    found = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=[*mass, *target])
-    return -found.fun
+    actual = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=[*mass, *target])
+    return -actual.fun
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -166,9 +166,9 @@ def test_parents_come_before_their_children(parents, message):
 
 def test_masks_and_depths():
     """The picture in `acceptance.tree`, and padding, which hangs on the root."""
-    found = tree.tree_of(proposal_of([-1, -1, 0, 0, 2]))
-    assert found.depths.tolist() == [[0, 1, 1, 2, 2, 3]]
-    paths = [np.flatnonzero(row).tolist() for row in np.asarray(found.mask[0])]
+    actual = tree.tree_of(proposal_of([-1, -1, 0, 0, 2]))
+    assert actual.depths.tolist() == [[0, 1, 1, 2, 2, 3]]
+    paths = [np.flatnonzero(row).tolist() for row in np.asarray(actual.mask[0])]
     assert paths == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 1, 3, 5]]
     padded = tree.tree_of(proposal_of([-1, 0, 1, 2], num_tokens=2))
     assert padded.depths.tolist() == [[0, 1, 2, 1, 1]]
@@ -177,8 +177,8 @@ def test_masks_and_depths():
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 16])
 def test_masks_of_long_chains(depth):
     """Guards against too few squarings."""
-    found = tree.tree_of(proposal_of(list(range(-1, depth - 1))))
-    np.testing.assert_array_equal(found.mask[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
+    actual = tree.tree_of(proposal_of(list(range(-1, depth - 1))))
+    np.testing.assert_array_equal(actual.mask[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
 
 
 def test_verdicts_follow_the_probabilities():

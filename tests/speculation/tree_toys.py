@@ -13,7 +13,7 @@ from jspec.drafters.memory import History
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance.tree import end_of, tree_of
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind
+from jspec.speculation.types import Drafter, Kind
 
 # Parents of the drafts; -1 is the last committed token.
 SHAPES = {
@@ -73,7 +73,7 @@ def tree_apply(
     return table[previous, tokens], jnp.zeros((b, t, 1)), cache
 
 
-class ToyTreeDrafter(struct.PyTreeNode):
+class ToyTreeDrafter(struct.PyTreeNode, Drafter):
     """Drafts a tree of fixed shapes from a table [previous, last, next].
 
     Row r, in round n, takes the shape number (r + length) modulo their number.

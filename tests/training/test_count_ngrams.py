@@ -5,7 +5,7 @@ import json
 import pytest
 import safetensors
 
-from jspec.drafters.ngram_table import load_table
+from jspec.drafters.tables import load_table
 from tests.cases import slow_unless
 from tests.programs import check_refusal, environment, run
 from tests.tiny_models import save_folder

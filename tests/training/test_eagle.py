@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
-from jspec.drafters.heads.folder import round_head
+from jspec.drafters.eagle_head import EagleConfig, init_eagle_params, load_eagle
+from jspec.drafters.head_folder import round_head
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
 from jspec.training.loop import train

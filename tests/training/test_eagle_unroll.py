@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.drafters.eagle_head import apply_head, fuse
 from jspec.models import init_cache
 from jspec.models.layers import linear
 from jspec.training.eagle_unroll import unroll

@@ -13,7 +13,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
+from jspec.drafters.medusa import MedusaConfig, init_medusa_params, save_medusa
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig
+from jspec.drafters.lookahead import LookaheadConfig
 from jspec.models import init_cache, make_apply
 from jspec.training.lookahead import LookaheadTraining, anchors_of
 from jspec.training.packing import pack

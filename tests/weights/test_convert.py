@@ -13,8 +13,8 @@ import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
-from jspec.drafters.heads.folder import round_head
+from jspec.drafters.eagle_head import load_eagle, save_eagle
+from jspec.drafters.head_folder import round_head
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.weights import load_model
 from jspec.weights.hf import save_hf

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
+from jspec.drafters.eagle_head import load_eagle, save_eagle
 from jspec.weights.torch_file import convert_torch, find_torch_files, read_torch
 from tests import tiny, tiny_eagle
 

@@ -15,7 +15,7 @@ from jspec import kernels
 from jspec.common.errors import check_among
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
-from jspec.drafters.heads.eagle_module import (
+from jspec.drafters.eagle_head import (
     EagleConfig,
     default_feature_layers,
     init_eagle_params,

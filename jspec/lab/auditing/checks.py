@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafters.tree_options import TreeOptions
+from jspec.drafters.spec import TreeOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
 from jspec.generation.prompts import encode_prompt
@@ -27,7 +27,7 @@ from jspec.lab.auditing.distribution import (
 )
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
-from jspec.sampling.noise import SHARED, AcceptanceNoise
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.tree import tree_of
 from jspec.speculation.acceptance.types import (
     AcceptanceRule,
@@ -106,7 +106,7 @@ def check_edges(rule: AcceptanceRule) -> Check:
     """
     target_probs = jnp.array([[[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]])
     noise = AcceptanceNoise(jnp.zeros([1, 1]), jnp.zeros([1, 3]))
-    if rule.noise is SHARED:
+    if rule.noise.is_shared:
         noise = AcceptanceNoise(None, jnp.zeros([1, 2, 3]))
     tokens, count = jnp.zeros([1, 1], jnp.int32), jnp.ones([1], jnp.int32)
     sampled = jnp.array([[[0.9, 0.1, 0.0]]])

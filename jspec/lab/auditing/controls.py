@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jspec.common.typing import ApplyFn, Params, RowCounts, RowSeeds, TargetProbs
+from jspec.common.typing import (
+    ApplyFn,
+    BlockFlags,
+    Params,
+    RowCounts,
+    RowSeeds,
+    TargetProbs,
+    Tokens,
+)
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
@@ -33,7 +41,7 @@ def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
         distribution = probs_after(probs, end_of(verdict.path, verdict.num_accepted))
         return verdict.replace(next_token=sample(distribution, noise.gumbel))
 
-    return rule._replace(accept=accept, tree=_changed(rule, after))
+    return rule._replace(accept=accept, matches_at_zero=False, tree=_changed(rule, after))
 
 
 def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
@@ -47,7 +55,7 @@ def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
         path, num_accepted = path_of(tree, jnp.argmax(tree.depths, axis=1).astype(jnp.int32))
         return verdict.replace(num_accepted=num_accepted, path=path)
 
-    return rule._replace(accept=accept, tree=_changed(rule, after))
+    return rule._replace(accept=accept, matches_at_zero=False, tree=_changed(rule, after))
 
 
 def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
@@ -101,21 +109,30 @@ def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
 
 
 @dataclasses.dataclass(frozen=True)
-class MisreportingTrees:
+class MisreportingTrees(Drafter):
     """The drafter of trees, but its proposals are `misreported`."""
 
     drafter: Drafter
     vocab_size: int
 
-    # A protocol's own members have to stand here: isinstance() calls no __getattr__ (Python 3.12).
-    num_draft_tokens = property(lambda self: self.drafter.num_draft_tokens)
-    kinds = property(lambda self: self.drafter.kinds)
-    may_be_silent = property(lambda self: self.drafter.may_be_silent)
-    init = property(lambda self: self.drafter.init)
-    observe = property(lambda self: self.drafter.observe)
+    def __post_init__(self) -> None:
+        for name in ("num_draft_tokens", "kinds", "may_be_silent", "tree_depth", "hidden_layers",
+                     "has_lag"):  # fmt: skip
+            object.__setattr__(self, name, getattr(self.drafter, name))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
+    def init(self, batch_size: int, capacity: int) -> Any:
+        """Returns the drafter's state of rows that have seen nothing."""
+        return self.drafter.init(batch_size, capacity)
+
+    def observe(
+        self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> Any:
+        """Shows the drafter committed tokens."""
+        return self.drafter.observe(params, state, tokens, hidden, valid)
+
+    def lag(self, state: Any, kind: RowCounts) -> RowCounts:
+        """Returns how many tokens the drafter must still read, [b]."""
+        return self.drafter.lag(state, kind)
 
     def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
         """Returns the drafter's proposal, misreported."""

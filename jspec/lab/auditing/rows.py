@@ -31,7 +31,6 @@ from jspec.speculation.types import (
     SpecState,
     StepInfo,
     TargetView,
-    tree_depth,
 )
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding, used_vocab_size
@@ -184,7 +183,7 @@ class Rows:
         if not self._numbers or self.drafter is None:
             return None
         # At temperature 0 all rows accept alike, and a tree is drafted whole: both only if cheap.
-        is_cheap = self.settings.temperature == 0 or tree_depth(self.drafter)
+        is_cheap = self.settings.temperature == 0 or self.drafter.tree_depth
         cost = _COST_OF_A_CHEAP_DRAFT if is_cheap else _COST_OF_A_DRAFT
         num_drafters = len(drafters_of(self.drafter.kinds))
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jspec.common.timing import Loop, TurnLoop, make_loop, seconds_each, with_first
 from jspec.common.typing import Logits, RowTokens
 from jspec.drafters import DrafterOptions
-from jspec.drafters.draft_vocabulary import with_draft_vocabulary
+from jspec.drafters.model import with_draft_vocabulary
 from jspec.generation.costs import PROMPT_TOKENS
 from jspec.generation.drafter_spec import make_spec
 from jspec.generation.generator import Generator

@@ -24,13 +24,12 @@ from jspec.drafters import (
     needs_draft_model,
 )
 from jspec.drafters.chain import spread
-from jspec.drafters.draft_vocabulary import HEAD_IDS, with_draft_vocabulary
 from jspec.drafters.layer_skip import choose_layers
+from jspec.drafters.model import HEAD_IDS, with_draft_vocabulary
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.runners_up import num_runners_up
-from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_layers
+from jspec.speculation.types import Drafter, RoundInputs, TargetView
 
 
 class FirstDrafts(NamedTuple):
@@ -86,9 +85,9 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
     drafter, width = built.drafter, spec.target_config.vocab_size
     if drafter is None:
         raise InputError(f"expected a drafter that drafts, got {name!r}")
-    if observed_layers(drafter):
+    if drafter.hidden_layers:
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    if num_runners_up(drafter):  # which a given text does not tell
+    if drafter.num_runners_up:  # which a given text does not tell
         raise InputError(f"expected a drafter that does not learn from logits, got {name!r}")
     own = with_draft_vocabulary(spec)
     if needs_draft_model(name) and own.draft_config is not None:

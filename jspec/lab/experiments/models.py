@@ -15,7 +15,7 @@ from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
 from jspec.common.work_dir import write_json
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.auto import AUTO, costs_of_first
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator

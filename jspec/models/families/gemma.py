@@ -14,12 +14,14 @@ from jspec.models.families.family import (
     WINDOW_KEYS,
     Family,
     GgufForm,
+    as_number,
+    as_settings,
     complete_window,
     read_layer_types,
     window_fields,
     write_layer_types,
+    write_rope,
 )
-from jspec.models.families.hf_rope import as_number, as_settings, write_rope
 
 _KEYS = ATTENTION_BIAS | {
     "attn_logit_softcapping": "attention_softcap",

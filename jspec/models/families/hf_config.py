@@ -5,7 +5,7 @@ from typing import Any
 
 from jspec.models.config import MAX_SIZE, DecoderConfig
 from jspec.models.families import FAMILIES, find_family
-from jspec.models.families.hf_rope import as_number, read_rope, write_rope
+from jspec.models.families.family import as_number, read_rope, write_rope
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from jspec.common.errors import InputError, check_numbers, check_type
-from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import (
     block,
     coupled,
@@ -74,19 +73,6 @@ def register_rule(name: str, rule: AcceptanceRule) -> None:
     RULES[name] = lambda options: rule
 
 
-_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.RULE.accept, rejection.accept)
-
-
-def is_match_at_zero(rule: AcceptanceRule) -> bool:
-    """Returns whether at temperature 0 a rule is known to decide what `chain.match` decides."""
-    return rule.distribution is sampling_probs and rule.accept in _MATCHING_AT_ZERO
-
-
-def draws_only(rule: AcceptanceRule) -> bool:
-    """Returns whether a rule does nothing with distributions but draw: parts of them will do."""
-    return rule == coupled.RULE
-
-
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
@@ -107,8 +93,6 @@ __all__ = [
     "RULES",
     "TIMING_RULES",
     "RuleOptions",
-    "draws_only",
     "get_rule",
-    "is_match_at_zero",
     "register_rule",
 ]

@@ -113,4 +113,11 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT, tree=traversal.RULE)
+RULE = AcceptanceRule(
+    acceptance_probs,
+    next_token_probs,
+    accept,
+    INDEPENDENT,
+    matches_at_zero=True,
+    tree=traversal.RULE,
+)

@@ -60,6 +60,8 @@ RULE = AcceptanceRule(
     target_after,
     accept,
     SHARED,
+    matches_at_zero=True,
+    draws_only=True,
     # Without the noise, drafts are accepted and refused as deterministic ones are.
     tree=siblings.RULE._replace(accept=accept_tree, noise=_tree_noise),
 )

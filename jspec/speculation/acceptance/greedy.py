@@ -38,5 +38,9 @@ def next_token_probs(
 
 # At temperature 0 the target's distribution is one-hot, and there all lossless rules are one.
 RULE = rule_without_chance(
-    acceptance_probs, next_token_probs, temperatures=Temperatures.ZERO, tree=siblings.RULE
+    acceptance_probs,
+    next_token_probs,
+    temperatures=Temperatures.ZERO,
+    matches_at_zero=True,
+    tree=siblings.RULE,
 )

@@ -74,14 +74,14 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     drawn = jnp.minimum(draft, target_probs / rho[..., None]) * gain[..., None]
     drawn = jnp.where((number > 0)[..., None], drawn, 0.0)
     lacking = jnp.maximum(target_probs - drawn, 0.0)
-    own = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+    probs = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
     target = jnp.where(
-        is_possible & (own > 0), target_probs[rows, tree.parents, proposal.tokens], 0.0
+        is_possible & (probs > 0), target_probs[rows, tree.parents, proposal.tokens], 0.0
     )
     is_even_at = along(tree.parents, is_even)
     return Trial(
         jnp.where(is_even_at, target, in_turn.target),
-        jnp.where(is_even_at, own * along(tree.parents, rho), in_turn.draft),
+        jnp.where(is_even_at, probs * along(tree.parents, rho), in_turn.draft),
         jnp.where(is_even[..., None], lacking, in_turn.lacking),
     )
 
@@ -91,5 +91,6 @@ RULE = AcceptanceRule(
     rejection.next_token_probs,
     rejection.accept,
     INDEPENDENT,
+    matches_at_zero=True,
     tree=siblings.make_rule(try_all),
 )

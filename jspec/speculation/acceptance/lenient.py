@@ -20,7 +20,7 @@ from jspec.common.typing import Logits, TargetProbs
 from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance import greedy, longest, rejection, siblings
+from jspec.speculation.acceptance import greedy, rejection, siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance
 from jspec.speculation.acceptance.tree import Tree
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
@@ -75,5 +75,5 @@ def make_argmax_rule(lenience: float) -> AcceptanceRule:
         distribution=distribution_at_temperature_one,
         temperatures=Temperatures.ZERO,
         is_lossless=False,
-        tree=longest.make_rule(probs, greedy.next_token_probs),
+        tree=siblings.make_longest_rule(probs, greedy.next_token_probs),
     )

@@ -52,4 +52,11 @@ def accept(
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT, tree=siblings.RULE)
+RULE = AcceptanceRule(
+    acceptance_probs,
+    next_token_probs,
+    accept,
+    INDEPENDENT,
+    matches_at_zero=True,
+    tree=siblings.RULE,
+)

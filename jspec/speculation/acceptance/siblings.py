@@ -12,6 +12,10 @@ taken out and the rest normalised, as by the Gumbel-top-k trick: recursive rejec
 et al., arXiv 2402.14160; Yang et al., 2401.06706). Deterministic drafts, such as the most likely
 tokens of EAGLE-2 (2406.16858), have all probability on the draft: together a node's children are
 accepted with the probability that the target gives them.
+
+Rules without chance keep the longest of the paths whose drafts are all accepted: Medusa's choice
+among its candidates (arXiv 2401.10774, section 2.3.1). A draft is accepted or not by itself, as on
+a chain. Of several longest paths the one that comes first in the block counts.
 """
 
 from collections.abc import Callable
@@ -25,7 +29,7 @@ from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, gumbel_noise, round_keys
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
-from jspec.speculation.acceptance.tree import Tree, TreeRule, end_of, kept_path
+from jspec.speculation.acceptance.tree import Tree, TreeRule, at_parents, end_of, kept_path, path_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
 
 
@@ -47,7 +51,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
         return _try_certain(target_probs, proposal, tree)
     is_possible = is_candidate(proposal, tree)
 
-    def one(
+    def try_draft(
         lacking: Float32[Array, "b t v"],
         drawn: tuple[RowCounts, RowCounts, Float32[Array, "b v"], Bool[Array, "b"]],
     ) -> tuple[Float32[Array, "b t v"], tuple[Array, Array]]:
@@ -61,7 +65,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
 
     # One draft after another: each needs what its earlier siblings have left.
     operands = proposal.tokens.T, tree.parents.T, jnp.swapaxes(proposal.probs, 0, 1), is_possible.T
-    lacking, (target, draft) = jax.lax.scan(one, target_probs, operands)
+    lacking, (target, draft) = jax.lax.scan(try_draft, target_probs, operands)
     return Trial(target.T, draft.T, lacking)
 
 
@@ -173,3 +177,42 @@ def tree_noise(
 
 
 RULE = make_rule(try_all)
+
+
+def make_longest_rule(
+    acceptance_probs: Callable[..., Array], next_token_probs: Callable[..., Array]
+) -> TreeRule:
+    """Returns the rule for trees of a rule for chains whose acceptance probabilities are 0 or 1.
+
+    The two functions are the chain's; what they say of a draft depends on the distribution before
+    it, and what they say of the next token on that after the last draft.
+    """
+
+    def last_slot(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> RowCounts:
+        # Each draft beside the distribution at its parent, as if the drafts were a chain.
+        is_accepted = acceptance_probs(at_parents(target_probs, tree), proposal) > 0
+        is_accepted = jnp.pad(
+            is_accepted & is_candidate(proposal, tree), ((0, 0), (1, 0)), constant_values=True
+        )
+        is_whole = ~(tree.mask & ~is_accepted[:, None, :]).any(axis=-1)
+        return jnp.argmax(jnp.where(is_whole, tree.depths, -1), axis=-1).astype(jnp.int32)
+
+    def end_probs(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree
+    ) -> Float32[Array, "b t"]:
+        return jax.nn.one_hot(last_slot(target_probs, proposal, tree), tree.depths.shape[1])
+
+    def next_token_probs_at(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree, slot: RowCounts
+    ) -> Float32[Array, "b v"]:
+        return next_token_probs(target_probs, proposal, slot)
+
+    def accept(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
+    ) -> Verdict:
+        slot = last_slot(target_probs, proposal, tree)
+        path, num_accepted = path_of(tree, slot)
+        distribution = next_token_probs(target_probs, proposal, slot)
+        return Verdict(num_accepted, sample(distribution, noise.gumbel), path)
+
+    return TreeRule(end_probs, next_token_probs_at, accept, tree_noise)

@@ -45,7 +45,7 @@ def weigh(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> _Weights
     rows = jnp.arange(proposal.tokens.shape[0])
     is_possible = is_candidate(proposal, tree)
 
-    def one(
+    def weigh_draft(
         carry: _Weights,
         drawn: tuple[RowCounts, RowCounts, RowCounts, Float32[Array, "b v"], Bool[Array, "b"]],
     ) -> tuple[_Weights, None]:
@@ -59,9 +59,9 @@ def weigh(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> _Weights
             is_possible[:, None], normalised_or(rest, distribution), distribution
         )
         after = jnp.where(is_possible, _after_refusal(before, jnp.sum(rest, axis=-1)), before)
-        own = min_ratio(target[rows, token], draft[rows, token])
-        own = jnp.where(is_possible & (draft[rows, token] > 0), own, 0.0)
-        weights = weights.at[rows, parent].set(after).at[rows, slot].set(own)
+        weight = min_ratio(target[rows, token], draft[rows, token])
+        weight = jnp.where(is_possible & (draft[rows, token] > 0), weight, 0.0)
+        weights = weights.at[rows, parent].set(after).at[rows, slot].set(weight)
         return (weights, lacking.at[rows, parent].set(distribution)), None
 
     slots = jnp.broadcast_to(jnp.arange(1, proposal.width + 1)[:, None], tree.parents.T.shape)
@@ -70,7 +70,7 @@ def weigh(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> _Weights
     )  # fmt: skip
     # In the block's order: each draft needs what its parent's earlier children have left.
     start = jnp.ones(tree.depths.shape), target_probs
-    return jax.lax.scan(one, start, operands)[0]
+    return jax.lax.scan(weigh_draft, start, operands)[0]
 
 
 def _after_refusal(
@@ -87,8 +87,8 @@ def _weigh_certain(target_probs: TargetProbs, proposal: Proposal, tree: Tree) ->
     weights = jnp.ones(tree.depths.shape)
     for _ in range(tree.max_depth):  # one level more is right after every pass
         above = at_parents(weights, tree)
-        own = min_ratio(above * trial.target, 1 - above * (1 - trial.draft))
-        weights = jnp.pad(own, ((0, 0), (1, 0)), constant_values=1.0)
+        path_weights = min_ratio(above * trial.target, 1 - above * (1 - trial.draft))
+        weights = jnp.pad(path_weights, ((0, 0), (1, 0)), constant_values=1.0)
     is_child = tree.parents[:, None, :] == jnp.arange(tree.depths.shape[1])[:, None]
     taken = jnp.sum(jnp.where(is_child, trial.target[:, None, :], 0.0), axis=-1)
     return _after_refusal(weights, weights * (1 - taken)), trial.lacking

@@ -129,6 +129,9 @@ class AcceptanceRule(NamedTuple):
       temperatures: those for which the rule is made.
       is_lossless: whether the emitted tokens follow the target's distribution at those
         temperatures.
+      matches_at_zero: whether at temperature 0 it decides what `chain.match` decides, which needs
+        no distribution over the vocabulary.
+      draws_only: whether it does nothing with distributions but draw: parts of them will do.
       tree: the rule for trees, a `TreeRule`; None where it knows chains only.
     """
 
@@ -139,4 +142,6 @@ class AcceptanceRule(NamedTuple):
     distribution: Callable[[Logits, SamplingSettings], TargetProbs] = sampling_probs
     temperatures: Temperatures = Temperatures.ANY
     is_lossless: bool = True
+    matches_at_zero: bool = False
+    draws_only: bool = False
     tree: Any = None

@@ -18,7 +18,7 @@ from jax.scipy.special import entr
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import TargetProbs
-from jspec.speculation.acceptance import longest
+from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance, target_after
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 
@@ -40,5 +40,5 @@ def acceptance_probs(
 def make_rule(epsilon: float, delta: float) -> AcceptanceRule:
     """Returns the rule."""
     probs = functools.partial(acceptance_probs, epsilon=epsilon, delta=delta)
-    tree = longest.make_rule(probs, target_after)
+    tree = siblings.make_longest_rule(probs, target_after)
     return rule_without_chance(probs, target_after, is_lossless=False, tree=tree)

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.blockwise_heads import (
+from jspec.drafters.blockwise import (
     BlockwiseConfig,
     blockwise_rules,
     init_blockwise_params,
@@ -40,10 +40,10 @@ def test_shapes_at_full_size():
     config = BlockwiseConfig(target.embed_dim, target.hidden_dim, num_heads=4)
     shapes = jax.eval_shape(lambda key: init_blockwise_params(config, key), jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    found = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
-    assert found == {rule.path: rule.shape for rule in blockwise_rules(config)}
-    assert found["up", "kernel"] == (57344, 4096)
-    assert found["down_3", "kernel"] == (4096, 57344)
+    actual = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
+    assert actual == {rule.path: rule.shape for rule in blockwise_rules(config)}
+    assert actual["up", "kernel"] == (57344, 4096)
+    assert actual["down_3", "kernel"] == (4096, 57344)
 
 
 @pytest.mark.parametrize(

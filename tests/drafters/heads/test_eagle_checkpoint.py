@@ -9,12 +9,13 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import (
+from jspec.drafters.eagle_head import (
+    EagleConfig,
     eagle_rules,
+    init_eagle_params,
     load_eagle,
     save_eagle,
 )
-from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
 from jspec.models import get_preset
 from tests import tiny, tiny_eagle
 
@@ -73,8 +74,8 @@ def test_the_names_and_shapes_are_those_of_published_heads():
     target = get_preset("llama3.1-8b")
     layer = dataclasses.replace(target, num_layers=1, vocab_size=32000)
     config = EagleConfig(layer, target.vocab_size, (2, 16, 29))
-    found = {part.name: part.shape for rule in eagle_rules(config) for part in rule.parts}
-    assert found == _PUBLISHED
+    actual = {part.name: part.shape for rule in eagle_rules(config) for part in rule.parts}
+    assert actual == _PUBLISHED
     shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
     assert {path: shape.shape for path, shape in _flat(shapes).items() if path != ("ids",)} == {
         rule.path: rule.shape for rule in eagle_rules(config)

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.lookahead_embeddings import load_lookahead, save_lookahead
+from jspec.drafters.lookahead import load_lookahead, save_lookahead
 from tests import tiny, tiny_lookahead
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.medusa_heads import (
+from jspec.drafters.medusa import (
     MedusaConfig,
     init_medusa_params,
     load_medusa,
@@ -80,13 +80,13 @@ def test_the_names_and_shapes_are_those_of_published_heads():
     """Of the public heads for Vicuna-7B, at full size, without an array."""
     target = dataclasses.replace(get_preset("llama3.1-8b"), vocab_size=32000)
     config = MedusaConfig(target.embed_dim, target.vocab_size, num_heads=5)
-    found = {part.name: part.shape for rule in medusa_rules(config) for part in rule.parts}
+    actual = {part.name: part.shape for rule in medusa_rules(config) for part in rule.parts}
     expected = {}
     for head in range(5):
         expected[f"{head}.0.linear.weight"] = (4096, 4096)
         expected[f"{head}.0.linear.bias"] = (4096,)
         expected[f"{head}.1.weight"] = (32000, 4096)
-    assert found == expected
+    assert actual == expected
     head = jax.ShapeDtypeStruct((32000, 4096), jnp.bfloat16)
     shapes = jax.eval_shape(lambda head: init_medusa_params(config, head), head)
     leaves = jax.tree_util.tree_leaves_with_path(shapes)

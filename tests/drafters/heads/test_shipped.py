@@ -12,9 +12,8 @@ from jspec.drafters import (
     make_drafter,
     with_shipped_head,
 )
-from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import default_feature_layers
-from jspec.drafters.heads.shipped import find_head, shipped_head
+from jspec.drafters.eagle_head import default_feature_layers, load_eagle
+from jspec.drafters.head_folder import find_head, shipped_head
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import PRESETS
 from jspec.weights.published import SMOLLM2

@@ -9,9 +9,13 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
-from jspec.drafters.heads.speculators import save_speculators
+from jspec.drafters.eagle_head import (
+    EagleConfig,
+    init_eagle_params,
+    load_eagle,
+    save_eagle,
+    save_speculators,
+)
 from jspec.models import get_preset
 from tests import tiny, tiny_eagle
 from tests.tiny_models import save_folder
@@ -70,8 +74,8 @@ def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
     config = EagleConfig(layer, target.vocab_size, (2, 16, 29))
     save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
     save_speculators(tmp_path / "head", tmp_path / "out", target="t", num_draft_tokens=5)
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
-    shapes = {name: one.shape for name, one in found.items()}
+    actual = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    shapes = {name: one.shape for name, one in actual.items()}
     assert shapes.keys() == _NAMES | {"d2t", "t2d"}
     assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 128)
     assert shapes["layers.0.self_attn.k_proj.weight"] == (16, 128)
@@ -99,8 +103,8 @@ def test_the_verifier_is_of_the_targets_family(tmp_path, monkeypatch):
         output = tmp_path / "out" / target.replace("/", "-")
         output.parent.mkdir(exist_ok=True)
         save_speculators(tmp_path / "head", output, target=target, num_draft_tokens=3)
-        found = json.loads((output / "config.json").read_text())["speculators_config"]["verifier"]
-        assert found == {"architectures": [f"{kind}ForCausalLM"], "name_or_path": target}
+        actual = json.loads((output / "config.json").read_text())["speculators_config"]["verifier"]
+        assert actual == {"architectures": [f"{kind}ForCausalLM"], "name_or_path": target}
 
 
 def test_such_a_head_is_read_again(folder):

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.heads.eagle_module import EagleConfig, EagleLayer, init_eagle_params
+from jspec.drafters.eagle_head import EagleConfig, EagleLayer, init_eagle_params
 from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, cuda_library
 from jspec.models import init_cache
 from jspec.models.cache import TAIL, KVCache, PagedKVCache
 from jspec.models.decoder import Block
-from jspec.models.rope import rope_cos_sin
+from jspec.models.layers import rope_cos_sin
 from tests.cases import slow_unless
 from tests.kernels.families import CONFIG, assert_close, make_model, random_tree
 from tests.tiny import random_params

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters.heads import shipped
+from jspec.drafters import head_folder as shipped
 from jspec.lab.auditing.checks import (
     check_edges,
     check_parity,
@@ -100,7 +100,9 @@ def test_a_rule_that_accepted_nothing_was_not_audited():
             target_probs, proposal.replace(num_tokens=jnp.zeros_like(proposal.num_tokens)), noise
         )
 
-    RULES["refuse"] = lambda options: get_rule("rejection")._replace(accept=refuse)
+    RULES["refuse"] = lambda options: get_rule("rejection")._replace(
+        accept=refuse, matches_at_zero=False
+    )
     try:
         checks = list(run_checks(make_subject("refuse"), num_rows=64, max_new_tokens=4))
     finally:
@@ -136,7 +138,7 @@ def accept_all(target_probs, proposal, noise):
 
 def test_parity_of_a_rule_that_keeps_everything_fails(monkeypatch):
     """Negative control: the gaps tell that it is no rounding."""
-    wrong = get_rule("rejection")._replace(accept=accept_all)
+    wrong = get_rule("rejection")._replace(accept=accept_all, matches_at_zero=False)
     monkeypatch.setitem(RULES, "all", lambda options: wrong)
     check = check_parity(make_subject("all"), "float32", PROMPTS, _MAX_NEW_TOKENS)
     assert not check.has_passed

@@ -124,7 +124,9 @@ def p_value_of(rows, num_rows):
 def test_distribution_of_a_broken_accept_line_fails():
     """Negative control: one factor forgotten."""
     subject = make_subject("rejection", "model")
-    broken = get_rule("rejection")._replace(accept=accept_without_the_draft_distribution)
+    broken = get_rule("rejection")._replace(
+        accept=accept_without_the_draft_distribution, matches_at_zero=False
+    )
     rows = make_rows(subject, rule=broken, rows_per_run=_NUM_ROWS)
     assert p_value_of(rows, _NUM_ROWS) < FALSE_ALARM
 

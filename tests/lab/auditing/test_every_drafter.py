@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DRAFTERS, DrafterOptions, member_names, needs_draft_model
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.checks import run_checks
 from jspec.lab.auditing.rows import choose_context

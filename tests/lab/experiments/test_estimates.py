@@ -14,7 +14,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import SamplingParams
 from jspec.lab.experiments.draft_distributions import ForwardPass
 from jspec.lab.experiments.estimates import Estimator
@@ -56,7 +56,7 @@ def options(tmp_path_factory):
 
 
 def table_distributions(options, name, text, temperature):
-    from jspec.drafters.ngram_table import load_table
+    from jspec.drafters.tables import load_table
 
     table = load_table(options.draft_table)
     distributions = np.tile(table.unigrams.astype(float), [len(text), 1])

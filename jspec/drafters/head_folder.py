@@ -2,6 +2,7 @@
 
 A table (see `tensor_names`) says which tensors there are and where each goes; nothing may be
 missing, left over, or of another shape. A `HeadFormat` holds what differs between kinds of heads.
+Some heads come with jspec, each for one target, in `shipped_heads/`.
 """
 
 import pathlib
@@ -17,6 +18,7 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
+from jspec.weights.published import SMOLLM2
 from jspec.weights.safetensors_file import (
     FloatTensors,
     load_safetensors,
@@ -145,10 +147,10 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
     Raises:
       InputError: one that differs.
     """
-    for what, own, other in sizes:
-        if own != other:
+    for what, size, expected in sizes:
+        if size != expected:
             raise InputError(
-                f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
+                f"{folder}: expected a head of the target's {what}, {expected}; it has {size}"
             )
 
 
@@ -184,12 +186,12 @@ def pack_params(
     """
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
     # By `shape`, as `FloatTensors` make a float copy when they are indexed.
-    found = {name: tensors.shape(name) for name in tensors}
+    shapes_there = {name: tensors.shape(name) for name in tensors}
     # Both sets: a tensor too many is an error as well as one too few.
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
-            wanted, own = (_shape_text(shapes.get(name)) for shapes in (expected, found))
-            raise InputError(f"{folder}: {name}: expected {wanted}, found {own}")
+    for name in sorted(expected.keys() | shapes_there.keys()):
+        if shapes_there.get(name) != expected.get(name):
+            wanted, got = (_shape_text(shapes.get(name)) for shapes in (expected, shapes_there))
+            raise InputError(f"{folder}: {name}: expected {wanted}, found {got}")
     return unflatten_dict(
         {
             # Each parameter is finished before the next, which keeps the peak of memory low.
@@ -240,3 +242,31 @@ def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
     if _OF_A_MODEL in tensors:
         raise InputError(f"{source}: expected a trained head, got a whole model")
     write_head(output, files[0].name, to_int8(tensors), config)
+
+
+_PREFIX = "shipped:"
+_FOLDER = pathlib.Path(__file__).parent / "shipped_heads"
+_HEADS = {("eagle", SMOLLM2): SMOLLM2}  # of a drafter and what its target is asked for by
+
+
+def shipped_head(drafter: str, target: str) -> str | None:
+    """Returns the `draft_head` that comes with jspec for a drafter and a target's name, or None."""
+    name = _HEADS.get((drafter, target))
+    return None if name is None else _PREFIX + name
+
+
+def find_head(head: str) -> pathlib.Path:
+    """Returns the folder that `draft_head` means: a path, or the name of a head that is shipped.
+
+    Raises:
+      InputError: no such folder, or no head of that name comes with jspec.
+    """
+    if not head.startswith(_PREFIX):
+        folder = pathlib.Path(head).expanduser()
+        if not folder.is_dir():
+            raise InputError(f"{head}: no such folder; expected one with a trained head")
+        return folder
+    if head.removeprefix(_PREFIX) not in _HEADS.values():
+        known = ", ".join(_PREFIX + name for name in _HEADS.values())
+        raise InputError(f"expected a head that comes with jspec, {known}; got {head!r}")
+    return _FOLDER / head.removeprefix(_PREFIX)

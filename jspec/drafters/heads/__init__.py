@@ -1,1 +1,0 @@
-"""Trained heads: module, checkpoint format and drafter of each, side by side."""
