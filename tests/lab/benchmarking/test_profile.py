@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from jspec.lab.accelerators.seen import read_seen
 
 from jspec.generation.request import Request, SamplingParams
-from jspec.lab.accelerators.seen import read_seen
 from jspec.lab.benchmarking.profile import count_launches
 from tests import tiny_models
 
