@@ -5,7 +5,6 @@ slows down slows all of them. A time is that of a whole answer, prompt included,
 alone (`_CLOCKS`), compilation excluded.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import pathlib
@@ -26,7 +25,6 @@ from jspec.lab.benchmarking.answers import (
     answer_with,
     format_summary,
     gives_one_text,
-    measure,
     one_of_each_size,
     summarise,
     timings_of,
@@ -47,7 +45,6 @@ _CLOCKS = {  # what the times of --decoding are
     "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
     "llama.cpp": "as printed, without loading and prompt; plain's is without sampling",
 }
-_STORY = "Tell me a long story about a dragon and a knight."
 
 
 def compare(asked: Measurement) -> Iterator[Outcome]:
@@ -208,40 +205,6 @@ def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedM
     note = f"it cannot load jspec's {draft.quantization}"
     print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
     return asked.load("draft", is_rounded=False)
-
-
-def compare_settings(asked: Measurement) -> Iterator[Outcome]:
-    """Compares answers with filters, processors and log-probabilities with those without.
-
-    Yields after each repeat.
-    """
-    (generator,) = asked.generators(*asked.models()).values()
-    plain = SamplingParams(max_new_tokens=asked.max_new_tokens, temperature=0.8)
-    filters = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
-    processors = {
-        "repetition_penalty": 1.05,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.1,
-        "logit_bias": {5: 0.5},
-        "forbidden_token_ids": (7,),
-        "min_new_tokens": asked.max_new_tokens,
-    }
-    changes = {
-        "temperature alone": {},
-        "filters": filters,
-        "processors": processors,
-        "all, with log-probabilities": filters | processors | {"logprobs": True},
-    }
-    methods = {
-        name: answer_with(generator, dataclasses.replace(plain, **own), decoding=True)
-        for name, own in changes.items()
-    }
-    prompts = [generator.encode_prompt(_STORY)]
-    warm_up(methods, prompts)
-    for timings in measure(methods, prompts, asked.repeats):
-        report = summarise(timings)
-        record = {"timings": {name: own.to_json() for name, own in timings.items()}}
-        yield Outcome(record | {"methods": report}, format_summary(report))
 
 
 def _peak_bytes() -> int:

@@ -9,8 +9,6 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, title_of
 from jspec.drafters import (
@@ -38,8 +36,6 @@ from jspec.models.sharding import make_mesh
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8
 from jspec.weights.resolver import LoadedModel, load_model
-
-_CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
 
 
 class Method(NamedTuple):
@@ -115,10 +111,6 @@ class Measurement(types.SimpleNamespace):
         """Returns the settings of answers."""
         return SamplingParams(self.max_new_tokens, getattr(self, "temperature", 0.0))
 
-    def contexts(self) -> list[int]:
-        """Returns the tokens before what is timed."""
-        return self.context or _CONTEXTS[self.measure]
-
 
 def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
     """Returns the methods by the names that the tables give them.
@@ -156,20 +148,17 @@ def check_methods(
 
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
-    mode, has_draft = values["measure"], bool(values.get("draft"))
-    if mode in ("start", "drafting", "quantization") and options != DrafterOptions():
-        raise InputError(f"expected options of drafters without --measure={mode}, which reads none")
     if "drafters" not in values:
+        if options != DrafterOptions():
+            mode = values["measure"]
+            raise InputError(f"expected --measure={mode} without options of drafters")
         return {}
+    has_draft = bool(values["draft"])
     usual = choose_drafter(None, has_draft=has_draft, target=values["target"])
     several = list(dict.fromkeys(["none", "prompt_lookup", usual]))
-    default = {"sampling": ["none"], "start": [usual], "profile": [usual],
-               "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
-    drafters = default if values["drafters"] is None else values["drafters"]
-    methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
+    drafters = several if values["drafters"] is None else values["drafters"]
+    methods = parse_methods(drafters, values["num_draft_tokens"])
     check_methods(methods, options, has_draft=has_draft)
-    if mode in ("start", "sampling", "profile") and len(methods) > 1:
-        raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
     return methods
 
 
@@ -228,9 +217,9 @@ def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:
     if not read:
         raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
     tasks = tasks_of([one.category for one in read])
-    if flags.FLAGS["num_prompts"].present and len(read) < count:
+    if len(read) < count and not asked.per_category:
         print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
-    if per_category := getattr(asked, "per_category", None):
+    if per_category := asked.per_category:
         seen: dict[str | None, list[int]] = collections.defaultdict(list)
         for index, one in enumerate(read):
             seen[one.category].append(index)
