@@ -13,8 +13,7 @@ from ml_collections import ConfigDict, config_dict
 from jspec.common.errors import InputError, describe_error
 from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from jspec.lab.experiments.method_spec import MethodSpec
-from jspec.lab.experiments.spec import Experiment, PairSpec
+from jspec.lab.experiments.spec import Experiment, MethodSpec, PairSpec
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 

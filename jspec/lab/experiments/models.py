@@ -23,8 +23,7 @@ from jspec.generation.layout import place_model
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import check_answered
-from jspec.lab.experiments.method_spec import MethodSpec
-from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.spec import Experiment, MethodSpec
 from jspec.lab.experiments.store import AnyStore
 from jspec.models.sharding import make_mesh
 from jspec.weights.resolver import LoadedModel, load_model

@@ -28,8 +28,7 @@ from jspec.lab.experiments.cells import (
     find_prompts,
     make_cells,
 )
-from jspec.lab.experiments.read_spec import read_experiment
-from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.spec import Experiment, read_experiment
 from jspec.lab.experiments.store import (
     DONE,
     FAILED,

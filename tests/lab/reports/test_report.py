@@ -408,7 +408,7 @@ def test_theory(tmp_path):
 
 
 def test_predictions(tmp_path):
-    """A table and a figure a pair; the verdicts among its notes are left out."""
+    """A table and a figure a pair; verdicts, as earlier records hold them, are left out."""
     columns = ["drafts a round", "break-even alpha", "speed at alpha 0.5", "speed at alpha 0.8"]
     lines = [
         theory_cell("a/b", columns, [[1, None, 0.9, 1.2], [2, 0.55, 0.8, 1.3333333]]),
