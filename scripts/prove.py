@@ -111,12 +111,17 @@ def make_cells() -> list[Cell]:
                 ("model", None, _FEW_IDS))  # fmt: skip
     cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
     rules = ("rejection", "block", "coupled")
-    for rule, (drafter, own, few), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, own, few))
+    for rule, (drafter, temperature, num_ids), settings in itertools.product(
+        rules, drafters, SETTINGS
+    ):
+        cells.append(Cell(rule, drafter, settings, temperature, num_ids))
     for rule, tree, settings in itertools.product(rules, _TREES, SETTINGS):
         cells.append(Cell(rule, "model", settings, tree=tree))
     cells += [Cell("k_seq", "model", settings, tree="with") for settings in SETTINGS]
-    return cells + [Cell("greedy", drafter, "T=0", own, few) for drafter, own, few in drafters]
+    return cells + [
+        Cell("greedy", drafter, "T=0", temperature, num_ids)
+        for drafter, temperature, num_ids in drafters
+    ]
 
 
 def make_controls() -> list[Cell]:
@@ -126,7 +131,7 @@ def make_controls() -> list[Cell]:
     flat: dict[str, Any] = {"wrong": "target with logits times 0.7", "change_target": flattened}
     kept: dict[str, Any] = {"wrong": "every draft accepted", "change_rule": controls.keeping_all}
     empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
-    found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
+    cells = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
              Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
     few = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
     changes = {"drafts drawn at twice the temperature reported": draw(drawn=controls.hotter),
@@ -134,19 +139,19 @@ def make_controls() -> list[Cell]:
     unprocessed = {"draft distribution reported": draw(reported=controls.unprocessed),
                    "drafts drawn": draw(drawn=controls.unprocessed)}  # fmt: skip
     for rule in ("rejection", "block"):
-        found.append(Cell(rule, "model", **flat))
-        found += [Cell(rule, "model", wrong=w, change_drafter=f) for w, f in changes.items()]
-        found += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
+        cells.append(Cell(rule, "model", **flat))
+        cells += [Cell(rule, "model", wrong=w, change_drafter=f) for w, f in changes.items()]
+        cells += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
         for settings, wrong in itertools.product(("penalties", "top_k"), unprocessed):
-            own = {"wrong": f"{wrong} without {settings}", "change_drafter": unprocessed[wrong]}
-            found.append(Cell(rule, "model", settings, **own))
+            change = {"wrong": f"{wrong} without {settings}", "change_drafter": unprocessed[wrong]}
+            cells.append(Cell(rule, "model", settings, **change))
     # With a draft model as many rows as a cell has, or more, are needed to see it.
     prefix = {"wrong": "a prefix kept", "change_rule": controls.keeping_a_prefix}
     for rule, tree in itertools.product(("rejection", "block"), ("likeliest", "with")):
-        found += [Cell(rule, "model", tree=tree, **change) for change in (prefix, empty, kept)]
-    found.append(Cell("coupled", "model", tree="without", **prefix))
+        cells += [Cell(rule, "model", tree=tree, **change) for change in (prefix, empty, kept)]
+    cells.append(Cell("coupled", "model", tree="without", **prefix))
     wrong, keyed = "uniforms keyed by absolute position", controls.with_absolute_uniforms
-    return [*found, Cell("block", "prompt_lookup", wrong=wrong, change_rule=keyed)]
+    return [*cells, Cell("block", "prompt_lookup", wrong=wrong, change_rule=keyed)]
 
 
 class Bench:
@@ -210,8 +215,10 @@ def make_models() -> tuple[LoadedModel, LoadedModel]:
             weights, noise = np.random.default_rng((0, index)).normal(size=(2, *rule.shape))
             values = _STD * (weights + disturbance * noise) + (rule.path[-1] == "scale")
             leaves[rule.path] = jnp.asarray(values, jnp.float32)
-        own = unflatten_dict({rule.path: leaves[rule.path] for rule in parameter_table(config)})
-        models.append(LoadedModel(config, own, tokenizer, f"{num_layers} layers", is_random=True))
+        params = unflatten_dict({rule.path: leaves[rule.path] for rule in parameter_table(config)})
+        models.append(
+            LoadedModel(config, params, tokenizer, f"{num_layers} layers", is_random=True)
+        )
     return models[0], models[1]
 
 
@@ -220,10 +227,10 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
     for cell in cells:
         seconds, fit = timed(functools.partial(bench.fit, cell))
         is_as_expected = (fit.p_value < level) == bool(cell.wrong)
-        own = f", {cell.num_ids} tokens" if cell.num_ids else ""
-        own += f", tree {cell.tree}" if cell.tree else ""
-        own += "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
-        line = {"rule": cell.rule, "drafter": cell.drafter + own, "settings": cell.settings}
+        title = f", {cell.num_ids} tokens" if cell.num_ids else ""
+        title += f", tree {cell.tree}" if cell.tree else ""
+        title += "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
+        line = {"rule": cell.rule, "drafter": cell.drafter + title, "settings": cell.settings}
         if cell.wrong:
             print(f"{cell.wrong}:")
             line = {"control": cell.wrong} | line
@@ -240,8 +247,8 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
 def main() -> None:
     """Runs the table and the controls, prints them, and writes them down."""
     sizes = {flag.name: flag.value for flag in (_NUM_ROWS, _ROWS_PER_RUN)}
-    for each in sizes.items():
-        check_count(*each, 1, 10**9)
+    for size in sizes.items():
+        check_count(*size, 1, 10**9)
     recorder = Recorder(_OUTPUT_JSON.value, sizes | {_ONLY_TREES.name: _ONLY_TREES.value})
     bench = Bench(*sizes.values())
     table, mistakes = (

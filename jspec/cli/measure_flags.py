@@ -61,7 +61,9 @@ _HOLDERS = [
         "configs/prompts.jsonl",
         "File with one JSON object per line, with `prompt` or Spec-Bench's `turns`.",
     ),
-    flags.DEFINE_integer("num_prompts", 13, "Number of prompts, evenly spaced over the file."),
+    flags.DEFINE_integer(
+        "num_prompts", None, "Number of prompts, evenly spaced over the file. Default: 13."
+    ),
     flags.DEFINE_integer(
         "per_category", None, "Number of prompts of each category, in place of --num_prompts."
     ),
@@ -145,7 +147,8 @@ def read_flags() -> dict[str, Any]:
 
 def _check_values(values: dict[str, Any]) -> None:
     check_range("repeats", values["repeats"], 1, 10**6)
-    check_range("num_prompts", values["num_prompts"], 1, 10**6)
+    if values["num_prompts"] is not None:
+        check_range("num_prompts", values["num_prompts"], 1, 10**6)
     if values["per_category"] is not None:
         check_range("per_category", values["per_category"], 1, 1000)
     SamplingParams(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])

@@ -61,8 +61,8 @@ class Accelerator(NamedTuple):
         try:
             return topologies.get_topology_desc(name, platform, **options).devices
         except Exception as error:  # whatever the plugin raises
-            found = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
-            raise InputError(f"--device={self.name}: {found}; {self.advice}") from None
+            reason = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
+            raise InputError(f"--device={self.name}: {reason}; {self.advice}") from None
 
 
 def find_accelerator(name: str) -> Accelerator:

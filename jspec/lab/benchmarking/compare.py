@@ -63,8 +63,8 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         check_vocabularies(target, draft)
     settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
-        name: answer_with(one, settings, decoding=asked.decoding)
-        for name, one in generators.items()
+        name: answer_with(generator, settings, decoding=asked.decoding)
+        for name, generator in generators.items()
     }
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
@@ -84,13 +84,13 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         "plain_of": bases,
         "tasks": list(tasks),
         "left_out": left_out,
-        "described": {name: one.describe() for name, one in generators.items()},
+        "described": {name: generator.describe() for name, generator in generators.items()},
         "clocks": _CLOCKS if asked.decoding else "whole answers, prompt included",
         "prompts_digest": digest,
     }
     answers: Answers = {}
     known = {
-        name: [[Generated(*one) for one in row] for row in own]
+        name: [[Generated(*answer) for answer in row] for row in own]
         for name, own in begun.get("answers", {}).items()
     }
     for answers in answer_in_turn(methods, ids, asked.repeats, known):
@@ -110,12 +110,12 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
 def format_record(record: Mapping[str, Any]) -> str:
     """Returns the tables of a whole record: ratios, Spec-Bench's columns, memory."""
     bases, baselines = record["plain_of"], len(record["plain_of"]) > len(record["described"])
-    own = format_columns(record["spec_bench"], bases)
+    columns = format_columns(record["spec_bench"], bases)
     over, title = dict.fromkeys(bases, JSPEC_PLAIN), "over jspec plain / mean accepted tokens"
     by_task = format_columns(record["by_task"], over, title) if "by_task" in record else ""
     before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
     memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
-    return "\n\n".join(filter(None, (format_summary(record["methods"]), own, by_task, memory)))
+    return "\n\n".join(filter(None, (format_summary(record["methods"]), columns, by_task, memory)))
 
 
 def _warm_generators(
@@ -144,7 +144,7 @@ def _working_baselines(
 
     def make_transformers() -> dict[str, GenerateFn]:
         models = TransformersModels(target, transformers_draft(asked, draft), **clock)
-        made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
+        made = {name: models.method(*pair, max_new_tokens) for name, pair in alike.items()}
         if asked.compiled:
             length = max(map(len, prompts)) + max_new_tokens
             made["transformers plain, compiled"] = models.compiled_method(length, max_new_tokens)
@@ -184,8 +184,8 @@ def _reason(error: Exception) -> str:
 
 def plain_of(names: Sequence[str]) -> dict[str, str]:
     """Returns, for each method, plain decoding by the same program, or else jspec's."""
-    own = {name: f"{name.split()[0]} plain" for name in names}
-    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
+    bases = {name: f"{name.split()[0]} plain" for name in names}
+    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in bases.items()}
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel | None) -> None:

@@ -141,9 +141,9 @@ def choice_loop(
       has_filters: whether top-k, top-p and min-p are on.
       has_distribution: whether the drafts come with a distribution, a uniform one.
     """
-    one = jnp.ones([1])
+    unit = jnp.ones([1])
     settings = SamplingSettings(
-        temperature * one, 50 * one.astype(jnp.int32), 0.95 * one, 0.02 * one,
+        temperature * unit, 50 * unit.astype(jnp.int32), 0.95 * unit, 0.02 * unit,
         switches=Switches(top_k=has_filters, top_p=has_filters, min_p=has_filters),
     )  # fmt: skip
 

@@ -66,8 +66,8 @@ def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
         yield from call_lines(target, "target", asked.quick)
         yield from round_lines(generators)
         if draft is not None:
-            own = with_own_head(target, draft, asked.options)
-            yield from call_lines(own, "draft", asked.quick)
+            used = with_own_head(target, draft, asked.options)
+            yield from call_lines(used, "draft", asked.quick)
         yield from choice_lines(target.config.vocab_size)
 
     for line in all_lines():

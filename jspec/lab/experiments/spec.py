@@ -47,8 +47,8 @@ def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
     """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(spec, name)
-        for one in value if isinstance(value, tuple) else (value,):
-            check_range(name, one, low, high)
+        for number in value if isinstance(value, tuple) else (value,):
+            check_range(name, number, low, high)
 
 
 def _check_different(name: str, values: Sequence[int | str]) -> None:
@@ -270,11 +270,13 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     fields = read_fields(Experiment, plain)
     for name, kind in _LABELLED.items():
         groups = fields.get(name, {}).items()
-        fields[name] = {label: _read_group(kind, f"{name}.{label}", own) for label, own in groups}
+        fields[name] = {
+            label: _read_group(kind, f"{name}.{label}", given) for label, given in groups
+        }
     max_new_tokens = fields.get("max_new_tokens", Experiment.max_new_tokens)
     fields["settings"] = {
-        label: _read_settings(f"settings.{label}", own, max_new_tokens)
-        for label, own in fields.get("settings", {}).items()
+        label: _read_settings(f"settings.{label}", given, max_new_tokens)
+        for label, given in fields.get("settings", {}).items()
     }
     for name in _GROUPS.keys() & fields.keys():
         fields[name] = _read_group(_GROUPS[name], name, fields[name])
@@ -308,7 +310,11 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> SamplingParams
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
     """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
     try:
-        pairs = plain.items() if isinstance(plain, Mapping) else [(one, two) for one, two in plain]
+        pairs = (
+            plain.items()
+            if isinstance(plain, Mapping)
+            else [(token_id, number) for token_id, number in plain]
+        )
         if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
             raise TypeError
         return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)
