@@ -153,8 +153,8 @@ def describe(subject: Subject) -> str:
 def _changed(values: SamplingParams | DrafterOptions) -> str:
     """Returns the fields that are not at their defaults, without the length of answers."""
     names = (field.name for field in dataclasses.fields(values) if field.name != "max_new_tokens")
-    usual, found = vars(type(values)()), vars(values)
-    return ", ".join(f"{name}={found[name]}" for name in names if found[name] != usual[name])
+    usual, given = vars(type(values)()), vars(values)
+    return ", ".join(f"{name}={given[name]}" for name in names if given[name] != usual[name])
 
 
 def _title(model: LoadedModel) -> str:

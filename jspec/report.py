@@ -1,13 +1,13 @@
 """Makes the report of an experiment: `python -m jspec.report DIR`.
 
 DIR is the --workdir of `python -m jspec.experiment`, finished or still running. The program writes
-report.md, report.html (one file that needs nothing else) and the figures, as PNG and SVG, into DIR.
+report.md, tables.csv (all cells of its tables) and figures/ into DIR.
 The report includes the traces that `scripts/trace.py` has written there, and the costs of rounds in
 costs.json. It removes the figures of an earlier report that this one does not have. Figures need
 matplotlib: `pip install -e ".[report]"`.
 
 With --publish=FOLDER, everything worth committing goes into that folder, and nothing into DIR: the
-report without its HTML and SVG, and the data that it is made from, without paths of this machine.
+report, and the data that it is made from, without paths of this machine.
 That folder can be DIR of another call, which makes the whole report again.
 """
 

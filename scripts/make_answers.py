@@ -100,7 +100,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path, lambda record: isinstance(record.get("index"), int))
     done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
-    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value]
+    texts = [prompt.text for prompt in read_prompts(prompts_file)][: _NUM_PROMPTS.value]
     if not texts:
         raise InputError(f"expected a prompt in {prompts_file}, got none")
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
@@ -122,8 +122,8 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     if not waiting:
         print(f"{path} has all answers: nothing to do", file=sys.stderr, flush=True)
     for chunk in _chunks(list(waiting)):
-        own = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
-        requests = [Request(waiting[index], own[index]) for index in chunk]
+        seeded = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
+        requests = [Request(waiting[index], seeded[index]) for index in chunk]
         for piece in generator.run(requests):
             if (result := piece.result) is not None:
                 check_answered([result])
@@ -147,8 +147,8 @@ def make_prompts(path: pathlib.Path) -> None:
     generator = _plain(target, length)
     for chunk in _chunks(range(first, _SEED.value + (_NUM_PROMPTS.value or 1000))):
         # In the order of their seeds: a run that goes on knows where.
-        own = [dataclasses.replace(settings, seed=seed) for seed in chunk]
-        results = generator.generate([Request(opening, one) for one in own])
+        seeded = [dataclasses.replace(settings, seed=seed) for seed in chunk]
+        results = generator.generate([Request(opening, settings_) for settings_ in seeded])
         for seed, result in zip(chunk, results, strict=True):
             text = result.text.strip()
             if result.finish_reason == "eos" and text and text not in seen:

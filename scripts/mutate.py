@@ -230,18 +230,18 @@ def read_results(
       InputError: the file is none that this program writes.
     """
     results = read_json(pathlib.Path(path)).get("mistakes", [])
-    if not all(isinstance(each, dict) and "noticed_by" in each for each in results):
+    if not all(isinstance(result, dict) and "noticed_by" in result for result in results):
         raise InputError(f"{path}: expected results of a mutation run")
-    noticed = [each for each in results if each["noticed_by"] is not None]
+    noticed = [result for result in results if result["noticed_by"] is not None]
     keys = mistakes[0].keys()
-    same = [each for each in noticed if {key: each.get(key) for key in keys} in mistakes]
-    return [each for each in same if each.get("digest") == digest_of(each, root)]
+    same = [result for result in noticed if {key: result.get(key) for key in keys} in mistakes]
+    return [result for result in same if result.get("digest") == digest_of(result, root)]
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
     """Returns how many mistakes were noticed, and how many of them only by the time they took."""
-    noticed = [each for each in results if each["noticed_by"] is not None]
-    num_late = sum(each["noticed_by"] == _TIME_LIMIT for each in noticed)
+    noticed = [result for result in results if result["noticed_by"] is not None]
+    num_late = sum(result["noticed_by"] == _TIME_LIMIT for result in noticed)
     return (
         f"{len(noticed)} of {len(results)} mistakes were noticed, {num_late} of them by the time "
         "limit alone"

@@ -2,14 +2,12 @@
 
 import json
 import math
-import pathlib
 import subprocess
 import sys
 
 import jax
 import pytest
 
-from tests.cases import slow_unless
 from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
@@ -137,12 +135,11 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
     text, first = json.dumps(begun), prompts.read_text()
     path.write_text(text)
     write = f"import pathlib; prompts = pathlib.Path({str(prompts)!r}); prompts.write_text({{!r}})"
-    *refused, gone_on, drawn = run_many("jspec.benchmark", [
+    *refused, gone_on = run_many("jspec.benchmark", [
         [*line, "--max_new_tokens=5"],
         write.format(first.replace("text 0", "another")), line,
         f"assert pathlib.Path({str(path)!r}).read_text() == {text!r}",
         write.format(first), line,
-        [f"--draw={path}"],
     ], env=env)  # fmt: skip
     for outcome, message in zip(
         refused, ("expected --max_new_tokens=4, with which", "expected the prompts that"),
@@ -160,102 +157,22 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
         assert len(record["answers"][name][1]) == 3
     plain, lookup = (method["same_answers"] for method in record["methods"].values())
     assert plain == lookup == 3
-    status, printed, errors = drawn
-    assert (status, printed) == (0, output), errors
     assert "jspec prompt_lookup" in output
 
 
-_MODES = {  # flags of each mode, and a word of its table
-    "methods": ("--decoding --temperature=1 --acceptance=coupled --drafters=none,prompt_lookup:2 "
-                "--per_category=1 --repeats=1 --max_new_tokens=4", "per call"),
-    "roofline": ("--quick --drafters=none", "least ms"),
-    "synthetic": ("--drafters=prompt_lookup:2 --synthetic_acceptance=0.5 --repeats=1 "
-                  "--num_prompts=1 --max_new_tokens=4", "Eq. 1"),
-    "sampling": ("--max_new_tokens=4 --repeats=1", "processors"),
-    "drafting": ("--context=80 --repeats=1", "ngram, sampled"),
-    "quantization": ("--context=8 --repeats=2", "int4"),
-    "acceptance": ("--drafters=random --max_new_tokens=4 --num_prompts=1", "observed"),
-    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "xprof"),
-    "parity": ("--drafters=prompt_lookup:2 --max_new_tokens=4 --num_prompts=2 --batch_size=2",
-               "sampled, batch against alone"),
-    "start": ("--drafters=prompt_lookup:2 --repeats=1 --max_new_tokens=4", "first token"),
-}  # fmt: skip
-
-
-_QUICK_MODES = ("quantization", "parity")  # and methods, in the first test
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory, compile_cache):
-    """Returns what the quick modes write and print, on a tiny model."""
-    return run_modes(_QUICK_MODES, tmp_path_factory.mktemp("modes"), compile_cache)
-
-
-@pytest.fixture(scope="module")
-def all_records(records, tmp_path_factory, compile_cache):
-    """Returns what every mode writes and prints; takes half a minute longer."""
-    rest = [mode for mode in _MODES if mode not in _QUICK_MODES]
-    return records | run_modes(rest, tmp_path_factory.mktemp("modes"), compile_cache)
-
-
-def run_modes(modes, work, compile_cache):
-    """Returns each mode's record and output."""
-    template = "{{ messages[0]['content'] }}"
-    sizes = {"num_layers": 1, "hidden_dim": 64}  # whole groups of 32
-    folder = save_folder(work / "tiny", template=template, **sizes)
-    env = environment(compile_cache, work / "home")
-    prompts = work / "p.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))
-    lines = []
-    for mode in modes:
-        flags = _MODES[mode][0]
-        flags += f" --trace_folder={work / 'trace'}" * (mode == "profile")
-        lines.append([f"--measure={mode}", f"--target={folder}", "--dtype=float32", *flags.split(),
-                      f"--output_json={work / mode}"])  # fmt: skip
-        if mode in ("methods", "synthetic", "acceptance", "parity"):
-            lines[-1].append(f"--prompts_file={prompts}")
-    outcomes = run_many("jspec.benchmark", lines, env=env, before=_WITHOUT_TORCH)
-    by_mode = {}
-    for mode, (status, output, errors) in zip(modes, outcomes, strict=True):
-        assert status == 0, errors
-        by_mode[mode] = (json.loads((work / mode).read_text()), output)
-    return by_mode
-
-
-@pytest.mark.parametrize("mode", [slow_unless(mode in _QUICK_MODES, mode) for mode in _MODES])
-def test_every_mode_prints_a_table_and_writes_a_record(mode, request):
-    """One line with date, versions, hardware and flags, whatever is measured.
-
-    The slow ones add modes that compile much, and the flags of `methods`.
-    """
-    fixture = "records" if mode in _QUICK_MODES else "all_records"
-    record, output = request.getfixturevalue(fixture)[mode]
-    assert _MODES[mode][1] in output
+@pytest.mark.slow
+def test_a_round_is_calls_drafts_and_choices(folder, compile_cache, tmp_path):
+    """And of the machine, without any prompt; a profile holds operations, not Python alone."""
+    path, trace = tmp_path / "round.json", tmp_path / "trace"
+    status, output, errors = run(
+        "jspec.benchmark", "--measure=round", f"--target={folder}", "--dtype=float32", "--quick",
+        "--drafters=none", f"--trace_folder={trace}", f"--output_json={path}",
+        env=environment(compile_cache, tmp_path / "home"), timeout=300,
+    )  # fmt: skip
+    assert status == 0, errors
+    record = json.loads(path.read_text())
     assert record["is_complete"]
-    assert record["flags"]["measure"] == mode
-    assert record["flags"]["dtype"] == "float32"
     assert {"date", "versions", "processor", "cores", "native"} <= set(record)
-
-
-@pytest.mark.slow
-def test_a_second_start_finds_what_the_first_one_compiled(all_records):
-    """Stages follow one another, memory only grows, and compiling is what a first start does."""
-    record, _ = all_records["start"]
-    cold, (warm,) = record["cold"], record["warm"]
-    for one in (cold, warm):
-        seconds = [stage["seconds"] for stage in one["stages"].values()]
-        peaks = [stage["peak_bytes"] for stage in one["stages"].values()]
-        assert seconds == sorted(seconds)
-        assert peaks == sorted(peaks)
-        weights = all_records["quantization"][0]["loops"]["float32"]["megabytes"]
-        assert 1e6 * weights < one["array_bytes"] < peaks[-1]
-    assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
-
-
-@pytest.mark.slow
-def test_a_roofline_is_of_calls_rounds_and_choices(all_records):
-    """And of the machine, without any prompt."""
-    record, output = all_records["roofline"]
     assert record["machine"]["bandwidth"] > 1e8
     names = [line["name"] for line in record["lines"]]
     assert "call on" in names[0]
@@ -264,34 +181,10 @@ def test_a_roofline_is_of_calls_rounds_and_choices(all_records):
     # No more than that: a difference of two times of a tiny model, on a busy machine.
     assert all(math.isfinite(line["seconds"]) for line in record["lines"])
     assert names[0] in output
-
-
-@pytest.mark.slow
-def test_a_profile_leaves_a_trace_of_its_operations(all_records):
-    """Guards against a trace of Python alone, or of nothing."""
-    (path,) = pathlib.Path(all_records["profile"][0]["trace_folder"]).rglob("*.xplane.pb")
+    (path,) = trace.rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
-    names = {event.name for plane in planes for line in plane.lines for event in line.events}
-    assert any("dot" in name or "fusion" in name for name in names)
-
-
-def test_every_kind_of_weights_has_its_bytes_and_steps(records):
-    """Ratios are those to the first kind; no repeat is lost."""
-    kinds = records["quantization"][0]["loops"]
-    assert list(kinds) == ["float32", "int8", "int4", "q4_0"]
-    assert all(len(kind["all_milliseconds"]) == 2 for kind in kinds.values())
-    sizes = {name: kind["megabytes"] for name, kind in kinds.items()}
-    assert sizes["float32"] > sizes["int8"] > max(sizes["int4"], sizes["q4_0"])
-    assert kinds["float32"]["ratio"] == 1
-
-
-def test_parity_compares_every_answer(records):
-    """Batched, alone and sampled; nothing differs on a model in float32."""
-    record, _ = records["parity"]
-    assert record["num_unexcused"] == 0
-    names = [one["name"] for one in record["compared"]]
-    assert names[:2] == ["jspec prompt_lookup:2", "jspec prompt_lookup:2, batched"]
-    assert [one["num_equal"] for one in record["compared"]] == [2] * len(names)
+    operations = {event.name for plane in planes for line in plane.lines for event in line.events}
+    assert any("dot" in name or "fusion" in name for name in operations)
 
 
 @pytest.mark.slow
@@ -357,8 +250,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
-        "--quick": "expected --quick with --measure=roofline, got it with methods",
-        "--synthetic_acceptance=": "--measure=synthetic, got it with methods",
+        "--quick": "expected --quick with --measure=round, got it with methods",
         "--temperature=-1": "temperature",
         "--llama_cpp=folder": "--llama_cpp with models of .gguf files, got",
         f"--llama_cpp={tmp_path} --target=smollm2-135m-instruct": "no llama-completion",
@@ -368,20 +260,18 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
     modes = {
-        "roofline --prompts_file=x": "expected --prompts_file with --measure=methods or synthetic",
-        "synthetic --drafters=none,ngram --synthetic_acceptance=": "got none",
-        "quantization --draft_layers=2": "options of drafters without --measure=quantization",
-        "start --drafters=none,ngram": "expected one drafter with --measure=start, got 2",
-        "drafting --num_draft_tokens=auto": "num_draft_tokens as a number with drafting, got 'auto",
-        "drafting --context=10": "expected context from 66",
-        f"parity --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
-        f"synthetic --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
-        "start --num_processes=2": "expected --num_processes with --measure=methods or parity",
-        "profile --repeats=3": "expected --repeats with --measure=methods or synthetic or",
+        "round --prompts_file=x": "expected --prompts_file with --measure=methods or server",
+        "server --draft_layers=2": "expected --measure=server without options of drafters",
+        "server --drafters=none": "expected --drafters with --measure=methods or round",
+        "server --streams=": "expected numbers of clients in --streams, got none",
+        "server --streams=few": "expected --streams as whole numbers, got 'few'",
+        "server --url=nowhere": "expected --url of a server",
+        "server --url=http://127.0.0.1:1": "OpenAI's interface at 127.0.0.1:1, got Connection",
+        f"server --prompts_file={tmp_path / 'none'}": "No such file",
     }
     cases |= {f"--measure={line}": message for line, message in modes.items()}
-    base = {True: [f"--target={folder}"]}  # where a mode is named
-    base[False] = [*base[True], "--notransformers", f"--prompts_file={good}"]
+    base = {True: []}  # where a mode is named
+    base[False] = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
     few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
     lines = [[*base["--measure" in flags], *flags.split()] for flags in cases]
     env = environment(compile_cache, tmp_path / "home")

@@ -17,7 +17,6 @@ from tests.lab.experiments.tiny import (
     write_config,
     write_prompts,
 )
-from tests.lab.reports.test_document import check_page
 from tests.programs import check_refusal, environment, run
 from tests.tiny_models import save_folder
 
@@ -215,12 +214,11 @@ def test_the_smoke_config_is_fast_and_its_report_opens(compile_cache, tmp_path):
         assert status == 0, errors
         assert output == f"{work}: 24 of 24 cells are done\n"
     assert seconds < 60
-    status, output, errors = run("scripts.summarize", str(work), env=env, timeout=600)
+    status, output, errors = run("jspec.report", str(work), env=env, timeout=600)
     assert status == 0, errors
     files = [pathlib.Path(line) for line in output.splitlines()]
     figures = [file for file in files if file.suffix == ".png"]
     assert all(file.stat().st_size for file in files)
-    checker = check_page((work / "report.html").read_text(encoding="utf-8"))
-    assert checker.tags.count("figure") == len(figures)
-    text = "".join(checker.texts)
+    text = (work / "report.md").read_text(encoding="utf-8")
+    assert text.count("](figures/") == len(figures)
     assert all(word in text for word in ("prompt_lookup:3", "ngram:3", "Glossary", "T=1"))

@@ -276,7 +276,6 @@ def test_two_processes_measure_as_one(start, tmp_path):
     configs += f"--config.target={target}", f"--config.prompts_file={prompts}"
     configs += "--config.max_seq_len=200", "--config.batch_sizes=(2,)", "--config.dtype=float32"
     for program, flags in (
-        ("jspec.benchmark", (*usual, "--measure=parity")),
         ("jspec.benchmark", (*usual, "--dtype=float32", "--repeats=2")),
         ("jspec.experiment", configs),
         ("jspec.experiment", configs),  # nothing is left to do
@@ -287,11 +286,7 @@ def test_two_processes_measure_as_one(start, tmp_path):
             record = json.loads(path.read_text())
             assert record["flags"]["num_processes"] == 2
             assert record["is_complete"]
-            if record["flags"]["measure"] == "parity":
-                assert record["num_unexcused"] == 0
-            else:
-                same = [one["same_answers"] for one in record["methods"].values()]
-                assert same == [4, 4]
+            assert [one["same_answers"] for one in record["methods"].values()] == [4, 4]
     assert "12 of 12 cells are done" in first[1]
 
 

@@ -23,27 +23,17 @@ _MODELS = "draft target_quantization draft_quantization drafters num_draft_token
 _PROMPTS = "prompts_file num_prompts max_new_tokens"
 _DEVICES = "mesh coordinator num_processes process_id"
 _READ_BY = {  # besides those of `_ALWAYS`
-    "methods": f"{_MODELS} {_PROMPTS} per_category repeats temperature acceptance max_seq_len "
-    f"decoding transformers compiled llama_cpp {_DEVICES}",
-    "roofline": f"{_MODELS} quick",
-    "synthetic": f"{_MODELS} {_PROMPTS} repeats synthetic_acceptance",
-    "start": "drafters max_new_tokens repeats",
-    "sampling": f"{_MODELS} max_new_tokens repeats",
-    "drafting": "num_draft_tokens context repeats",
-    "quantization": "context repeats",
-    "acceptance": f"drafters {_PROMPTS} temperature",
-    "profile": f"{_MODELS} context max_new_tokens temperature trace_folder",
-    "parity": f"{_MODELS} {_PROMPTS} batch_size {_DEVICES}",
+    "methods": f"target dtype {_MODELS} {_PROMPTS} per_category repeats temperature acceptance "
+    f"max_seq_len decoding transformers compiled llama_cpp {_DEVICES}",
+    "round": f"target dtype {_MODELS} quick trace_folder",
+    "server": f"url streams {_PROMPTS} per_category repeats temperature",
 }
 _MEASURE = (
-    "What to measure. methods: whole answers of jspec and of other libraries; roofline: calls and "
-    "rounds beside the least time that this machine needs; synthetic: speed by a given probability "
-    "of acceptance; start: a process up to its first answer; sampling: filters and processors; "
-    "drafting: the drafters that look back in the text, alone; quantization: bytes and steps of "
-    "rounded weights; acceptance: accepted drafts, expected and observed; profile: a profiler's "
-    "trace of an answer; parity: whether greedy answers equal those of plain decoding."
+    "What to measure. methods: whole answers of jspec and of other libraries, side by side; round: "
+    "calls and rounds beside the least time that this machine needs; server: a running server, "
+    "asked by several clients at once."
 )
-_ALWAYS = ("measure", "draw", "target", "dtype", "output_json")
+_ALWAYS = "measure", "output_json"
 _HOLDERS = [
     mesh_flags.MESH,
     *mesh_flags.OF_PROCESSES,
@@ -53,19 +43,14 @@ _HOLDERS = [
         list(_READ_BY),
         _MEASURE,
     ),
-    flags.DEFINE_list(
-        "draw", None, "Measure nothing, but draw a figure of each of these records (of roofline or "
-        "synthetic), beside it, or print the tables of one of methods; separated by commas."
-    ),
     flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
     flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",
         None,
         "Drafters to measure, separated by commas. DRAFTER:NUMBER sets its number of drafts per "
-        "round, DRAFTER:auto adapts it (not for start and acceptance). start, sampling and profile "
-        "take one drafter. Default: none, prompt_lookup and the default of jspec.generate, or what "
-        "fits --measure.",
+        "round, DRAFTER:auto adapts it. Default: none, prompt_lookup and the default of "
+        "jspec.generate.",
     ),
     flags.DEFINE_string(
         "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round, for drafters "
@@ -76,7 +61,9 @@ _HOLDERS = [
         "configs/prompts.jsonl",
         "File with one JSON object per line, with `prompt` or Spec-Bench's `turns`.",
     ),
-    flags.DEFINE_integer("num_prompts", 13, "Number of prompts, evenly spaced over the file."),
+    flags.DEFINE_integer(
+        "num_prompts", None, "Number of prompts, evenly spaced over the file. Default: 13."
+    ),
     flags.DEFINE_integer(
         "per_category", None, "Number of prompts of each category, in place of --num_prompts."
     ),
@@ -91,8 +78,7 @@ _HOLDERS = [
     flags.DEFINE_string("acceptance", "rejection", "The rule that accepts or rejects drafts."),
     flags.DEFINE_bool("decoding", False, "Time decoding alone, without prefill."),
     flags.DEFINE_enum(
-        "dtype", None, ["bfloat16", "float32"], "The number type of weights. Default: bfloat16; "
-        "float32 with --measure=parity."
+        "dtype", "bfloat16", ["bfloat16", "float32"], "The number type of weights."
     ),
     flags.DEFINE_enum(
         "target_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the target's "
@@ -119,18 +105,11 @@ _HOLDERS = [
         "same .gguf files."
     ),
     flags.DEFINE_bool("quick", False, "Measure fewer kinds of calls, and each less often."),
-    flags.DEFINE_list(
-        "synthetic_acceptance",
-        ["0.6", "0.7", "0.8", "0.9"],
-        "Probabilities with which each draft is accepted, whatever the models compute: shows speed "
-        "by acceptance without trained models. The text means nothing.",
+    flags.DEFINE_string(
+        "trace_folder", None, "Write a profile of an answer by the last drafter here."
     ),
-    flags.DEFINE_multi_integer(
-        "context", None, "Number of tokens before what is timed; for drafting, may be given "
-        "several times. Default: 512 to 8192; for quantization 256, for profile 128."
-    ),
-    flags.DEFINE_integer("batch_size", 8, "Number of rows of a batch."),
-    flags.DEFINE_string("trace_folder", None, "Folder for the profiler's trace."),
+    flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server."),
+    flags.DEFINE_list("streams", ["1", "2", "4", "8"], "Numbers of clients that ask at once."),
     flags.DEFINE_string(
         "output_json", None, "Write everything to this JSON file, as it is measured. The same "
         "command goes on with a run of methods that was broken off."
@@ -141,7 +120,7 @@ flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
 list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
 list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
 list_flags("Sampling", "temperature")
-list_flags("Acceptance", "acceptance synthetic_acceptance")
+list_flags("Acceptance", "acceptance")
 list_flags("Drafting", "drafters")
 list_flags("Output", "output_json trace_folder")
 
@@ -162,20 +141,16 @@ def read_flags() -> dict[str, Any]:
                 f"expected --{holder.name} with --measure={' or '.join(readers)}, got it with "
                 f"{mode}"
             )
-    if values["dtype"] is None:
-        values["dtype"] = "float32" if mode == "parity" else "bfloat16"
     _check_values(values)
     return {name: values[name] for name in names}
 
 
 def _check_values(values: dict[str, Any]) -> None:
     check_range("repeats", values["repeats"], 1, 10**6)
-    check_range("num_prompts", values["num_prompts"], 1, 10**6)
-    check_range("batch_size", values["batch_size"], 1, 4096)
+    if values["num_prompts"] is not None:
+        check_range("num_prompts", values["num_prompts"], 1, 10**6)
     if values["per_category"] is not None:
         check_range("per_category", values["per_category"], 1, 1000)
-    for context in values["context"] or ():
-        check_range("context", context, 1, 2**20)
     SamplingParams(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
     if values["llama_cpp"] is not None:
         if values["coordinator"] is not None:
@@ -184,8 +159,5 @@ def _check_values(values: dict[str, Any]) -> None:
             if name not in MODELS and not name.endswith(".gguf"):
                 raise InputError(f"expected --llama_cpp with models of .gguf files, got {name}")
         check_programs(pathlib.Path(values["llama_cpp"]))
-    if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():
-        number = values["num_draft_tokens"]
-        raise InputError(f"expected num_draft_tokens as a number with drafting, got {number!r}")
     if values["draft_quantization"] != "auto" and not values["draft"]:
         raise InputError("expected --draft with --draft_quantization")

@@ -10,12 +10,11 @@ from tests.meshes import CONFIG, PROMPTS, replica_groups, run_on_devices
 
 # What runs in the process: everything that the quick tests ask, as each start takes seconds.
 _QUICK = """
-from jspec.lab.accelerators.hlo import array_sizes
-from jspec.lab.accelerators.traffic import COLLECTIVES
 from jspec.sampling.settings import Switches
-import jax, re
+import jax, math, re
 import numpy as np
 
+COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
 found = {}
 for mesh in (None, "data:2,model:4"):
     # Fewer rows than prompts: rows are replaced, each on its own row of the mesh.
@@ -33,7 +32,8 @@ found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", of_both))
 
 def gathered(text):
     lines = re.findall(r" = (.*?) all-gather(?:-start)?\\(", text)
-    return max(max(array_sizes(shape)) for shape in lines)
+    arrays = re.findall(r"[a-z](\\d+)\\[([0-9,]*)\\]", " ".join(lines))
+    return max(int(bits) // 8 * math.prod(map(int, sizes.split(","))) for bits, sizes in arrays)
 
 found["of parts"] = [gathered(of_both), gathered(text_of("prompt_lookup", "data:2,model:2"))]
 found["of all"] = gathered(text_of("prompt_lookup", "data:2,model:2", acceptance="rejection"))

@@ -17,9 +17,6 @@ from tests.programs import check_refusal, environment, run_many
 pytestmark = pytest.mark.usefixtures("lines_of_code")
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "scripts" / "compile_for.py"
-_RECORDS = _ROOT / "benchmarks" / "results" / "2026-11-26-compiled-programs.jsonl"
-_MOVES = "copies", "transposes", "conversions", "pads", "moves_around_rounds"
-_NONE = dict.fromkeys((*_MOVES, "sorts", "host_waits"), 0)
 _PLAIN = ["--device=h200", "--target=llama-3.2-1b", "--drafter=none"]
 
 
@@ -39,11 +36,11 @@ def call(tmp_path):
 
 
 @pytest.fixture
-def figures(call, tmp_path):
+def records(call, tmp_path):
     """Returns a function that runs the script and returns what it has written of each program."""
 
     def run(*arguments, **variables):
-        path = tmp_path / "figures.jsonl"
+        path = tmp_path / "records.jsonl"
         status, output, errors = call(*arguments, f"--output_json={path}", **variables)
         assert (status, errors) == (0, "")
         assert output
@@ -53,8 +50,8 @@ def figures(call, tmp_path):
 
 
 def test_bad_input_is_refused(compile_cache, tmp_path):
-    names = "device", "batch_size", "num_lines"
-    lines = ["--device=h300"], ["--batch_size=0"], ["--num_lines=-1"]
+    names = "device", "batch_size"
+    lines = ["--device=h300"], ["--batch_size=0"]
     env = environment(compile_cache, tmp_path)
     for outcome, name in zip(run_many("scripts.compile_for", lines, env=env), names, strict=True):
         assert name in check_refusal(*outcome)
@@ -79,10 +76,9 @@ def test_a_missing_compiler_names_what_installs_it(call, tmp_path):
         (["--programs="], "got none"),
         (["--drafter=prompt_lookup", "--num_draft_tokens=4", "--cache=4"], "a call, got 5"),
         (["--cache=200000"], "the context of the target"),
-        (["--cache=1024", "--cache=200000"], "the context of the target"),  # before any compiling
+        (["--programs=run,prefill:2048"], "at most --cache=1024"),  # before any compiling
         (["--target=llama-9b"], "preset"),
-        (["--batch_size=64", "--cache=131072"], "--cache="),
-        (["--target=llama3.1-70b", "--device=h100"], "do not fit"),
+        (["--target=llama3.1-70b", "--device=h100"], "within 83.2 GB of h100, got one of 141.5 GB"),
         (["--target_quantization=packed"], "int4"),
         (
             ["--draft=random:llama3.2-1b", "--drafter=model", "--draft_vocab_size=9"],
@@ -95,59 +91,63 @@ def test_what_does_not_fit_is_refused(call, arguments, message):
 
 
 @pytest.mark.compile_gpu
-def test_a_run_is_one_graph_unless_told_otherwise(figures):
+def test_a_run_is_one_graph_unless_told_otherwise(records):
     """The options of `kernels.run_options`; without them the host drives the loop."""
-    (own,), (without,) = figures(*_PLAIN), figures(*_PLAIN, JSPEC_ONE_GRAPH="0")
-    assert (own["is_one_graph"], own["host_waits"]) == (True, 0)
-    assert (without["is_one_graph"], without["host_waits"]) == (False, 1)
+    (usual,), (without,) = records(*_PLAIN), records(*_PLAIN, JSPEC_ONE_GRAPH="0")
+    assert (usual["is_one_graph"], without["is_one_graph"]) == (True, False)
     flags = "--xla_gpu_graph_min_graph_size=5"
-    (users,) = figures(*_PLAIN, XLA_FLAGS=flags)
+    (users,) = records(*_PLAIN, XLA_FLAGS=flags)
     assert users["is_one_graph"] is False
-    assert (own["environment"]["XLA_FLAGS"], users["environment"]["XLA_FLAGS"]) == ("", flags)
+    assert (usual["environment"]["XLA_FLAGS"], users["environment"]["XLA_FLAGS"]) == ("", flags)
     assert without["environment"]["JSPEC_ONE_GRAPH"] == "0"
-    assert own["versions"]["jax"] == jax.__version__
-    assert "date" in own
+    assert usual["versions"]["jax"] == jax.__version__
+    assert "date" in usual
 
 
 @pytest.mark.compile_gpu
 @pytest.mark.parametrize(
-    ("arguments", "launches", "megabytes", "pads"),
+    ("arguments", "gigabytes", "moves"),
     [
-        ([], 296, 2683, 0),
-        (["--target_quantization=int8"], 312, 1449, 0),
-        (["--target=llama-3.2-3b"], 584, 7049, 28),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 770, 9048, 32),
+        ([], 2.51, 0),
+        (["--target_quantization=int8"], 1.28, 0),
+        (["--target=llama-3.2-3b"], 6.54, 28),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 7.04, 30),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 1831, 17938, 44),
-        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 362, 2707, 0),
+          "--num_draft_tokens=4"], 9.05, 59),
+        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 2.51, 0),
     ],
 )  # fmt: skip
-def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes, pads):
-    """By XLA alone, as jax 0.12.0 compiles them, with 3 % for another version.
-
-    XLA pads the values' cache of the 3B, a layer of 28.
-    """
-    (found,) = figures(*_PLAIN, *arguments)
-    assert found["launches_per_round"] <= 1.03 * launches
-    assert found["bytes_ideal"] <= found["bytes_moved"] <= 1.03e6 * megabytes
-    assert found["is_one_graph"]
-    assert found["loops_without_condition"] == 0
-    assert {name: found[name] for name in _NONE} == _NONE | {"pads": pads}
-    assert found["temporary_bytes"] <= 64e6
+def test_the_programs_are_one_graph_and_copy_nothing(records, arguments, gigabytes, moves):
+    """XLA pads the values' cache of the 3B, a layer of 28; more would be a mistake of ours."""
+    for record in records(*_PLAIN, "--programs=run,prefill:64", *arguments):
+        is_run = record["program"] == "run"
+        if is_run:  # a prefill of the target leaves a draft out
+            assert record["argument_bytes"] == pytest.approx(1e9 * gigabytes, rel=0.02)
+        assert record["moves"] <= (moves if is_run else 28)
+        assert record["is_one_graph"]
+        assert record["loops_without_condition"] == 0
+        assert record["temporary_bytes"] <= 64e6
 
 
 @pytest.mark.compile_gpu
-def test_two_devices_read_half_and_join_twice_a_layer(figures):
-    """Besides, the embedding's row and the logits are joined."""
-    (alone,), (half,) = figures(*_PLAIN), figures(*_PLAIN, "--mesh=model:2")
-    assert (alone["collectives"], half["collectives"]) == (0, 2 * 16 + 2)
-    assert half["bytes_moved"] < 0.55 * alone["bytes_moved"]
+def test_a_device_of_two_holds_half(records):
+    (alone,), (half,) = records(*_PLAIN), records(*_PLAIN, "--mesh=model:2")
+    assert half["argument_bytes"] < 0.55 * alone["argument_bytes"]
+    assert half["moves"] == 0
+
+
+@pytest.mark.compile_gpu
+def test_weights_that_are_decoded_to_memory_are_seen(records):
+    """The negative control: XLA alone decodes every packed weight before its product."""
+    (record,) = records(*_PLAIN, "--target_quantization=q4_0", JSPEC_KERNELS="xla")
+    assert record["moves"] > 16  # more than one a layer
+    assert record["temporary_bytes"] > 64e6
 
 
 @pytest.mark.compile_tpu
 @pytest.mark.parametrize("device", ["v5e", "v6e"])
 @pytest.mark.parametrize(("draft", "rows"), [(None, 1), ("llama3.2-1b", 1), (None, 8)])
-def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, figures, tmp_path):
+def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, records, tmp_path):
     """The 1B alone, and the 3B with the 1B, of two layers each, which have real widths."""
     folders = {}
     for name in ("llama3.2-1b", "llama3.2-3b"):
@@ -159,56 +159,9 @@ def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, figures, tmp_pa
     if draft:
         arguments = [f"--target={folders['llama3.2-3b']}", f"--draft={folders[draft]}"]
         arguments.append("--num_draft_tokens=4")
-    (found,) = figures(f"--device={device}", f"--batch_size={rows}", *arguments)
-    assert {name: found[name] for name in _NONE} == _NONE
-    assert found["is_one_graph"] is None
-    assert found["bytes_ideal"] < found["bytes_moved"]
-
-
-@pytest.mark.compile_gpu
-def test_weights_that_are_decoded_to_memory_are_seen(figures):
-    """The negative control: XLA alone decodes every packed weight before its product."""
-    (found,) = figures(*_PLAIN, "--target_quantization=q4_0", JSPEC_KERNELS="xla")
-    assert found["transposes"] > 16  # more than one a layer
-    assert found["bytes_moved"] > 4 * found["bytes_ideal"]
-
-
-@pytest.mark.compile_gpu
-def test_prefill_and_calls_are_compiled_too(figures):
-    found = figures(*_PLAIN, "--programs=prefill:64,call:1,call:64", "--num_lines=3")
-    assert [one["program"] for one in found] == ["prefill:64", "call:1", "call:64"]
-    for one in found:
-        launches, _, sizes = map(sum, zip(*one["kernels"].values(), strict=True))
-        assert launches == one["launches_per_round"] > 0
-        assert sizes == pytest.approx(one["bytes_moved"])
-        assert one["bytes_moved"] > one["bytes_ideal"]
-
-
-def test_the_page_says_what_the_records_say():
-    """Each row of the page is a record's, and on GPUs no host waits, as the page says."""
-    page = (_ROOT / "docs" / "accelerators.md").read_text()
-    lines = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
-    rows = [cells for cells in lines if len(cells) == 8 and cells[1].isdecimal()]
-    assert len(rows) > 8
-    records = [json.loads(line) for line in _RECORDS.read_text().splitlines()]
-    recorded = [
-        [
-            f"{one['batch_size']}",
-            f"{one['cache']:,}",
-            f"{one['launches_per_round']:,.0f}",
-            f"{one['bytes_moved'] / 1e6:,.0f}",
-            f"{one['bytes_moved'] / one['bytes_ideal']:.3f}",
-            f"{one['temporary_bytes'] / 1e6:,.1f}",
-            f"{sum(one.get(name) or 0 for name in _MOVES):.0f}",
-        ]
-        for one in records
-    ]
-    for title, *figures in rows:
-        device = title.partition(":")[0].lower()
-        found = [own for own, one in zip(recorded, records, strict=True) if one["device"] == device]
-        assert figures in found, title
-    on_gpus = [one for one in records if one["device"] not in ("v5e", "v6e")]
-    assert all(one["is_one_graph"] and one["host_waits"] == 0 for one in on_gpus)
+    (record,) = records(f"--device={device}", f"--batch_size={rows}", *arguments)
+    assert record["moves"] == 0
+    assert record["is_one_graph"] is record["loops_without_condition"] is None
 
 
 def test_accelerators_are_one_page():

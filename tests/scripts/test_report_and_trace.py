@@ -22,7 +22,7 @@ def test_a_folder_becomes_a_report(tmp_path, env):
     for status, output, errors in run_many("jspec.report", lines, env=env, max_arguments=1):
         assert (status, errors) == (0, "")
         written = output.splitlines()
-        assert written[:2] == [str(folder / "report.md"), str(folder / "report.html")]
+        assert written[:2] == [str(folder / "report.md"), str(folder / "tables.csv")]
         assert str(folder / "figures" / "by-number.png") in written
     assert "torn or broken" in (folder / "report.md").read_text()
 
@@ -37,7 +37,6 @@ def test_what_is_worth_committing_is_published(tmp_path, env):
     written = {str(path) for path in out.rglob("*") if path.is_file()}
     assert set(output.splitlines()) == written
     assert str(out / "results.jsonl.gz") in written
-    assert str(out / "report.html") not in written
 
 
 def test_bad_input_is_one_line(tmp_path, env):

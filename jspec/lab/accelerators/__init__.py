@@ -1,1 +1,1 @@
-"""What a GPU or a TPU would run, read from the programs that XLA compiles for it without one."""
+"""Programs compiled by XLA for a GPU or a TPU that is not here."""

@@ -1,13 +1,13 @@
-"""One program compiled for an accelerator, and its figures."""
+"""What XLA makes of a program for an accelerator that need not be here."""
 
 import contextlib
 import datetime
 import importlib.metadata
+import math
 import os
 import pathlib
 import re
 import tempfile
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,18 +16,47 @@ import jax
 
 from jspec.common.errors import InputError, describe_error
 from jspec.lab.accelerators.devices import Accelerator
-from jspec.lab.accelerators.hlo import Module
-from jspec.lab.accelerators.rounds import Assumptions, count_round
 
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
     "nvidia-cuda-nvcc",
 )  # fmt: skip
 _VARIABLES = "JSPEC_KERNELS", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+# Name, shape, op, operands and attributes.
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\([^)]*\)?(.*)$"
+)
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\]")  # dtype and sizes
+_ON_CHIP = "S(1)"  # in a layout of a TPU
+# What carries numbers elsewhere and computes nothing.
+_MOVES = {"convert", "transpose", "pad", "copy"}
+# Beside them a slice is the cut to or from a multiple of the tile; the others name arrays.
+_FREE = {"slice", "bitcast", "reshape", "parameter", "constant", "get-tuple-element", "tuple"}
+_LARGE = 1e6  # bytes: a weight, or one layer's keys of a short context
+
+
+class CompiledProgram(NamedTuple):
+    """What XLA has made of a program.
+
+    Attributes:
+      text: the optimised HLO.
+      argument_bytes: memory of weights, caches and whatever else it is given.
+      temporary_bytes: memory beside arguments and results.
+      is_one_graph: whether a GPU's host starts it once; None of a TPU, which runs loops itself.
+      loops_without_condition: loops whose condition has no kernel, which a graph starts too early
+        (see `jspec.kernels.loops`); None of a TPU.
+    """
+
+    text: str
+    argument_bytes: int
+    temporary_bytes: int
+    is_one_graph: bool | None
+    loops_without_condition: int | None
 
 
 def compiled_with() -> dict[str, Any]:
-    """Returns what decides the figures beside the program: date, versions, and the environment."""
+    """Returns what decides the program beside its source: date, versions, and the environment."""
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -37,25 +66,20 @@ def compiled_with() -> dict[str, Any]:
     return {"date": date, "versions": versions, "environment": variables}
 
 
-def compile_for(
-    accelerator: Accelerator, function: Any, arguments: Any, assumed: Assumptions | None,
-    num_layers: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Returns the figures of a function under `jax.jit`, called with shapes, as on one device.
+def compile_for(accelerator: Accelerator, function: Any, arguments: Any) -> CompiledProgram:
+    """Compiles a function under `jax.jit`, called with shapes, as on one device.
 
-    Shapes that have a sharding are on those devices instead, and the figures are one device's.
-
-    Call it within `kernels.compiling_for(accelerator.backend)`. A run over rounds is known by what
-    is `assumed` of a round; its figures are one round's. `num_layers` are those that are run.
+    Shapes that have a sharding are on those devices instead, and memory is one device's. Call it
+    within `kernels.compiling_for(accelerator.backend)`.
 
     Raises:
-      InputError: XLA cannot compile it, or does not say what the host starts.
+      InputError: XLA cannot compile it, it does not fit into the device's memory, or XLA does not
+        say what the host starts.
     """
     sharding = jax.sharding.SingleDeviceSharding(accelerator.devices()[0])
     placed = jax.tree.map(
         lambda leaf: leaf if leaf.sharding else leaf.update(sharding=sharding), arguments
     )
-    begin = time.monotonic()
     try:
         program = compile_program(function.lower(*placed), accelerator.backend)
     except (RuntimeError, NotImplementedError) as error:
@@ -63,37 +87,14 @@ def compile_for(
         if sizes := re.search(r"([\d.]+G) exceeds .*?\(([\d.]+G)\)", reason):  # of a TPU
             reason = f"it takes {sizes[1]} of {sizes[2]}, programs' own memory included"
         raise InputError(f"XLA cannot compile it for {accelerator.name}: {reason}") from None
-    seconds = time.monotonic() - begin
-    found = count_round(Module(program.text), assumed)
-    return found.figures | {
-        "host_waits": found.waits if program.is_one_graph is False else 0.0,
-        "is_one_graph": program.is_one_graph,
-        "loops_without_condition": program.loops_without_condition,
-        "temporary_bytes": program.temporary_bytes,
-        "seconds_to_compile": seconds,
-        "loops": found.loops,
-        "kernels": {
-            line: [n, n / num_layers, found.line_bytes[line]]
-            for line, n in found.kernels.most_common()
-        },
-    }
-
-
-class CompiledProgram(NamedTuple):
-    """What XLA has made of a program.
-
-    Attributes:
-      text: the optimised HLO.
-      temporary_bytes: memory beside arguments and results.
-      is_one_graph: whether a GPU's host starts it once; None of a TPU, which runs loops itself.
-      loops_without_condition: loops whose condition has no kernel, which a graph starts too early
-        (see `jspec.kernels.loops`); None of a TPU.
-    """
-
-    text: str
-    temporary_bytes: int
-    is_one_graph: bool | None
-    loops_without_condition: int | None
+    needed = program.argument_bytes + program.temporary_bytes
+    if needed > accelerator.memory:
+        raise InputError(
+            f"expected a program within {accelerator.memory / 1e9:.1f} GB of {accelerator.name}, "
+            f"got one of {needed / 1e9:.1f} GB: {program.argument_bytes / 1e9:.1f} GB of weights "
+            "and caches, the rest for what it computes"
+        )
+    return program
 
 
 def compile_program(
@@ -109,16 +110,59 @@ def compile_program(
         compiled = lowered.compile(compiler_options={**options, **dump} or None)
         # Passes that change nothing, as with one launch, leave only the text before them.
         endings = "_after_thunk_passes", ""
-        found = (pathlib.Path(folder).glob(f"*thunk_sequence{end}.txt") for end in endings)
-        texts = ("".join(path.read_text() for path in paths) for paths in found)
+        groups = (pathlib.Path(folder).glob(f"*thunk_sequence{end}.txt") for end in endings)
+        texts = ("".join(path.read_text() for path in paths) for paths in groups)
         # What stands at the margin is started by the host; graphs hold the rest.
         thunks = next(filter(None, texts), "")
     if backend == "gpu" and not thunks:
         expected = "expected XLA to write the thunks of a GPU's program"
         raise InputError(f"{expected}, got none: jax {jax.__version__} may name them otherwise")
-    text, temporary = compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes
+    memory = compiled.memory_analysis()
+    sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     if not thunks:
-        return CompiledProgram(text, temporary, None, None)
+        return CompiledProgram(compiled.as_text(), *sizes, None, None)
     is_driven = re.search(r"^\d+: k(While|Conditional)", thunks, re.MULTILINE)
     without = re.findall(r"^ *condition:\s*^ *No thunks", thunks, re.MULTILINE)
-    return CompiledProgram(text, temporary, not is_driven, len(without))
+    return CompiledProgram(compiled.as_text(), *sizes, not is_driven, len(without))
+
+
+def count_moves(text: str) -> int:
+    """Returns how many launches of a program only move an array of a megabyte or more.
+
+    That is, they copy, transpose, pad or convert it, such as a cache that the loop wants laid out
+    otherwise. Each counts once, however often a loop runs it. What a TPU copies to its chip, where
+    it has to be, is no such launch.
+
+    Args:
+      text: the optimised HLO.
+    """
+    computations: dict[str, list[tuple[str, str, str]]] = {}
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            current = computations[head[1]] = []
+        elif body := _INSTRUCTION.match(line):
+            shape, op, attributes = body.groups()
+            fused = re.search(r"\bcalls=%?([\w.\-]+)", attributes) if "fusion" in op else None
+            current.append((shape, op, fused[1] if fused else ""))
+    instructions = [line for lines in computations.values() for line in lines]
+    fusions = {fused for _, _, fused in instructions}
+    launches = [line for name in computations.keys() - fusions for line in computations[name]]
+    count = 0
+    for shape, op, fused in launches:
+        ops = {op.removesuffix("-start")}
+        if fused:
+            ops = {inner for _, inner, _ in computations[fused]}
+        is_move = bool(ops & _MOVES) and ops <= _MOVES | _FREE
+        is_needed = op.endswith("-start") and _ON_CHIP in shape
+        count += is_move and not is_needed and _num_bytes(shape) >= _LARGE
+    return count
+
+
+def _num_bytes(shape: str) -> float:
+    """Returns the bytes of the arrays in a shape's text."""
+    total = 0.0
+    for dtype, sizes in _ARRAY.findall(shape):
+        bits = re.search(r"\d+", dtype)
+        width = int(bits[0]) / 8 if bits else dtype == "pred"
+        total += width * math.prod(map(int, filter(None, sizes.split(","))))
+    return total

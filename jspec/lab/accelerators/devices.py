@@ -1,7 +1,6 @@
 """The accelerators that XLA's compilers know without having one."""
 
 import importlib.util
-import math
 import os
 import pathlib
 import re
@@ -21,7 +20,6 @@ _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
-_TILE = 16, 128  # of a TPU's memory, in bfloat16
 
 
 class Accelerator(NamedTuple):
@@ -38,22 +36,6 @@ class Accelerator(NamedTuple):
     backend: str
     memory: int
     description: str
-
-    def size_of(self, tree: Any) -> int:
-        """Returns the memory of arrays; a TPU pads two dimensions of each to whole tiles."""
-        return sum(
-            math.prod(self._padded(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-        )
-
-    def _padded(self, leaf: Any) -> tuple[int, ...]:
-        if self.backend != "tpu" or leaf.ndim < 2:
-            return leaf.shape
-        *others, rows, columns = leaf.shape
-        orders = (rows, columns), (columns, rows)  # of caches that which leaves less empty
-        sides = [
-            (-(-one // _TILE[0]) * _TILE[0], -(-two // _TILE[1]) * _TILE[1]) for one, two in orders
-        ]
-        return *others, *min(sides, key=math.prod)
 
     @property
     def advice(self) -> str:
@@ -79,8 +61,8 @@ class Accelerator(NamedTuple):
         try:
             return topologies.get_topology_desc(name, platform, **options).devices
         except Exception as error:  # whatever the plugin raises
-            found = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
-            raise InputError(f"--device={self.name}: {found}; {self.advice}") from None
+            reason = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
+            raise InputError(f"--device={self.name}: {reason}; {self.advice}") from None
 
 
 def find_accelerator(name: str) -> Accelerator:

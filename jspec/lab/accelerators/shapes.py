@@ -67,7 +67,7 @@ def shape_model(name: str, dtype: str, quantization: str, mesh: Mesh | None = No
         specs = parameter_specs(params, mesh.shape[kernels.MODEL_AXIS])
         params = jax.tree.map(
             lambda spec, leaf: leaf.update(sharding=NamedSharding(mesh, spec)), specs, params,
-            is_leaf=lambda one: isinstance(one, PartitionSpec),
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )  # fmt: skip
     tokenizer = ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
     # As with random weights, all ids are used.
@@ -78,9 +78,9 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
     """Returns a kernel as in a GGUF file of Q4_0, of shapes."""
     outputs = math.prod(entry.shape[:-1])
     strips = -(-outputs // STRIP)
-    own: Any = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
+    blocks: Any = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
     form = block_format(entry.path)
-    return kernels.PackedKernel(own, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
+    return kernels.PackedKernel(blocks, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
 
 
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:

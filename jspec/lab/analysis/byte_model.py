@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.progress import counted
 from jspec.lab.analysis.call_cost import CallCost, Machine, measure_machine
 from jspec.lab.analysis.theory import break_even_alpha, walltime_improvement
 from jspec.models.config import PRESETS, DecoderConfig
@@ -106,14 +105,13 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
         costs = pair.drafting_cost(number), pair.verify_cost(number)
         speeds = [pair.improvement(alpha, number) for alpha in alphas]
         rows.append([number, *costs, break_even_alpha(number, *pair.costs(number)), *speeds])
-    verdicts = [_verdict(pair, alpha, predict["numbers"]) for alpha in alphas]
     names = [f"speed at alpha {alpha:g}" for alpha in alphas]
     return {
         "columns": ["drafts a round", "drafting", "verifying", "break-even alpha", *names],
         "units": ["tokens", "plain steps", "plain steps", "",
                   *["times plain decoding's"] * len(alphas)],
         "rows": rows,
-        "notes": [*_describe(pair, predict), *verdicts],
+        "notes": _describe(pair, predict),
     }  # fmt: skip
 
 
@@ -161,12 +159,3 @@ def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:
         f"cost ratio c = {pair.cost_ratio:.3f}; plain decoding: at most "
         f"{pair.batch_size / pair.plain_seconds:.4g} tokens/s",
     ]
-
-
-def _verdict(pair: PairCost, alpha: float, numbers: list[int]) -> str:
-    best = max(numbers, key=lambda number: pair.improvement(alpha, number))
-    speed = pair.improvement(alpha, best)
-    if best == 0 or speed <= 1:
-        return f"alpha {alpha:g}: does not pay"
-    gain = f"at most {speed:.2f} times plain decoding's speed with {counted(best, 'draft')}"
-    return f"alpha {alpha:g}: can pay, {gain}"

@@ -29,11 +29,13 @@ def parting_gaps(
     other's beginning.
     """
     gaps = []
-    for prompt, one, other in zip(prompts, answers, others, strict=False):
-        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    for prompt, answer, rival in zip(prompts, answers, others, strict=False):
+        place = next(
+            (i for i, (a, b) in enumerate(zip(answer, rival, strict=False)) if a != b), None
+        )
         if place is not None:
-            logits = logits_after([*prompt, *one[:place]])
-            gaps.append(float(logits.max() - min(logits[one[place]], logits[other[place]])))
-        elif len(one) != len(other):
+            logits = logits_after([*prompt, *answer[:place]])
+            gaps.append(float(logits.max() - min(logits[answer[place]], logits[rival[place]])))
+        elif len(answer) != len(rival):
             gaps.append(math.inf)
     return gaps

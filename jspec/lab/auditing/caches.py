@@ -36,12 +36,12 @@ def check_caches(rows: Rows) -> Check:
     errors = {"target": _largest_error(subject.target, state.target_cache, texts)}
     names = member_names(subject.drafter)
     members = state.draft if len(names) > 1 else (state.draft,)
-    for name, own in zip(names, members, strict=True):
+    for name, member_state in zip(names, members, strict=True):
         model, layers = (subject.draft if needs_draft_model(name) else None), None
         if name == "layer_skip":
             model, asked_for = subject.target, subject.drafter_options.draft_layers
             layers = choose_layers(asked_for, model.config.num_layers)
-        cache = getattr(own, "cache", None)
+        cache = getattr(member_state, "cache", None)
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, texts, layers)
     tolerance = _TOLERANCES[subject.dtype]

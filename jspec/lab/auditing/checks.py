@@ -117,7 +117,10 @@ def check_edges(rule: AcceptanceRule) -> Check:
         if rule.tree is not None:
             tree = tree_of(branch := as_tree(chain))
             verdicts.append(rule.tree.accept(target_probs, branch, tree, noise))
-        if any(int(one.num_accepted[0]) != 0 or int(one.next_token[0]) == 0 for one in verdicts):
+        if any(
+            int(verdict.num_accepted[0]) != 0 or int(verdict.next_token[0]) == 0
+            for verdict in verdicts
+        ):
             wrong.append(name)
     detail = "a draft of target probability 0 is rejected at u = 0"
     if wrong:
@@ -141,10 +144,10 @@ def check_parity(
     speculative = subject.generator(dtype)
     answers = speculative.generate(requests)
     check_answered(answers)
-    found = [result.token_ids for result in answers]
+    drafted = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
-    gaps = parting_gaps(prompts, found, expected, make_logits_after(speculative.target))
+    gaps = parting_gaps(prompts, drafted, expected, make_logits_after(speculative.target))
     bound = EXCUSED_GAPS[dtype]
     num_tokens = sum(map(len, expected))
     data = {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound}
@@ -165,9 +168,9 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     settings = dataclasses.replace(subject.settings, max_new_tokens=max_new_tokens, logprobs=False)
 
     def requests_to(generator: Generator) -> list[Request]:
-        own = settings_read_by(generator.drafter, subject.drafter_options, settings)
+        read = settings_read_by(generator.drafter, subject.drafter_options, settings)
         return [
-            Request(prompt, dataclasses.replace(own, seed=(own.seed + k) % 2**32))
+            Request(prompt, dataclasses.replace(read, seed=(read.seed + k) % 2**32))
             for k, prompt in enumerate(prompts)
         ]
 
@@ -183,8 +186,8 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         methods["one draft a round"] = {"num_draft_tokens": 1, "drafter_options": chain}
     num_different = {}
     for name, options in methods.items():
-        other = subject.generator(**options)
-        pairs = zip(other.generate(requests_to(other)), expected, strict=True)
+        generator = subject.generator(**options)
+        pairs = zip(generator.generate(requests_to(generator)), expected, strict=True)
         num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
     counts = ", ".join(f"{name}: {count} differ" for name, count in num_different.items())
     detail = f"{len(prompts)} answers alone against: {counts}"

@@ -60,8 +60,8 @@ class Subject:
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
         drafter = changes.get("drafter", self.drafter)
-        own = without_unread(drafter, self.drafter_options)
-        options: dict[str, Any] = {"acceptance": self.acceptance, "drafter_options": own}
+        read = without_unread(drafter, self.drafter_options)
+        options: dict[str, Any] = {"acceptance": self.acceptance, "drafter_options": read}
         if drafter != "none":  # which reads neither
             options["num_draft_tokens"] = self.num_draft_tokens
             options["rule_options"] = self.rule_options

@@ -64,8 +64,8 @@ def answer_with(
         result = generator.generate(Request(prompt, dataclasses.replace(settings, seed=seed)))
         stats = result.stats
         counts = stats.num_round_tokens, stats.num_rounds, stats.num_proposed, stats.num_accepted
-        own = (stats.decode_seconds, stats.num_round_tokens) if decoding else (None, None)
-        return Generated(result.token_ids, *counts, *own)
+        clock = (stats.decode_seconds, stats.num_round_tokens) if decoding else (None, None)
+        return Generated(result.token_ids, *counts, *clock)
 
     return generate
 
@@ -123,16 +123,16 @@ def answer_in_turn(
     for repeat in range(repeats):
         if repeats > 1:
             print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-        for own in done.values():
-            own.extend([[]] * (len(own) == repeat))
+        for rows in done.values():
+            rows.extend([[]] * (len(rows) == repeat))
         for index, prompt in enumerate(prompts):
-            missing = [name for name, own in done.items() if len(own[repeat]) == index]
+            missing = [name for name, rows in done.items() if len(rows[repeat]) == index]
             for name in missing:
                 generate = functools.partial(methods[name], prompt, 1000 * repeat + index)
-                seconds, found = timed(generate)
-                if found.seconds is None:
-                    found = found._replace(seconds=seconds, num_tokens=len(found.token_ids))
-                done[name][repeat].append(found)
+                seconds, answer = timed(generate)
+                if answer.seconds is None:
+                    answer = answer._replace(seconds=seconds, num_tokens=len(answer.token_ids))
+                done[name][repeat].append(answer)
             if missing:
                 yield done
     if begun:  # perhaps nothing was missing
@@ -141,12 +141,14 @@ def answer_in_turn(
 
 def timings_of(answers: Answers) -> dict[str, Timings]:
     """Returns the timings of whole repeats."""
-    return {name: _timings_of(own) for name, own in answers.items()}
+    return {name: _timings_of(rows) for name, rows in answers.items()}
 
 
 def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
-    leaves = np.array([[one[1:] for one in row] for row in answers], float)
-    return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
+    leaves = np.array([[answer[1:] for answer in row] for row in answers], float)
+    return Timings._make(
+        [*np.moveaxis(leaves, -1, 0), [answer.token_ids for answer in answers[-1]]]
+    )
 
 
 def gives_one_text(settings: SamplingParams, acceptance: str) -> bool:
@@ -163,20 +165,22 @@ def summarise(
     """
     report: dict[str, dict[str, Any]] = {}
     first = next(iter(timings.values())).token_ids
-    for name, own in timings.items():
-        speed = own.tokens.sum(axis=1) / own.seconds.sum(axis=1)
-        proposed, calls = own.proposed.sum(), own.calls.sum()
-        agreeing = [ours == theirs for ours, theirs in zip(own.token_ids, first, strict=True)]
+    for name, timing in timings.items():
+        speed = timing.tokens.sum(axis=1) / timing.seconds.sum(axis=1)
+        proposed, calls = timing.proposed.sum(), timing.calls.sum()
+        agreeing = [ours == theirs for ours, theirs in zip(timing.token_ids, first, strict=True)]
         report[name] = {
             "tokens_per_second": float(np.median(speed)),
-            "acceptance_rate": float(own.accepted.sum() / proposed) if proposed else None,
-            "tokens_per_target_call": float(own.round_tokens.sum() / calls) if calls else None,
-            "same_answers": sum(agreeing) if is_one_text and any(own.token_ids) else None,
+            "acceptance_rate": float(timing.accepted.sum() / proposed) if proposed else None,
+            "tokens_per_target_call": float(timing.round_tokens.sum() / calls) if calls else None,
+            "same_answers": sum(agreeing) if is_one_text and any(timing.token_ids) else None,
             "num_prompts": len(agreeing),
             "ratio_to": {
-                other: speed_ratio(own.seconds, own.tokens, theirs.seconds, theirs.tokens)._asdict()
-                for other, theirs in timings.items()
-                if other != name
+                rival: speed_ratio(
+                    timing.seconds, timing.tokens, theirs.seconds, theirs.tokens
+                )._asdict()
+                for rival, theirs in timings.items()
+                if rival != name
             },
         }
     return report

@@ -50,26 +50,26 @@ def columns_by_method(
       tasks: of each prompt, None where it has none.
     """
     places = {
-        task: np.flatnonzero([other == task for other in tasks])
+        task: np.flatnonzero([label == task for label in tasks])
         for task in dict.fromkeys(tasks)
         if task is not None
     }
     columns = {}
-    for name, own in timings.items():
+    for name, timing in timings.items():
         base = timings.get(plain_of[name])
-        by_task = {task: _figures(own, base, prompts) for task, prompts in places.items()}
-        overall = _figures(own, base, np.arange(len(tasks)))
+        by_task = {task: _figures(timing, base, prompts) for task, prompts in places.items()}
+        overall = _figures(timing, base, np.arange(len(tasks)))
         columns[name] = {"tasks": by_task, "overall": overall}
     return columns
 
 
-def _figures(own: Timings, base: Timings | None, prompts: np.ndarray) -> dict[str, Any]:
-    calls = own.calls[:, prompts].sum()
-    accepted = float(own.round_tokens[:, prompts].sum() / calls) if calls else None
+def _figures(timing: Timings, base: Timings | None, prompts: np.ndarray) -> dict[str, Any]:
+    calls = timing.calls[:, prompts].sum()
+    accepted = float(timing.round_tokens[:, prompts].sum() / calls) if calls else None
     speedup = None
     if base is not None:
         # The ratio of mean speeds: each answer counts as one, whatever it took.
-        speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (own, base))
+        speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (timing, base))
         ones = np.ones_like(speeds)
         speedup = speed_ratio(ones, speeds, ones, base_speeds)._asdict()
     return {
@@ -87,8 +87,8 @@ def format_columns(
     lines = {name: columns[name]["tasks"] | {"overall": columns[name]["overall"]}
              for name in methods}  # fmt: skip
     rows = [
-        [task, str(one["num_prompts"]), *(_cell(lines[name][task]) for name in methods)]
-        for task, one in lines[methods[0]].items()
+        [task, str(figures["num_prompts"]), *(_cell(lines[name][task]) for name in methods)]
+        for task, figures in lines[methods[0]].items()
     ]
     return f"{title or _TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
 

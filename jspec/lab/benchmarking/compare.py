@@ -5,7 +5,6 @@ slows down slows all of them. A time is that of a whole answer, prompt included,
 alone (`_CLOCKS`), compilation excluded.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import pathlib
@@ -26,7 +25,6 @@ from jspec.lab.benchmarking.answers import (
     answer_with,
     format_summary,
     gives_one_text,
-    measure,
     one_of_each_size,
     summarise,
     timings_of,
@@ -47,7 +45,6 @@ _CLOCKS = {  # what the times of --decoding are
     "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
     "llama.cpp": "as printed, without loading and prompt; plain's is without sampling",
 }
-_STORY = "Tell me a long story about a dragon and a knight."
 
 
 def compare(asked: Measurement) -> Iterator[Outcome]:
@@ -66,8 +63,8 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         check_vocabularies(target, draft)
     settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
-        name: answer_with(one, settings, decoding=asked.decoding)
-        for name, one in generators.items()
+        name: answer_with(generator, settings, decoding=asked.decoding)
+        for name, generator in generators.items()
     }
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
@@ -87,13 +84,13 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         "plain_of": bases,
         "tasks": list(tasks),
         "left_out": left_out,
-        "described": {name: one.describe() for name, one in generators.items()},
+        "described": {name: generator.describe() for name, generator in generators.items()},
         "clocks": _CLOCKS if asked.decoding else "whole answers, prompt included",
         "prompts_digest": digest,
     }
     answers: Answers = {}
     known = {
-        name: [[Generated(*one) for one in row] for row in own]
+        name: [[Generated(*answer) for answer in row] for row in own]
         for name, own in begun.get("answers", {}).items()
     }
     for answers in answer_in_turn(methods, ids, asked.repeats, known):
@@ -113,12 +110,12 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
 def format_record(record: Mapping[str, Any]) -> str:
     """Returns the tables of a whole record: ratios, Spec-Bench's columns, memory."""
     bases, baselines = record["plain_of"], len(record["plain_of"]) > len(record["described"])
-    own = format_columns(record["spec_bench"], bases)
+    columns = format_columns(record["spec_bench"], bases)
     over, title = dict.fromkeys(bases, JSPEC_PLAIN), "over jspec plain / mean accepted tokens"
     by_task = format_columns(record["by_task"], over, title) if "by_task" in record else ""
     before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
     memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
-    return "\n\n".join(filter(None, (format_summary(record["methods"]), own, by_task, memory)))
+    return "\n\n".join(filter(None, (format_summary(record["methods"]), columns, by_task, memory)))
 
 
 def _warm_generators(
@@ -147,7 +144,7 @@ def _working_baselines(
 
     def make_transformers() -> dict[str, GenerateFn]:
         models = TransformersModels(target, transformers_draft(asked, draft), **clock)
-        made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
+        made = {name: models.method(*pair, max_new_tokens) for name, pair in alike.items()}
         if asked.compiled:
             length = max(map(len, prompts)) + max_new_tokens
             made["transformers plain, compiled"] = models.compiled_method(length, max_new_tokens)
@@ -187,8 +184,8 @@ def _reason(error: Exception) -> str:
 
 def plain_of(names: Sequence[str]) -> dict[str, str]:
     """Returns, for each method, plain decoding by the same program, or else jspec's."""
-    own = {name: f"{name.split()[0]} plain" for name in names}
-    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
+    bases = {name: f"{name.split()[0]} plain" for name in names}
+    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in bases.items()}
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel | None) -> None:
@@ -208,40 +205,6 @@ def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedM
     note = f"it cannot load jspec's {draft.quantization}"
     print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
     return asked.load("draft", is_rounded=False)
-
-
-def compare_settings(asked: Measurement) -> Iterator[Outcome]:
-    """Compares answers with filters, processors and log-probabilities with those without.
-
-    Yields after each repeat.
-    """
-    (generator,) = asked.generators(*asked.models()).values()
-    plain = SamplingParams(max_new_tokens=asked.max_new_tokens, temperature=0.8)
-    filters = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
-    processors = {
-        "repetition_penalty": 1.05,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.1,
-        "logit_bias": {5: 0.5},
-        "forbidden_token_ids": (7,),
-        "min_new_tokens": asked.max_new_tokens,
-    }
-    changes = {
-        "temperature alone": {},
-        "filters": filters,
-        "processors": processors,
-        "all, with log-probabilities": filters | processors | {"logprobs": True},
-    }
-    methods = {
-        name: answer_with(generator, dataclasses.replace(plain, **own), decoding=True)
-        for name, own in changes.items()
-    }
-    prompts = [generator.encode_prompt(_STORY)]
-    warm_up(methods, prompts)
-    for timings in measure(methods, prompts, asked.repeats):
-        report = summarise(timings)
-        record = {"timings": {name: own.to_json() for name, own in timings.items()}}
-        yield Outcome(record | {"methods": report}, format_summary(report))
 
 
 def _peak_bytes() -> int:

@@ -53,8 +53,8 @@ def read_methods(
     Raises:
       InputError: a drafter that there is not, or an option that none of them reads.
     """
-    found = parse_methods(drafters, num_draft_tokens)
-    methods = dict(zip(drafters, found.values(), strict=True))
+    parsed = parse_methods(drafters, num_draft_tokens)
+    methods = dict(zip(drafters, parsed.values(), strict=True))
     check_methods(methods, options, has_draft=has_draft)
     names = [method.drafter for method in methods.values()]
     check_draft_temperature(settings, [(name, without_unread(name, options)) for name in names])
@@ -81,11 +81,13 @@ def compare_drafters(
     """
     answers: dict[str, GenerateFn] = {}
     for name, generator in generators.items():
-        own = settings_read_by(generator.drafter, options, settings)
+        read = settings_read_by(generator.drafter, options, settings)
         for index, prompt in enumerate(prompts):
             with prefixed_errors(f"prompt {index}"):
-                generator.check(Request(prompt, own))
-        answers[name] = functools.partial(_answer, answer_with(generator, own, decoding=True), own)
+                generator.check(Request(prompt, read))
+        answers[name] = functools.partial(
+            _answer, answer_with(generator, read, decoding=True), read
+        )
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
     timings = list(measure(answers, prompts, _REPEATS))[-1]
     first, *_ = generators

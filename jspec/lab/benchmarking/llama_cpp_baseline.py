@@ -103,22 +103,22 @@ class LlamaCpp(NamedTuple):
             new.rename(made)
         return made
 
-    def _answer(self, own: list, prompt: list[int], seed: int) -> Generated:
+    def _answer(self, program: list, prompt: list[int], seed: int) -> Generated:
         room = len(prompt) + self.max_new_tokens + _SPARE_SLOTS
         usual = ["-t", len(os.sched_getaffinity(0)), "--temp", self.temperature, "-s", seed]
         usual += ["-c", room, "-b", room]
         if self.temperature:
             usual += ["--top-k", 0, "--top-p", 1, "--min-p", 0]
-        command = [self.folder / own[0], *own[1:], *usual]
+        command = [self.folder / program[0], *program[1:], *usual]
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.write(self.texts[tuple(prompt)] + "\n")  # it takes one line's end off
             file.flush()
             printed = _run([*command, "-f", file.name, "-n", self.max_new_tokens])
-        found, num_read = _read_times(printed, command[0], decoding=self.decoding)
+        answer, num_read = _read_times(printed, command[0], decoding=self.decoding)
         if num_read != len(prompt):
-            note = f"note: {own[0]} reads a prompt of {len(prompt)} tokens as {num_read}"
+            note = f"note: {program[0]} reads a prompt of {len(prompt)} tokens as {num_read}"
             print(note, file=sys.stderr, flush=True)
-        return found
+        return answer
 
 
 # What the programs print. Those that speculate tell seconds and all tokens; plain decoding tells
@@ -140,14 +140,16 @@ def _read_times(printed: str, program: pathlib.Path, *, decoding: bool) -> tuple
     speculative = [pattern.search(printed) for pattern in _SPECULATIVE]
     plain = [pattern.search(printed) for pattern in _PLAIN]
     if all(speculative):
-        num_read, num_tokens, proposed, accepted = (int(one["n"]) for one in speculative if one)
-        reading, seconds = (float(one["s"]) for one in speculative[:2] if one)
+        num_read, num_tokens, proposed, accepted = (
+            int(match["n"]) for match in speculative if match
+        )
+        reading, seconds = (float(match["s"]) for match in speculative[:2] if match)
         # Lookup draws the first token from the logits of the prompt.
         num_first = int(program.name == "llama-lookup")
         counts = num_tokens - num_first, num_tokens - num_first - accepted, proposed, accepted
     elif all(plain):
         (reading, num_read), (seconds, runs) = (
-            (float(one[1]) / 1000, int(one[2])) for one in plain if one
+            (float(match[1]) / 1000, int(match[2])) for match in plain if match
         )
         counts, num_tokens = (runs, runs, 0, 0), runs + 1
     else:

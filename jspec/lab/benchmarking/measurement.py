@@ -9,8 +9,6 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, title_of
 from jspec.drafters import (
@@ -39,7 +37,7 @@ from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8
 from jspec.weights.resolver import LoadedModel, load_model
 
-_CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
+_NUM_PROMPTS = 13
 
 
 class Method(NamedTuple):
@@ -115,10 +113,6 @@ class Measurement(types.SimpleNamespace):
         """Returns the settings of answers."""
         return SamplingParams(self.max_new_tokens, getattr(self, "temperature", 0.0))
 
-    def contexts(self) -> list[int]:
-        """Returns the tokens before what is timed."""
-        return self.context or _CONTEXTS[self.measure]
-
 
 def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
     """Returns the methods by the names that the tables give them.
@@ -156,39 +150,36 @@ def check_methods(
 
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
-    mode, has_draft = values["measure"], bool(values.get("draft"))
-    if mode in ("start", "drafting", "quantization") and options != DrafterOptions():
-        raise InputError(f"expected options of drafters without --measure={mode}, which reads none")
     if "drafters" not in values:
+        if options != DrafterOptions():
+            mode = values["measure"]
+            raise InputError(f"expected --measure={mode} without options of drafters")
         return {}
+    has_draft = bool(values["draft"])
     usual = choose_drafter(None, has_draft=has_draft, target=values["target"])
     several = list(dict.fromkeys(["none", "prompt_lookup", usual]))
-    default = {"sampling": ["none"], "start": [usual], "profile": [usual],
-               "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
-    drafters = default if values["drafters"] is None else values["drafters"]
-    methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
+    drafters = several if values["drafters"] is None else values["drafters"]
+    methods = parse_methods(drafters, values["num_draft_tokens"])
     check_methods(methods, options, has_draft=has_draft)
-    if mode in ("start", "sampling", "profile") and len(methods) > 1:
-        raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
     return methods
 
 
 def wants_transformers(values: Mapping[str, Any]) -> bool:
     """Returns whether transformers is to be measured; refuses it where it cannot be."""
     wanted, is_there = values.get("transformers", False), has_transformers()
-    found = []
+    reasons = []
     if values.get("target_quantization") in (*KINDS, PACKED_A8):
-        found.append("--target_quantization: it cannot round as that does")
+        reasons.append("--target_quantization: it cannot round as that does")
     if values.get("coordinator") is not None:
-        found.append("--coordinator: it is one process")
+        reasons.append("--coordinator: it is one process")
     if wanted is None and not is_there:
         note = "note: transformers is not measured: torch is not installed (pip install torch)"
         print(note, file=sys.stderr, flush=True)
-    if wanted and found:
-        raise InputError(f"expected --transformers without {found[0]}")
+    if wanted and reasons:
+        raise InputError(f"expected --transformers without {reasons[0]}")
     if wanted and not is_there:
         raise InputError("expected torch and transformers to be installed, with --transformers")
-    is_measured = wanted or (wanted is None and is_there and not found)
+    is_measured = wanted or (wanted is None and is_there and not reasons)
     if values.get("compiled") and not is_measured:
         raise InputError("expected --compiled where transformers is measured, whose step it is")
     return is_measured
@@ -211,30 +202,30 @@ def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict
         return {}
     if record.get("is_complete", True) or "answers" not in record:
         return {}
-    now = json.loads(json.dumps(recorded)) | {"output_json": None}
+    current = json.loads(json.dumps(recorded)) | {"output_json": None}
     before = record["flags"] | {"output_json": None}
-    if wrong := [name for name in {**now, **before} if now.get(name) != before.get(name)]:
+    if wrong := [name for name in {**current, **before} if current.get(name) != before.get(name)]:
         raise InputError(
             f"expected --{wrong[0]}={before.get(wrong[0])}, with which {path} was begun, got "
-            f"{now.get(wrong[0])}; another --output_json begins anew"
+            f"{current.get(wrong[0])}; another --output_json begins anew"
         )
     return record
 
 
 def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:
     """Returns prompts, of each category or evenly spaced over the file, and their tasks."""
-    path, count = asked.prompts_file, asked.num_prompts
+    path, count = asked.prompts_file, asked.num_prompts or _NUM_PROMPTS
     read = list(read_prompts(path))
     if not read:
         raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
-    tasks = tasks_of([one.category for one in read])
-    if flags.FLAGS["num_prompts"].present and len(read) < count:
+    tasks = tasks_of([prompt.category for prompt in read])
+    if asked.num_prompts is not None and len(read) < count:
         print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
-    if per_category := getattr(asked, "per_category", None):
+    if per_category := asked.per_category:
         seen: dict[str | None, list[int]] = collections.defaultdict(list)
-        for index, one in enumerate(read):
-            seen[one.category].append(index)
-        places = [index for own in seen.values() for index in own[:per_category]]
+        for index, prompt in enumerate(read):
+            seen[prompt.category].append(index)
+        places = [index for indices in seen.values() for index in indices[:per_category]]
     else:
         count = min(count, len(read))
         places = [index * len(read) // count for index in range(count)]

@@ -33,7 +33,7 @@ from jspec.weights.resolver import LoadedModel
 _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
 _NUM_DRAFTS = 5  # of the choices that are timed
 # One token over and over: a drafter that looks back finds a match.
-_REQUEST = Request([1] * PROMPT_TOKENS, SamplingParams(max_new_tokens=64))
+PROFILED = Request([1] * PROMPT_TOKENS, SamplingParams(max_new_tokens=64))
 _KINDS = {  # of a choice
     "T = 0": {"temperature": 0.0},
     "T = 1": {},
@@ -95,8 +95,8 @@ def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]
     """Yields rounds of each Generator, T = 0: drafting, the whole, and the host beside it."""
     for name, generator in generators.items():
         yield from _rounds_of(name, generator)
-        generator.generate(_REQUEST)
-        stats = [generator.generate(_REQUEST).stats for _ in range(5)]
+        generator.generate(PROFILED)
+        stats = [generator.generate(PROFILED).stats for _ in range(5)]
         device = sorted(s.device_seconds / s.num_rounds for s in stats if s.num_rounds)
         if device and generator.engine.drafter is None:  # by whole visits: one round may be noise
             yield {"name": f"{name}: a round without drafts", "seconds": device[len(device) // 2]}
@@ -141,9 +141,9 @@ def choice_loop(
       has_filters: whether top-k, top-p and min-p are on.
       has_distribution: whether the drafts come with a distribution, a uniform one.
     """
-    one = jnp.ones([1])
+    unit = jnp.ones([1])
     settings = SamplingSettings(
-        temperature * one, 50 * one.astype(jnp.int32), 0.95 * one, 0.02 * one,
+        temperature * unit, 50 * unit.astype(jnp.int32), 0.95 * unit, 0.02 * unit,
         switches=Switches(top_k=has_filters, top_p=has_filters, min_p=has_filters),
     )  # fmt: skip
 

@@ -12,15 +12,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 from flax.traverse_util import flatten_dict
 
 from jspec.common.memory import tree_bytes
 from jspec.common.text_table import format_table, number_cell
 from jspec.common.timing import seconds_in_turn
+from jspec.generation.generator import Generator
 from jspec.kernels import prefill_widths
 from jspec.lab.analysis.call_cost import CallCost, Machine, measure_machine, streamed_rules
 from jspec.lab.benchmarking.measurement import Measurement, Outcome
 from jspec.lab.benchmarking.parts import (
+    PROFILED,
     call_loop,
     choice_lines,
     round_lines,
@@ -63,8 +66,8 @@ def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
         yield from call_lines(target, "target", asked.quick)
         yield from round_lines(generators)
         if draft is not None:
-            own = with_own_head(target, draft, asked.options)
-            yield from call_lines(own, "draft", asked.quick)
+            used = with_own_head(target, draft, asked.options)
+            yield from call_lines(used, "draft", asked.quick)
         yield from choice_lines(target.config.vocab_size)
 
     for line in all_lines():
@@ -72,6 +75,16 @@ def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
         lines.append(line)
         yield _outcome(lines, machine)
     yield _outcome(lines, Machine(*map(max, machine, measure_machine(dtype))))
+    if asked.trace_folder is not None:
+        profile(next(reversed(generators.values())), asked.trace_folder)
+
+
+def profile(generator: Generator, folder: str) -> None:
+    """Writes a trace of JAX's profiler while an answer is generated, for a viewer such as XProf."""
+    generator.generate(PROFILED)  # compiles
+    with jax.profiler.trace(folder):
+        generator.generate(PROFILED)
+    print(f"a profile of an answer is in {folder}", file=sys.stderr, flush=True)
 
 
 def _outcome(lines: Sequence[Line], machine: Machine) -> Outcome:

@@ -123,11 +123,11 @@ def _counts(info: StepInfo) -> dict[str, Any]:
     emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
     if len(emitted) <= num_accepted:
         drafts, num_accepted = Drafts(tuple(emitted)), len(emitted)
-    own = {"drafts": list(drafts.ids), "num_accepted": num_accepted, "emitted": emitted}
+    record = {"drafts": list(drafts.ids), "num_accepted": num_accepted, "emitted": emitted}
     if not drafts.parents:
-        return own
+        return record
     kept = drafts.kept(emitted[:num_accepted])
-    return own | {"parents": list(drafts.parents), "kept": kept}
+    return record | {"parents": list(drafts.parents), "kept": kept}
 
 
 def _with_texts(
@@ -140,19 +140,21 @@ def _with_texts(
 
     def texts(before: Sequence[int], ids: Sequence[int]) -> list[str]:
         stream = tokenizer.stream([*prompt, *before])
-        return [stream.push(one) or tokenizer.label(one)[0] for one in ids]
+        return [stream.push(token) or tokenizer.label(token)[0] for token in ids]
 
     said, traced = [first], []
-    for one in rounds:
-        drafts, kept, emitted = one["drafts"], one["num_accepted"], one["emitted"]
+    for a_round in rounds:
+        drafts, kept, emitted = a_round["drafts"], a_round["num_accepted"], a_round["emitted"]
         following = texts([*said, *emitted[:kept]], emitted[kept:])
         paths = list[list[int]]()  # to each draft of a tree, which is read after its own path
-        for draft, parent in zip(drafts, one.get("parents", ()), strict=False):
+        for draft, parent in zip(drafts, a_round.get("parents", ()), strict=False):
             paths.append([*(paths[parent] if parent >= 0 else []), draft])
         of_tree = [texts([*said, *path[:-1]], path[-1:])[0] for path in paths]
-        own = {
+        texts_here = {
             "drafts": of_tree or texts(said, drafts), "next": following[0] if following else None,
         }  # fmt: skip
-        traced.append({key: value for key, value in one.items() if key != "emitted"} | own)
+        traced.append(
+            {key: value for key, value in a_round.items() if key != "emitted"} | texts_here
+        )
         said += emitted
     return {"first": texts([], [first])[0], "rounds": traced}

@@ -31,7 +31,7 @@ def transformers_methods(
     ]
     pairs = []
     for kind in ("model", "prompt_lookup"):
-        numbers = [number for own, number in kinds if own == kind]
+        numbers = [number for name, number in kinds if name == kind]
         fixed = [(kind, number) for number in numbers if isinstance(number, int)]
         pairs += fixed or [(kind, DEFAULT_NUM_DRAFT_TOKENS)] * bool(numbers)
     pairs = pairs or [("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS)]
@@ -151,8 +151,8 @@ class TransformersModels:
     def _generated(
         self, answer: list[int], seconds: float, num_round_tokens: int, num_calls: int
     ) -> Generated:
-        own = (seconds, num_round_tokens) if self._decoding else (None, None)
-        return Generated(answer, num_round_tokens, num_calls, 0, 0, *own)
+        clock = (seconds, num_round_tokens) if self._decoding else (None, None)
+        return Generated(answer, num_round_tokens, num_calls, 0, 0, *clock)
 
     def _answer(
         self, prompt: list[int], seed: int, max_new_tokens: int, **options: Any

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict, config_dict
 from jspec.common.errors import InputError, describe_error
 from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from jspec.lab.experiments.method_spec import MethodSpec
-from jspec.lab.experiments.spec import Experiment, PairSpec
+from jspec.lab.experiments.spec import Experiment, MethodSpec, PairSpec
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 
@@ -40,19 +39,23 @@ def method(
     The other fields are those of `MethodSpec`; `options` is a dict.
     """
     given = {"drafter": drafter, "num_draft_tokens": num_draft_tokens, "options": {}} | fields
-    own = _METHOD_DEFAULTS | given
+    complete = _METHOD_DEFAULTS | given
     # A field that may be of two types, or None, can then be overridden with either.
-    own["num_draft_tokens"] = config_dict.FieldReference(own["num_draft_tokens"], field_type=object)
-    if own["draft"] is None:
-        own["draft"] = config_dict.placeholder(str)
-    return own
+    complete["num_draft_tokens"] = config_dict.FieldReference(
+        complete["num_draft_tokens"], field_type=object
+    )
+    if complete["draft"] is None:
+        complete["draft"] = config_dict.placeholder(str)
+    return complete
 
 
 def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
     """Returns a pair of models, with all its fields (see `PairSpec`), for `config.predict`."""
-    own = dataclasses.asdict(PairSpec(target, draft)) | fields
-    missing = {name: config_dict.placeholder(float) for name, value in own.items() if value is None}
-    return own | missing
+    complete = dataclasses.asdict(PairSpec(target, draft)) | fields
+    missing = {
+        name: config_dict.placeholder(float) for name, value in complete.items() if value is None
+    }
+    return complete | missing
 
 
 def find_config(name: str) -> str:
@@ -119,7 +122,7 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise InputError(f"expected a config of plain values: {error}") from None
     methods = plain.get("methods")
-    for label, own in methods.items() if isinstance(methods, dict) else ():
-        if isinstance(own, dict):
-            methods[label] = _METHOD_DEFAULTS | own
+    for label, group in methods.items() if isinstance(methods, dict) else ():
+        if isinstance(group, dict):
+            methods[label] = _METHOD_DEFAULTS | group
     return plain

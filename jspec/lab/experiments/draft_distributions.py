@@ -74,9 +74,9 @@ class DraftDistribution:
 
 
 @jax.jit
-def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
-    probs = jnp.where(one.is_proposed[:, None], one.probs, other.probs)
-    return FirstDrafts(probs, one.is_proposed | other.is_proposed)
+def _first_of(first: FirstDrafts, second: FirstDrafts) -> FirstDrafts:
+    probs = jnp.where(first.is_proposed[:, None], first.probs, second.probs)
+    return FirstDrafts(probs, first.is_proposed | second.is_proposed)
 
 
 def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member:
@@ -89,10 +89,10 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
     if drafter.num_runners_up:  # which a given text does not tell
         raise InputError(f"expected a drafter that does not learn from logits, got {name!r}")
-    own = with_draft_vocabulary(spec)
-    if needs_draft_model(name) and own.draft_config is not None:
-        model = ForwardPass(own.draft_config, spec.vocab_size, width)
-        return _of_model(model, own.draft_params, spec.options.draft_confidence)
+    cut = with_draft_vocabulary(spec)
+    if needs_draft_model(name) and cut.draft_config is not None:
+        model = ForwardPass(cut.draft_config, spec.vocab_size, width)
+        return _of_model(model, cut.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
         layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)

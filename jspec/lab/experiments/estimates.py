@@ -188,12 +188,14 @@ def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
 def _sampling_settings(settings: SamplingParams) -> tuple[SamplingSettings, SamplingSettings]:
     """Returns the target's and the drafter's settings, of one row."""
     row = functools.partial(jnp.full, 1, dtype=jnp.float32)
-    own = SamplingSettings(
+    target_settings = SamplingSettings(
         row(settings.temperature), jnp.array([settings.top_k], jnp.int32), row(settings.top_p),
         row(settings.min_p), switches=needed_switches([settings])._replace(logprobs=False),
     )  # fmt: skip
     of_drafts = settings.draft_temperature
-    return own, own if of_drafts is None else own.replace(temperature=row(of_drafts))
+    return target_settings, target_settings if of_drafts is None else target_settings.replace(
+        temperature=row(of_drafts)
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("leniences", "is_random"))
@@ -204,8 +206,8 @@ def _position_figures(
     leniences: tuple[float, ...],
     is_random: bool,
 ) -> PositionFigures:
-    target, own = sampling_probs(logits[None], settings)[0], jax.nn.softmax(logits, axis=1)
-    surprise = jnp.where(own > 0, -jnp.log(jnp.where(own > 0, own, 1.0)), 0.0)
+    target, unfiltered = sampling_probs(logits[None], settings)[0], jax.nn.softmax(logits, axis=1)
+    surprise = jnp.where(unfiltered > 0, -jnp.log(jnp.where(unfiltered > 0, unfiltered, 1.0)), 0.0)
     # At temperature 0 the target is one-hot, and lenience is measured at temperature 1.
     at_one = None if is_random else distribution_at_temperature_one(logits[None], settings)[0]
     columns = [_lenient(target, at_one, drafts.probs, lenience) for lenience in leniences]
@@ -213,7 +215,10 @@ def _position_figures(
     accepted, variation = (
         jnp.concatenate([none, *(pair[i][:, None] for pair in columns)], axis=1) for i in range(2)
     )
-    overlap, entropy = expected_acceptance(target, drafts.probs), jnp.sum(own * surprise, axis=1)
+    overlap, entropy = (
+        expected_acceptance(target, drafts.probs),
+        jnp.sum(unfiltered * surprise, axis=1),
+    )
     return PositionFigures(drafts.is_proposed, overlap, entropy, accepted, variation)
 
 

@@ -23,8 +23,7 @@ from jspec.generation.layout import place_model
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import check_answered
-from jspec.lab.experiments.method_spec import MethodSpec
-from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.spec import Experiment, MethodSpec
 from jspec.lab.experiments.store import AnyStore
 from jspec.models.sharding import make_mesh
 from jspec.weights.resolver import LoadedModel, load_model
@@ -107,15 +106,15 @@ def recorded_costs(
     """
     try:
         entries = json.loads(path.read_bytes()) if path.exists() else {}
-        own = entries.get(method, {})
-        known = own.get(str(batch_size))
+        by_size = entries.get(method, {})
+        known = by_size.get(str(batch_size))
     except (OSError, ValueError, AttributeError) as error:
         raise WorkdirError(f"cannot read {path}: {error}") from None
     if known is not None:
         return RoundCosts.from_json(known)
     costs = measure()
     if costs is not None:
-        write_json(path, entries | {method: own | {str(batch_size): costs.to_json()}})
+        write_json(path, entries | {method: by_size | {str(batch_size): costs.to_json()}})
     return costs
 
 

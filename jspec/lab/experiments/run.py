@@ -28,8 +28,7 @@ from jspec.lab.experiments.cells import (
     find_prompts,
     make_cells,
 )
-from jspec.lab.experiments.read_spec import read_experiment
-from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.spec import Experiment, read_experiment
 from jspec.lab.experiments.store import (
     DONE,
     FAILED,
@@ -159,7 +158,7 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
                     exchange.broadcast([cell])
                     store.add(_measure(cell, measure, run))
             has_worked |= is_ours
-            outcomes = [store.outcomes.get(one.name) for one in cells]
+            outcomes = [store.outcomes.get(cell.name) for cell in cells]
             if is_ours or is_waiting:
                 progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
         if not has_worked:
@@ -191,10 +190,10 @@ def _describe_run(
     argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
 ) -> Record:
     """Returns the line of this process in `runs.jsonl`."""
-    now = datetime.datetime.now()
+    begin = datetime.datetime.now()
     record = {
-        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name
-        "started": now.astimezone().isoformat(timespec="seconds"),
+        "run": f"{begin:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name
+        "started": begin.astimezone().isoformat(timespec="seconds"),
         "argv": list(argv),
         "environment": environment(),
         "git": git_state(),

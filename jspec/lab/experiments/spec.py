@@ -1,14 +1,37 @@
-"""What an experiment is: the fields of a config, and what they may hold."""
+"""What an experiment is: the fields of a config, what they may hold, and reading them."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
+from jspec.common.dataclass_fields import cast, read_fields
+from jspec.common.errors import (
+    InputError,
+    check_among,
+    check_range,
+    prefixed_errors,
+    whole_number,
+)
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterOptions,
+    choose_drafter,
+    entries_of,
+    needs_draft_model,
+    options_read,
+)
+from jspec.generation.auto import AUTO
+from jspec.generation.batch import needed_switches
 from jspec.generation.request import SamplingParams
-from jspec.generation.validate_options import check_draft_temperature, check_temperature
-from jspec.lab.experiments.method_spec import MethodSpec
-from jspec.speculation.acceptance import get_rule
+from jspec.generation.validate_options import (
+    check_draft_temperature,
+    check_num_draft_tokens,
+    check_rule_option,
+    check_temperature,
+    is_rule_option_read,
+)
+from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.weights.published import SMOLLM2
 from jspec.weights.quantize import QUANTIZATIONS
 
@@ -24,13 +47,60 @@ def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
     """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(spec, name)
-        for one in value if isinstance(value, tuple) else (value,):
-            check_range(name, one, low, high)
+        for number in value if isinstance(value, tuple) else (value,):
+            check_range(name, number, low, high)
 
 
 def _check_different(name: str, values: Sequence[int | str]) -> None:
     if not values or len(set(values)) < len(values):
         raise InputError(f"expected {name} that differ, at least one; got {list(values)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSpec:
+    """One method of generating.
+
+    Attributes:
+      drafter: its name; see `jspec.drafters.DRAFTERS`.
+      num_draft_tokens: drafts a round, or "auto"; the default for the drafter "none".
+      draft: the draft model, for drafters that have one.
+      draft_quantization: see `load_model`.
+      acceptance: the acceptance rule.
+      lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
+    """
+
+    drafter: str = "none"
+    num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS
+    draft: str | None = None
+    draft_quantization: str = "none"
+    acceptance: str = "rejection"
+    lenience: float = 1.0
+    options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
+
+    def __post_init__(self) -> None:
+        choose_drafter(self.drafter, has_draft=self.draft is not None, options=self.options)
+        check_num_draft_tokens(self.num_draft_tokens, self.drafter)
+        if self.num_draft_tokens != AUTO:
+            number = whole_number("num_draft_tokens", self.num_draft_tokens, f" or {AUTO!r}")
+            check_range("num_draft_tokens", number, 1, 4096)
+        check_among("draft_quantization", self.draft_quantization, QUANTIZATIONS)
+        if self.draft_quantization != "none" and not needs_draft_model(self.drafter):
+            raise InputError("expected a draft model with draft_quantization")
+        get_rule(self.acceptance, RuleOptions(lenience=self.lenience))
+        if self.lenience != MethodSpec.lenience:
+            check_rule_option("lenience", self.acceptance, self.drafter)
+
+    @property
+    def rule_options(self) -> RuleOptions:
+        """The numbers that the rule reads; the others are at their defaults."""
+        is_read = is_rule_option_read("lenience", self.acceptance, self.drafter)
+        return RuleOptions(lenience=self.lenience) if is_read else RuleOptions()
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether it drafts from a table and names none, so that one has to be counted."""
+        is_read = "draft_table" in options_read(self.drafter, self.options)
+        return is_read and self.options.draft_table is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,3 +254,104 @@ class Experiment:
     def wants_chat(self) -> bool | None:
         """The argument `chat` of `encode_prompt`."""
         return _CHATS[self.chat]
+
+
+_GROUPS = {"table": TableSpec, "estimate": EstimateSpec}
+_LABELLED = {"methods": MethodSpec, "predict": PairSpec}
+
+
+def read_experiment(plain: Mapping[str, Any]) -> Experiment:
+    """Returns the experiment with fields as JSON has them, settings without a seed.
+
+    Raises:
+      InputError: an unknown field, a value of another type or out of range, or nothing to measure;
+        the message names the field.
+    """
+    fields = read_fields(Experiment, plain)
+    for name, kind in _LABELLED.items():
+        groups = fields.get(name, {}).items()
+        fields[name] = {
+            label: _read_group(kind, f"{name}.{label}", given) for label, given in groups
+        }
+    max_new_tokens = fields.get("max_new_tokens", Experiment.max_new_tokens)
+    fields["settings"] = {
+        label: _read_settings(f"settings.{label}", given, max_new_tokens)
+        for label, given in fields.get("settings", {}).items()
+    }
+    for name in _GROUPS.keys() & fields.keys():
+        fields[name] = _read_group(_GROUPS[name], name, fields[name])
+    experiment = Experiment(**fields)
+    needed = ("methods", "settings") if experiment.needs_prompts else ("predict",)
+    for name in () if experiment.kind == "theory" else needed:
+        if not fields[name]:
+            raise InputError(f"expected the config to have {name}, got none")
+    if experiment.kind == "estimate":
+        _check_estimate(experiment)
+    return experiment
+
+
+def _read_group(kind: type, name: str, plain: Any) -> Any:
+    fields = read_fields(kind, plain, f"{name}.")
+    if kind is MethodSpec:
+        options = fields.get("options", {})
+        fields["options"] = _read_group(DrafterOptions, f"{name}.options", options)
+    with prefixed_errors(name):
+        return kind(**fields)
+
+
+def _read_settings(name: str, plain: Any, max_new_tokens: int) -> SamplingParams:
+    plain = dict(cast(name, plain, Mapping))
+    bias = _read_bias(f"{name}.logit_bias", plain.pop("logit_bias", {}))
+    fields = read_fields(SamplingParams, plain, f"{name}.", without=["seed"])
+    with prefixed_errors(name):
+        return SamplingParams(**{"max_new_tokens": max_new_tokens, "logit_bias": bias} | fields)
+
+
+def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
+    """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
+    try:
+        pairs = (
+            plain.items()
+            if isinstance(plain, Mapping)
+            else [(token_id, number) for token_id, number in plain]
+        )
+        if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
+            raise TypeError
+        return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)
+    except (TypeError, ValueError):
+        raise InputError(f"expected {name} to be numbers by token ids, got {plain!r}") from None
+
+
+def _check_estimate(experiment: Experiment) -> None:
+    """Checks that the kind "estimate" is not asked for anything that it would ignore.
+
+    It computes how likely the first draft after every token of an answer is accepted under
+    `rejection`: a rule, a number of drafts, a clock and a batch have no part in it.
+    """
+    _check_defaults(experiment, "", ("turns", "repeats", "batch_sizes", "mesh"))
+    for label, method in experiment.methods.items():
+        _check_defaults(method, f"methods.{label}.", ("num_draft_tokens", "acceptance"))
+        name = f"methods.{label}.drafter"
+        if method.drafter == "none":
+            raise InputError(f"expected {name} to draft with kind 'estimate', got 'none'")
+        needs = {entry.needs for entry in entries_of(method.drafter)}
+        if "logits" in needs:
+            raise InputError(f"expected {name} to learn from the text alone with kind 'estimate', "
+                             f"got {method.drafter!r}")  # fmt: skip
+        if "draft_head" in needs:
+            raise InputError(f"expected {name} without a trained head with kind 'estimate', "
+                             f"got {method.drafter!r}")  # fmt: skip
+    for label, settings in experiment.settings.items():
+        if processors := needed_switches([settings]).processors:
+            names = ", ".join(processor.name for processor in processors)
+            raise InputError(f"expected settings.{label} to have temperature and filters only with "
+                             f"kind 'estimate', got {names}")  # fmt: skip
+
+
+def _check_defaults(spec: Experiment | MethodSpec, prefix: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        default, value = getattr(type(spec), name), getattr(spec, name)
+        if value != default:
+            shown, got = (list(v) if isinstance(v, tuple) else v for v in (default, value))
+            raise InputError(f"expected {prefix}{name} to be {shown!r} with kind 'estimate', which "
+                             f"does not read it; got {got!r}")  # fmt: skip

@@ -70,8 +70,10 @@ class Store(contextlib.AbstractContextManager):
         """Returns the command of the last run here; "" if there was none."""
         argv = next((run["argv"] for run in reversed(self.runs) if run.get("argv")), ())
         # A published folder calls the workdir "DIR", and a folder may have been moved.
-        own = f"--workdir={self.folder}"
-        return shlex.join(own if one.startswith("--workdir=") else one for one in argv)
+        workdir = f"--workdir={self.folder}"
+        return shlex.join(
+            workdir if argument.startswith("--workdir=") else argument for argument in argv
+        )
 
     def add(self, record: Record) -> None:
         """Appends the result of a cell; a `WorkdirError` says that it cannot be written."""
@@ -82,10 +84,10 @@ class Store(contextlib.AbstractContextManager):
         self._runs.append(record)
 
     def _note(self, records: list[Record]) -> None:
-        for one in records:
-            name = str(one.get("cell"))
+        for record in records:
+            name = str(record.get("cell"))
             if self.outcomes.get(name) != DONE:
-                self.outcomes[name] = str(one.get("status"))
+                self.outcomes[name] = str(record.get("status"))
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:

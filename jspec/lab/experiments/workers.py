@@ -73,13 +73,13 @@ class GenerateWorker:
 
     def _warm_up(self, generator: Generator, requests: Sequence[Request]) -> None:
         """Runs requests for a few rounds, untimed, unless their programs have been compiled."""
-        longest = max(len(one.prompt) + one.settings.max_new_tokens for one in requests)
+        longest = max(len(request.prompt) + request.settings.max_new_tokens for request in requests)
         programs = (
             id(generator),
             len(requests),
             capacity_for(min(longest, generator.max_seq_len), generator.num_draft_tokens + 1),
-            any(len(one.prompt) > NARROW_PROMPT for one in requests),
-            needed_switches([one.settings for one in requests]),
+            any(len(request.prompt) > NARROW_PROMPT for request in requests),
+            needed_switches([request.settings for request in requests]),
         )
         if programs not in self._warm:
             num_pieces = (1 + _WARM_VISITS) * len(requests)

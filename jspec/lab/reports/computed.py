@@ -48,10 +48,10 @@ def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns tables and figures."""
     config, settings = workdir.config, {}
     for label, method in itertools.product(config["settings"], config["methods"]):
-        own = [one for one in workdir.done if one["key"]["setting"] == label
-               and one["key"]["method"] == method]  # fmt: skip
-        if own:
-            settings.setdefault(label, {})[method] = own
+        cells = [line for line in workdir.done if line["key"]["setting"] == label
+               and line["key"]["method"] == method]  # fmt: skip
+        if cells:
+            settings.setdefault(label, {})[method] = cells
     blocks: list[Block] = [methods_table(config["methods"], workdir.runs), *_alphas(settings, view)]
     for index, (label, group) in enumerate(settings.items(), 1):
         suffix = f"-{index}" if len(settings) > 1 else ""
@@ -73,15 +73,19 @@ def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Rat
     by_prompt: dict[int, list[tuple[float, float]]] = {}
     for line in lines:
         by_prompt.setdefault(line["key"]["prompt"], []).append(counts(line["record"]))
-    sums = [[float(sum(own)) for own in zip(*pairs, strict=True)] for pairs in by_prompt.values()]
+    sums = [
+        [float(sum(column)) for column in zip(*pairs, strict=True)] for pairs in by_prompt.values()
+    ]
     return share([part for part, _ in sums], [whole for _, whole in sums])
 
 
 def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
-    alphas = {label: {m: alpha(own) for m, own in group.items()}
+    alphas = {label: {m: alpha(entries) for m, entries in group.items()}
               for label, group in settings.items()}  # fmt: skip
     rows = []
-    for label, method in ((label, method) for label, own in alphas.items() for method in own):
+    for label, method in (
+        (label, method) for label, entries in alphas.items() for method in entries
+    ):
         records = [line["record"] for line in settings[label][method]]
         tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
         rows.append(
@@ -95,8 +99,8 @@ def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
             }
         )
     title = "Alpha of each drafter"
-    names = list(dict.fromkeys(method for own in alphas.values() for method in own))
-    lines = {label: [own.get(method) for method in names] for label, own in alphas.items()}
+    names = list(dict.fromkeys(method for entries in alphas.values() for method in entries))
+    lines = {label: [entries.get(method) for method in names] for label, entries in alphas.items()}
     figure = view.draw("alpha", [Curves(names, lines, "", "alpha")], title, BARS)
     return [Heading("Alpha"), Table(title, rows), figure]
 
@@ -105,15 +109,15 @@ def _details(label: str, group: Groups, view: View) -> list[Block]:
     """Returns what alpha depends on at one setting: category, entropy, lenience."""
     blocks: list[Block] = [Heading(f"Where drafts are accepted: {label}")]
     rows = []
-    for method, own in group.items():
+    for method, cells in group.items():
         parts: dict[str, list[Mapping[str, Any]]] = {}
-        for line in own:
+        for line in cells:
             parts.setdefault(str(line["record"].get("category")), []).append(line)
         alphas = {category: interval(alpha(lines)) for category, lines in parts.items()}
         rows.append({"drafter": code(method)} | alphas)
     if len(rows[0]) > 2:
         blocks.append(Table(f"Alpha by category ({label})", rows))
-    alphas = {method: value.median for method, own in group.items() if (value := alpha(own))}
+    alphas = {method: value.median for method, cells in group.items() if (value := alpha(cells))}
     drawn = sorted(alphas, key=alphas.__getitem__, reverse=True)[:_MOST_DRAWN]
     figures = [_by_entropy({m: group[m] for m in drawn}, view)] if drawn else []
     return [*blocks, *figures, *_by_lenience(label, group, drawn, view)]
@@ -122,13 +126,13 @@ def _details(label: str, group: Groups, view: View) -> list[Block]:
 def _by_entropy(group: Groups, view: View) -> Block:
     edges = next(iter(group.values()))[0]["record"]["entropy"]["edges"]
 
-    def of_bin(own: Lines, index: int) -> Ratio | None:
-        known = [line["record"]["entropy"]["counts"][index] for line in own]
-        value = _ratio(own, lambda r: tuple(r["entropy"][n][index] for n in ("sums", "counts")))
+    def of_bin(cells: Lines, index: int) -> Ratio | None:
+        known = [line["record"]["entropy"]["counts"][index] for line in cells]
+        value = _ratio(cells, lambda r: tuple(r["entropy"][n][index] for n in ("sums", "counts")))
         return value if sum(known) >= _FEWEST_TOKENS else None
 
     bins = range(len(edges) - 1)
-    lines = {method: [of_bin(own, index) for index in bins] for method, own in group.items()}
+    lines = {method: [of_bin(cells, index) for index in bins] for method, cells in group.items()}
     label = "entropy of the target's distribution (nats; middle of the bin)"
     middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     panel = Curves(middles, lines, label, "alpha", begins_at_zero=True)
@@ -138,24 +142,25 @@ def _by_entropy(group: Groups, view: View) -> Block:
 
 def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> list[Block]:
     """Returns table and figure of what a lenient rule accepts; nothing where none was looked at."""
-    leniences = [one["lenience"] for one in next(iter(group.values()))[0]["record"]["lenience"]]
+    first = next(iter(group.values()))[0]["record"]
+    leniences = [entry["lenience"] for entry in first["lenience"]]
     if len(leniences) < 2:
         return []
 
     def lines_of(name: str) -> dict[str, list[Ratio | None]]:
         return {
             method: [
-                _ratio(own, lambda r, i=i: (r["lenience"][i][name], r["num_places"]))
+                _ratio(cells, lambda r, i=i: (r["lenience"][i][name], r["num_places"]))
                 for i in range(len(leniences))
             ]
-            for method, own in group.items()
+            for method, cells in group.items()
         }
 
     accepted, apart = lines_of("sum_acceptance"), lines_of("sum_total_variation")
     rows = [
         {"drafter": code(method)}
-        | {f"{at:g}": f"{interval(one)} / {interval(other, 3)}"
-           for at, one, other in zip(leniences, accepted[method], apart[method], strict=True)}
+        | {f"{at:g}": f"{interval(kept)} / {interval(distance, 3)}"
+           for at, kept, distance in zip(leniences, accepted[method], apart[method], strict=True)}
         for method in group
     ]  # fmt: skip
     panels = [
@@ -184,14 +189,14 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
     for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
         notes = [note for note in record["notes"] if not note.startswith("alpha ")]
         blocks += [Heading(name), notes, _table(record)]
-        speeds = [one for one in curves_of(record) if "plain decoding" in one.y_label]
+        speeds = [curves for curves in curves_of(record) if "plain decoding" in curves.y_label]
         if speeds and len(speeds[0].x) > 1:
             file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())
-            panels = [one._replace(reference="plain decoding") for one in speeds]
+            panels = [curves._replace(reference="plain decoding") for curves in speeds]
             pair = workdir.config.get("predict", {}).get(name, {})
             models = " for ".join(pair[role] for role in ("draft", "target") if role in pair)
-            own = view._replace(model=models)
-            blocks.append(own.draw(file, panels, f"Limits of speed: {name}"))
+            pair_view = view._replace(model=models)
+            blocks.append(pair_view.draw(file, panels, f"Limits of speed: {name}"))
     return blocks
 
 
@@ -207,10 +212,10 @@ def curves_of(record: Mapping[str, Any]) -> list[Curves]:
         values = [row[index] for row in record["rows"]]
         if index and all(value is None or isinstance(value, int | float) for value in values):
             kind, mark, rest = name.partition(", " if ", " in name else " at ")
-            own = kinds.setdefault(_label(kind if mark else "", unit), {})
-            own[rest if mark else name] = values
+            lines = kinds.setdefault(_label(kind if mark else "", unit), {})
+            lines[rest if mark else name] = values
     x = [row[0] for row in record["rows"]]
-    return [Curves(x, own, _label(columns[0], units[0]), label) for label, own in kinds.items()]
+    return [Curves(x, lines, _label(columns[0], units[0]), label) for label, lines in kinds.items()]
 
 
 def _label(name: str, unit: str) -> str:

@@ -40,20 +40,20 @@ def cost_lines(
     Methods that differ in the number alone are one line, each in plain steps of its own. Under
     number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
     """
-    name_of = {m: name for name, own in families(methods).items() for m in own}
+    name_of = {m: name for name, entry in families(methods).items() for m in entry}
     lines: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for method in (one for one in methods if one in costs and 0 in costs[one].numbers):
-        own = costs[method]
+    for method in (item for item in methods if item in costs and 0 in costs[item].numbers):
+        entry = costs[method]
         for (i, context), (j, drafter) in itertools.product(
-            enumerate(own.contexts), enumerate(own.drafters)
+            enumerate(entry.contexts), enumerate(entry.drafters)
         ):
             label = name_of.get(method, method)
-            label += f": {drafter}" if len(own.drafters) > 1 else ""
+            label += f": {drafter}" if len(entry.drafters) > 1 else ""
             line = lines.setdefault((label, context), {})
-            seconds = dict(zip(own.numbers, own.seconds[i][j], strict=True))
-            line.setdefault(-1, []).append(own.reading[i][j] if own.reading else 0.0)
+            seconds = dict(zip(entry.numbers, entry.seconds[i][j], strict=True))
+            line.setdefault(-1, []).append(entry.reading[i][j] if entry.reading else 0.0)
             line.setdefault(0, []).append(seconds[0])
-            line |= {n: [one / seconds[0]] for n, one in seconds.items() if n}
+            line |= {n: [item / seconds[0]] for n, item in seconds.items() if n}
     return lines
 
 
@@ -64,25 +64,25 @@ def cost_blocks(
     lines = cost_lines(methods, costs)
     if not lines:
         return []
-    counts = sorted({count for one in lines.values() for count in one if count > 0})
+    counts = sorted({count for line in lines.values() for count in line if count > 0})
     rows = [
         {
             "drafter": code(drafter),
             "context (tokens)": str(context),
-            "plain step (ms)": number(1000 * float(np.mean(one[0])), 1),
-            **{f"drafts: {n}": number(one[n][0] if n in one else None) for n in counts},
-            "reading (ms a token)": number(1000 * float(np.mean(one[-1]))),
+            "plain step (ms)": number(1000 * float(np.mean(line[0])), 1),
+            **{f"drafts: {n}": number(line[n][0] if n in line else None) for n in counts},
+            "reading (ms a token)": number(1000 * float(np.mean(line[-1]))),
         }
-        for (drafter, context), one in lines.items()
+        for (drafter, context), line in lines.items()
     ]
     by_context: dict[int, dict[str, list[float | None]]] = {}
-    for (drafter, context), one in sorted(lines.items(), key=lambda item: item[0][1]):
-        heights = [1.0, *(one[n][0] if n in one else None for n in counts)]
+    for (drafter, context), line in sorted(lines.items(), key=lambda item: item[0][1]):
+        heights = [1.0, *(line[n][0] if n in line else None for n in counts)]
         by_context.setdefault(context, {})[drafter] = heights
     panels = [
-        Curves([0, *counts], own, "drafts in a round", "plain steps",
+        Curves([0, *counts], curves, "drafts in a round", "plain steps",
                title=f"up to {context} tokens", reference="plain decoding")
-        for context, own in by_context.items()
+        for context, curves in by_context.items()
     ]  # fmt: skip
     note = "Reading: what a draft model takes for a token of the prompt before it first drafts."
     caption = "Measured separately from the answers, one value each: no spread is recorded."
@@ -108,8 +108,8 @@ def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> f
             f"expected costs of rounds with {a_round.num_proposed} drafts by "
             f"{a_round.drafter!r}, got {list(costs.numbers)} by {list(costs.drafters)}"
         )
-    own = seconds[costs.drafters.index(a_round.drafter)]
-    return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
+    of_drafter = seconds[costs.drafters.index(a_round.drafter)]
+    return float(of_drafter[np.searchsorted(costs.numbers, a_round.num_proposed)])
 
 
 def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
@@ -125,11 +125,16 @@ def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
     mean over their rounds; a round without drafts is taken for a full one of whoever drafts most
     often.
     """
-    most, drafters = costs.numbers[-1], [one.drafter for one in _rounds(seen) if one.drafter]
+    most, drafters = (
+        costs.numbers[-1],
+        [a_round.drafter for a_round in _rounds(seen) if a_round.drafter],
+    )
     usual = max(sorted(set(drafters)), key=drafters.count, default=costs.drafters[0])
     full = [
-        own._replace(rounds=tuple(RoundCounts(most, 0, r.drafter or usual) for r in own.rounds))
-        for own in seen
+        answer._replace(
+            rounds=tuple(RoundCounts(most, 0, r.drafter or usual) for r in answer.rounds)
+        )
+        for answer in seen
     ]
     steps = _cost(full, costs)
     return expected_tokens(alpha_of(_rounds(seen)), most) / steps, (steps - 1) / most
@@ -141,18 +146,20 @@ def _rounds(answers: Answers) -> list[RoundCounts]:
 
 def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
     """Returns the mean cost of the answers' rounds in plain steps."""
-    own = [(answer.max_length, one) for answer in answers for one in answer.rounds]
-    seconds = {pair: round_seconds(costs, *pair) for pair in set(own)}
-    plain = {length: round_seconds(costs, length, RoundCounts(0, 0)) for length, _ in own}
-    return (sum(seconds[pair] for pair in own) + reading) / sum(plain[length] for length, _ in own)
+    pairs = [(answer.max_length, a_round) for answer in answers for a_round in answer.rounds]
+    seconds = {pair: round_seconds(costs, *pair) for pair in set(pairs)}
+    plain = {length: round_seconds(costs, length, RoundCounts(0, 0)) for length, _ in pairs}
+    return (sum(seconds[pair] for pair in pairs) + reading) / sum(
+        plain[length] for length, _ in pairs
+    )
 
 
 def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:
     """Returns the seconds in which the drafters of an answer's rounds read its prompt."""
-    drafters = {one.drafter for one in answer.rounds if one.num_proposed}
+    drafters = {item.drafter for item in answer.rounds if item.num_proposed}
     seconds = costs.reading_at(capacity_for(answer.max_length, costs.numbers[-1] + 1))
-    own = [one for name, one in zip(costs.drafters, seconds, strict=True) if name in drafters]
-    return answer.num_prompt_tokens * float(sum(own))
+    known = [item for name, item in zip(costs.drafters, seconds, strict=True) if name in drafters]
+    return answer.num_prompt_tokens * float(sum(known))
 
 
 def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) -> list[Block]:
@@ -160,7 +167,7 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
     tables = []
     for scene in scenes:
         is_right = scene.baseline_name == "plain decoding" and scene.batch_size == 1
-        known = [one for one in scene.others if one in costs and is_right]
+        known = [method for method in scene.others if method in costs and is_right]
         groups = {"all": scene.numbers} | scene.by_category
         rows = [
             {"method": code(method), "prompts": name} | _prediction(group[method], costs[method])
@@ -177,8 +184,8 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
 def _prediction(timed: Timed, costs: RoundCosts) -> dict[str, str]:
     """Returns what was measured of a method, and what the costs predict for its answers."""
     assert timed.speedup is not None
-    both = {cell.prompts for cell in timed.own} & {cell.prompts for cell in timed.base}
-    groups = answers_by_prompt([cell for cell in timed.own if cell.prompts in both])
+    shared = {cell.prompts for cell in timed.own} & {cell.prompts for cell in timed.base}
+    groups = answers_by_prompt([cell for cell in timed.own if cell.prompts in shared])
     seen = [answer for group in groups for answer in group]
     iid, cost_ratio = predict_iid(seen, costs)
     row = {"alpha": number(alpha_of(_rounds(seen)), 3), "c": number(cost_ratio, 3),

@@ -1,21 +1,17 @@
-"""What a report consists of; how numbers, Markdown and the HTML page are written.
+"""What a report consists of; how numbers and Markdown are written.
 
-In texts, `code` means what it means in Markdown; nothing else is markup. The page needs no script,
-no other file and no network.
+In texts, `code` means what it means in Markdown; nothing else is markup.
 """
 
+import csv
+import io
 import json
 import math
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jinja2
-import markupsafe
-
 from jspec.common.figures import Picture
-from jspec.lab.analysis import trace as traces
 from jspec.lab.analysis.ratios import Ratio
 
 NOTHING = "-"
@@ -57,14 +53,8 @@ class Table(NamedTuple):
         return {name: all(map(_NUMBER.match, own)) for name, own in cells.items()}
 
 
-class Walk(NamedTuple):
-    """A generation round by round; see `jspec.lab.analysis.trace`."""
-
-    trace: Mapping[str, Any]
-
-
 # A text is a paragraph, a list of texts a list.
-Block = str | list[str] | Heading | Glossary | Code | Table | Picture | Walk
+Block = str | list[str] | Heading | Glossary | Code | Table | Picture
 
 
 def code(text: object) -> str:
@@ -102,48 +92,58 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def to_html(blocks: Sequence[Block]) -> str:
-    """Returns the page; its title is the first heading."""
-    headings = [block for block in blocks if isinstance(block, Heading)]
-    title = next((one.text for one in headings), "Report").replace("`", "")
-    filters = {"inline": _inline_html, "anchor": _anchor, "svg": _svg}
-    chapters = [one.text for one in headings if one.level == 2]
-    return _render("report.html.j2", blocks, filters, title=title, chapters=chapters)
-
-
 def to_markdown(blocks: Sequence[Block]) -> str:
     """Returns the report; pictures are links to files under figures/."""
-    text = _render("report.md.j2", blocks, {"inline": _inline, "fenced": fenced})
-    return text.rstrip("\n") + "\n"
+    return "\n".join("\n".join([*_lines(block), ""]) for block in blocks).rstrip("\n") + "\n"
 
 
-def _render(
-    template: str, blocks: Sequence[Block], filters: Mapping[str, Any], **values: Any
-) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
-        autoescape=".html." in template,
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-    environment.filters |= filters
-    pairs = [(type(block).__name__, block) for block in blocks]
-    return environment.get_template(template).render(blocks=pairs, traces=traces, **values)
+def _lines(block: Block) -> list[str]:
+    match block:
+        case str():
+            return [_inline(block)]
+        case list():
+            return [f"- {_inline(item)}" for item in block]
+        case Heading():
+            return [f"{'#' * block.level} {_inline(block.text)}"]
+        case Code():
+            return [fenced(block.text)]
+        case Glossary():
+            words = [f"- **{_inline(word)}**: {_inline(text)}" for word, text in block.meanings]
+            return ["<details><summary>Glossary</summary>", "", *words, "", "</details>"]
+        case Table():
+            return _table_lines(block)
+        case Picture():
+            link = f"![{_inline(block.description)}](figures/{block.name}.png)"
+            return [link, *(["", _inline(block.caption)] if block.caption else [])]
+        case _:
+            raise TypeError(f"expected a block of a report, got {type(block).__name__}")
 
 
-def _inline_html(text: str) -> markupsafe.Markup:
-    return markupsafe.Markup("").join(
-        markupsafe.Markup("<code>{}</code>" if is_code else "{}").format(part)
-        for part, is_code in _spans(text)
-    )
+def _table_lines(table: Table) -> list[str]:
+    lines = [f"**{_inline(table.caption)}**", ""] if table.caption else []
+    rules = ["---:" if is_number else "---" for is_number in table.numeric.values()]
+    for cells in (table.numeric, rules, *(row.values() for row in table.rows)):
+        # A bar ends a cell even within code.
+        texts = [_inline(cell, bar=r"\|") for cell in cells]
+        lines.append(f"| {' | '.join(texts)} |")
+    return [*lines, *(["", _inline(table.note)] if table.note else [])]
 
 
-def _svg(picture: str) -> markupsafe.Markup:
-    """Returns a picture without what belongs to a file alone: XML's declaration and doctype."""
-    return markupsafe.Markup(picture[picture.index("<svg") :].strip())
-
-
-def _anchor(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def to_csv(blocks: Sequence[Block]) -> str:
+    """Returns the cells of all tables, a line each: table, first cell of its row, column, cell."""
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(["table", "row", "column", "cell"])
+    title = ""
+    for block in blocks:
+        if isinstance(block, Heading):
+            title = block.text
+        elif isinstance(block, Table):
+            for row in block.rows:
+                first, *others = (cell.strip("`") for cell in row.values())
+                for name, cell in zip(list(row)[1:], others, strict=True):
+                    writer.writerow([block.caption or title, first, name.strip("`"), cell])
+    return file.getvalue()
 
 
 def fenced(text: str) -> str:

@@ -59,7 +59,11 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
         tables = [overall_table(scene), *category_tables(scene)]
         tables += spec_bench_table(scene, str(config.get("prompts_file")))
         blocks += [Heading(scene.setting), *tables, *scene_figures(scene, own)]
-        sizes = {one.batch_size: one for one in scenes if one.setting == scene.setting}
+        sizes = {
+            other_scene.batch_size: other_scene
+            for other_scene in scenes
+            if other_scene.setting == scene.setting
+        }
         if len(sizes) > 1:
             growth += [*_growth(sizes, scene, own, "batch size"),
                        *map(overall_table, list(sizes.values())[1:])]  # fmt: skip
@@ -72,8 +76,8 @@ def _asked(scene: Scene) -> str:
     """Returns how many prompts there were, and how long they and the answers."""
     cells = scene.cells[scene.baseline]
     answers = [answer for group in answers_by_prompt(cells) for answer in group]
-    prompt = statistics.median(one.num_prompt_tokens for one in answers)
-    answer = statistics.median(len(one.token_ids) for one in answers)
+    prompt = statistics.median(given.num_prompt_tokens for given in answers)
+    answer = statistics.median(len(given.token_ids) for given in answers)
     return (
         f"Prompts: {len({number for cell in cells for number in cell.prompts})}. Tokens, medians: "
         f"{prompt:.0f} in a prompt, {answer:.0f} in an answer. Baseline: {scene.baseline_name}."
@@ -82,7 +86,7 @@ def _asked(scene: Scene) -> str:
 
 def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) -> list[Block]:
     """Returns the speed-up of whole answers, by batch size or by answer length, which rises."""
-    found = {
+    speedups = {
         method: [
             compare(scene.cells.get(method, ()), scene.cells[scene.baseline], whole)
             for scene in scenes.values()
@@ -90,20 +94,24 @@ def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) ->
         for method in shown.shown
     }
     rows = [
-        {"method": code(method)} | dict(zip(map(str, scenes), map(interval, own), strict=True))
-        for method, own in found.items()
+        {"method": code(method)} | dict(zip(map(str, scenes), map(interval, ratios), strict=True))
+        for method, ratios in speedups.items()
     ]
-    panel = Curves(list(scenes), found, what, "speed-up", reference=shown.baseline_name, log_x=True)
+    panel = Curves(
+        list(scenes), speedups, what, "speed-up", reference=shown.baseline_name, log_x=True
+    )
     title, name = f"Speed-up of whole answers, by {what}", f"by-{what.replace(' ', '-')}"
     return [Heading(f"By {what}"), Table(title, rows), view.draw(name, [panel], title, _TIMED_BARS)]
 
 
 def scene_figures(scene: Scene, view: View) -> list[Picture]:
     """Returns the figures that a scene has enough data for."""
-    has_numbers = any(len(own) > 1 for own in scene.families.values())
+    has_numbers = any(len(entries) > 1 for entries in scene.families.values())
     pictures = [_by_number(scene, view)] if has_numbers else []
     base = scene.baseline
-    names = [name for name, own in scene.by_category.items() if own[base].compared[1] >= _FEWEST]
+    names = [
+        name for name, entries in scene.by_category.items() if entries[base].compared[1] >= _FEWEST
+    ]
     lines = {m: [scene.by_category[name][m].speedup for name in names] for m in scene.shown}
     if names:
         panel = Curves(names, lines, "", "speed-up", reference=scene.baseline_name)
@@ -113,12 +121,12 @@ def scene_figures(scene: Scene, view: View) -> list[Picture]:
 
 
 def _by_number(scene: Scene, view: View) -> Picture:
-    x = sorted({number for own in scene.families.values() for number in own.values()})
+    x = sorted({number for members in scene.families.values() for number in members.values()})
     panels = []
     for label, name in (("speed-up", "speedup"), ("cost of a round (plain steps)", "cost")):
         lines: dict[str, list[Ratio | None]] = {}
-        for family, own in scene.families.items():
-            known = {n: getattr(scene.numbers[method], name) for method, n in own.items()}
+        for family, members in scene.families.items():
+            known = {n: getattr(scene.numbers[method], name) for method, n in members.items()}
             lines[family] = [known.get(number) for number in x]
         what = "drafts a round, at most"
         panels.append(Curves(x, lines, what, label, reference=scene.baseline_name))
@@ -131,10 +139,14 @@ def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
 
     Of each drafter the method with the most drafts is shown, and those whose number adapts.
     """
-    widest = {name: list(own)[-1] for name, own in scene.families.items()}
+    widest = {name: list(group)[-1] for name, group in scene.families.items()}
     widest |= {m: m for m in scene.others if scene.methods[m].get("num_draft_tokens") == "auto"}
     rounds = {name: scene.numbers[method].rounds for name, method in widest.items()}
-    rounds = {name: own for name, own in rounds.items() if any(r[0] for one in own for r in one)}
+    rounds = {
+        name: group
+        for name, group in rounds.items()
+        if any(r[0] for answer in group for r in answer)
+    }
     most = max(map(_num_positions, rounds.values()), default=0)
     if most < 2:
         return []
@@ -142,12 +154,14 @@ def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
     for is_conditional, title in ((False, "accepted, of all proposed"),
                                   (True, "accepted, if all before it are")):  # fmt: skip
         lines = {
-            name: acceptance_by_position(own, is_conditional=is_conditional)[: _num_positions(own)]
-            for name, own in rounds.items()
+            name: acceptance_by_position(group, is_conditional=is_conditional)[
+                : _num_positions(group)
+            ]
+            for name, group in rounds.items()
         }
         where = "position of the draft"
         panels.append(Curves(range(1, most + 1), lines, where, "share", title=title))
-    accepted = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
+    accepted = {name: shares_by_accepted(group, most) for name, group in rounds.items()}
     title = "rounds that accept this many"
     where = "drafts accepted in a round"
     panels.append(Curves(range(most + 1), accepted, where, "share", title=title))
@@ -158,7 +172,7 @@ def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
 
 def _num_positions(rounds: PromptRounds) -> int:
     """Returns how many positions were examined often enough."""
-    flat = [a_round for own in rounds for a_round in own]
+    flat = [a_round for answer in rounds for a_round in answer]
     most = max(proposed for proposed, _, _ in flat)
     counts = [
         sum(n > place and accepted >= place for n, accepted, _ in flat) for place in range(most)

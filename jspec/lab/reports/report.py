@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
-from jspec.lab.analysis.trace import check_trace, timeline
+from jspec.lab.analysis.trace import check_trace, timeline, to_terminal
 from jspec.lab.reports.computed import estimate_chapters, predict_chapters, theory_chapters
-from jspec.lab.reports.document import Block, Glossary, Heading, Walk, to_html, to_markdown
+from jspec.lab.reports.document import Block, Code, Glossary, Heading, to_csv, to_markdown
 from jspec.lab.reports.generate import generate_chapters
 from jspec.lab.reports.workdir import (
     PACKED,
@@ -31,7 +31,7 @@ _CHAPTERS: Mapping[str, Callable[[Workdir, View], list[Block]]] = {
     "predict": predict_chapters,
 }
 _FIGURES = "figures"
-_LINK = re.compile(rf"^!\[.*\]\({_FIGURES}/([\w-]+)\.(?:png|svg)\)$", re.MULTILINE)
+_LINK = re.compile(rf"^!\[.*\]\({_FIGURES}/([\w-]+)\.png\)$", re.MULTILINE)
 
 
 def make_report(workdir: Workdir) -> list[Block]:
@@ -56,32 +56,28 @@ def make_report(workdir: Workdir) -> list[Block]:
     except KeyError as error:
         raise InputError(f"expected cells of kind {kind}, got one without {error}") from error
     for index, trace in enumerate(map(check_trace, workdir.traces), 1):
-        blocks += [Heading("One generation, round by round"), Walk(trace)]
+        walk = Code(to_terminal(trace, has_colours=False))
+        blocks += [Heading("One generation, round by round"), walk]
         blocks += [timeline(trace, f"timeline-{index}")] if trace["rounds"] else []
     blocks += origin_blocks(workdir)
     return sorted(blocks, key=lambda block: isinstance(block, Glossary))  # which comes last
 
 
-def write_report(
-    folder: pathlib.Path, blocks: Sequence[Block], *, is_small: bool = False
-) -> list[pathlib.Path]:
-    """Writes report.md, report.html and figures/ into a folder; returns the files.
+def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.Path]:
+    """Writes report.md, tables.csv and figures/ into a folder; returns the files.
 
-    Figures to which an earlier report.md there links, and this one does not, are removed. A small
-    report is report.md and the figures as PNG.
+    Figures to which an earlier report.md there links, and this one does not, are removed.
 
     Raises:
       InputError: they cannot be written.
     """
-    files = {folder / "report.md": to_markdown(blocks).encode()}
-    if not is_small:
-        files[folder / "report.html"] = to_html(blocks).encode()
+    files = {
+        folder / "report.md": to_markdown(blocks).encode(),
+        folder / "tables.csv": to_csv(blocks).encode(),
+    }
     for block in blocks:
         if isinstance(block, Picture):
-            path = folder / _FIGURES / block.name
-            files[path.with_suffix(".png")] = block.png
-            if not is_small:
-                files[path.with_suffix(".svg")] = block.svg.encode()
+            files[folder / _FIGURES / f"{block.name}.png"] = block.png
     try:
         (folder / _FIGURES).mkdir(exist_ok=True)
         stale = _earlier_figures(folder) - files.keys()
@@ -98,14 +94,13 @@ def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
     """Returns the files of the figures in the report that a folder holds, if it holds one."""
     report = folder / "report.md"
     text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
-    names = _LINK.findall(text)
-    return {folder / _FIGURES / f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    return {folder / _FIGURES / f"{name}.png" for name in _LINK.findall(text)}
 
 
 def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
     """Writes what is worth keeping under version control into another folder; returns the files.
 
-    That is report.md and figures/*.png, config.json and runs.jsonl without the folders of the
+    That is the report, config.json and runs.jsonl without the folders of the
     machine, costs.json and trace*.json as they are, and results.jsonl packed: enough to make the
     report anew, which is the same then.
 
@@ -122,7 +117,7 @@ def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
             (target / name).write_bytes(content)
     except OSError as error:
         raise InputError(f"cannot publish to {target}: {error.strerror}") from None
-    report = write_report(target, make_report(read_workdir(target)), is_small=True)
+    report = write_report(target, make_report(read_workdir(target)))
     return [*(target / name for name in files), *report]
 
 

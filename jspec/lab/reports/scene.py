@@ -96,9 +96,9 @@ def make_scenes(config: Mapping[str, Any], cells: Sequence[TimedCell]) -> list[S
     """Returns the scenes in which the baseline was timed, in the config's order."""
     methods, scenes = config.get("methods", {}), []
     for label, settings in config.get("settings", {}).items():
-        own = [cell for cell in cells if cell.setting == label]
-        for size in sorted({cell.batch_size for cell in own}):
-            by_method = {m: [one for one in own if (one.method, one.batch_size) == (m, size)]
+        here = [cell for cell in cells if cell.setting == label]
+        for size in sorted({cell.batch_size for cell in here}):
+            by_method = {m: [cell for cell in here if (cell.method, cell.batch_size) == (m, size)]
                          for m in methods}  # fmt: skip
             known = {method: found for method, found in by_method.items() if found}
             scenes.append(Scene(label, settings, size, methods, known))

@@ -25,17 +25,17 @@ def methods_table(
     from jspec.speculation.acceptance import RULES, get_rule  # loads JAX
 
     recorded = {
-        label: own.get("is_lossless")
+        label: fields.get("is_lossless")
         for run in runs
-        for label, own in (run.get("described") or {}).items()
+        for label, fields in (run.get("described") or {}).items()
     }
 
     rows = []
     for label, method in methods.items():
         rule, is_plain = method.get("acceptance", "rejection"), method.get("drafter") == "none"
-        own = {"draft": method.get("draft"), "weights": method.get("draft_quantization"),
+        fields = {"draft": method.get("draft"), "weights": method.get("draft_quantization"),
                "lenience": method.get("lenience"), **(method.get("options") or {})}  # fmt: skip
-        said = [code(f"{name} = {plain(v)}") for name, v in own.items() if v not in _UNSAID]
+        said = [code(f"{name} = {plain(v)}") for name, v in fields.items() if v not in _UNSAID]
         rows.append(
             {
                 "method": code(label),
@@ -54,22 +54,22 @@ def methods_table(
 def overall_table(scene: Scene) -> Table:
     """Returns the numbers of each method over all prompts."""
     rows = []
-    for method, own in scene.numbers.items():
+    for method, timed in scene.numbers.items():
         row = {
             "method": code(method),
-            "speed-up": interval(own.speedup),
-            "tokens/s": number(own.tokens_per_second, 1),
-            "ms a token": number(own.milliseconds, 1),
-            "drafts accepted (%)": percent(own.acceptance),
-            "alpha": interval(own.alpha),
-            "drafts a round": number(own.proposed_per_round),
-            "tokens per call": number(own.tokens_per_call),
+            "speed-up": interval(timed.speedup),
+            "tokens/s": number(timed.tokens_per_second, 1),
+            "ms a token": number(timed.milliseconds, 1),
+            "drafts accepted (%)": percent(timed.acceptance),
+            "alpha": interval(timed.alpha),
+            "drafts a round": number(timed.proposed_per_round),
+            "tokens per call": number(timed.tokens_per_call),
         }
         if scene.batch_size == 1:
-            row |= {"cost of a round": interval(own.cost),
-                    "speed-up of whole answers": interval(own.whole_speedup)}  # fmt: skip
+            row |= {"cost of a round": interval(timed.cost),
+                    "speed-up of whole answers": interval(timed.whole_speedup)}  # fmt: skip
         if scene.temperature == 0:
-            row["same answers"] = "{} of {}".format(*own.same_answers)
+            row["same answers"] = "{} of {}".format(*timed.same_answers)
         rows.append(row)
     _, num_prompts, num_repeats = scene.numbers[scene.baseline].compared
     what = "Prompts" if scene.batch_size == 1 else "Batches"
@@ -80,17 +80,17 @@ def overall_table(scene: Scene) -> Table:
 def category_tables(scene: Scene) -> list[Table]:
     """Returns speed-up, tokens per call and acceptance by category; nothing without categories."""
     written: dict[str, Callable[[Timed], str]] = {
-        "Speed-up by category": lambda own: interval(own.speedup),
+        "Speed-up by category": lambda timed: interval(timed.speedup),
         "Tokens per target call by category (drafts accepted, %)": (
-            lambda own: f"{number(own.tokens_per_call)} ({percent(own.acceptance)})"
+            lambda timed: f"{number(timed.tokens_per_call)} ({percent(timed.acceptance)})"
         ),
     }
     note = "" if scene.shown == scene.others else SHOWN
     tables = []
     for caption, write in written.items() if scene.by_category else ():
         rows = [
-            {"category": category} | {code(m): write(own[m]) for m in scene.shown}
-            for category, own in scene.by_category.items()
+            {"category": category} | {code(m): write(timed[m]) for m in scene.shown}
+            for category, timed in scene.by_category.items()
         ]
         tables.append(Table(f"{caption} ({scene.name})", rows, note))
     return tables
@@ -103,7 +103,10 @@ def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
     """
     if set(scene.by_category) != _CATEGORIES:
         return []
-    groups = {**{task: set(own) for task, own in TASKS.items()}, "overall": _CATEGORIES}
+    groups = {
+        **{task: set(categories) for task, categories in TASKS.items()},
+        "overall": _CATEGORIES,
+    }
     base = scene.cells[scene.baseline]
     rows = [
         {"method": code(method)}
@@ -120,7 +123,7 @@ def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
 
 
 def _spec_bench_cell(
-    own: Sequence[TimedCell], base: Sequence[TimedCell], categories: set[str]
+    cells: Sequence[TimedCell], base: Sequence[TimedCell], categories: set[str]
 ) -> str:
     """Returns speed-up and mean accepted tokens of a task.
 
@@ -128,10 +131,10 @@ def _spec_bench_cell(
     """
     theirs = {(cell.repeat, cell.prompts, cell.seed): cell for cell in base}
     runs: dict[int, list[tuple[TimedCell, TimedCell]]] = {}
-    for cell in own:
-        other = theirs.get((cell.repeat, cell.prompts, cell.seed))
-        if other is not None and {answer.category for answer in cell.answers} <= categories:
-            runs.setdefault(cell.repeat, []).append((cell, other))
+    for cell in cells:
+        baseline = theirs.get((cell.repeat, cell.prompts, cell.seed))
+        if baseline is not None and {answer.category for answer in cell.answers} <= categories:
+            runs.setdefault(cell.repeat, []).append((cell, baseline))
     most = max(map(len, runs.values()), default=0)
     full = [pairs for pairs in runs.values() if len(pairs) == most]
     answers = [answer for pairs in full for cell, _ in pairs for answer in cell.answers]
@@ -140,5 +143,5 @@ def _spec_bench_cell(
         return NOTHING
     rates = [[[tokens / s for s, tokens in map(whole, pair)] for pair in run] for run in full]
     speedups = [np.divide(*np.mean(run, 0)) for run in rates]
-    accepted = sum(one.num_round_tokens for one in answers) / num_rounds
+    accepted = sum(answer.num_round_tokens for answer in answers) / num_rounds
     return f"{np.mean(speedups):.2f} / {accepted:.2f}"

@@ -98,16 +98,16 @@ def _read_lines(
     path: pathlib.Path, is_right: Callable[[Any], bool], notes: list[str]
 ) -> list[Record]:
     """Returns the objects of a JSONL file; none without the file. Wrong lines are noted."""
-    found = []
+    values = []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
         value = None
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
         if is_right(value):
-            found.append(value)
+            values.append(value)
         elif line.strip():
             notes.append(f"line {number} of {path.name} is torn or broken and was left out")
-    return found
+    return values
 
 
 def read_file(path: pathlib.Path) -> bytes:
@@ -166,9 +166,11 @@ def view_of(workdir: Workdir) -> View:
     return View(title, model, machine, str(last.get("started", ""))[:10])
 
 
-def _machine(own: Mapping[str, Any]) -> str:
-    cores = f"{own['cores']} cores" if own.get("cores") else ""
-    parts = dict.fromkeys(filter(None, (own.get("processor"), cores, own.get("device"))))
+def _machine(environment: Mapping[str, Any]) -> str:
+    cores = f"{environment['cores']} cores" if environment.get("cores") else ""
+    parts = dict.fromkeys(
+        filter(None, (environment.get("processor"), cores, environment.get("device")))
+    )
     return ", ".join(map(str, parts))
 
 
@@ -180,11 +182,13 @@ def origin_blocks(workdir: Workdir) -> list[Block]:
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
     counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
     seconds = [line["record"].get("seconds") for line in workdir.done]
-    known = [float(one) for one in seconds if isinstance(one, int | float)]
+    known = [float(line) for line in seconds if isinstance(line, int | float)]
     counts += [f"{sum(known) / 60:.1f} minutes of generating, compilation excluded."] * bool(known)
     items = [*_environments(workdir.runs), *counts, *workdir.notes]
     blocks: list[Block] = [Heading("How it was measured"), Code("\n".join(commands)), items]
-    rows = [{"cell": code(one["cell"]), "error": code(one.get("error"))} for one in workdir.failed]
+    rows = [
+        {"cell": code(line["cell"]), "error": code(line.get("error"))} for line in workdir.failed
+    ]
     return [*blocks, Table("Failed cells", rows)] if rows else blocks
 
 
@@ -192,15 +196,17 @@ def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns when and on what it ran, a line for each different machine or set of versions."""
     dates: dict[str, list[str]] = {}
     for run in runs:
-        own, git = run.get("environment") or {}, run.get("git") or {}
-        versions = {"python": own.get("python"), **(own.get("versions") or {})}
-        parts = [_machine(own), *(f"{name} {one}" for name, one in versions.items() if one)]
+        environment, git = run.get("environment") or {}, run.get("git") or {}
+        versions = {"python": environment.get("python"), **(environment.get("versions") or {})}
+        parts = [_machine(environment), *(f"{name} {one}" for name, one in versions.items() if one)]
         if git.get("commit"):
             changed = ", with changes that are not committed" if git.get("is_dirty") else ""
             parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
         date = str(run.get("started", ""))[:10]
         dates.setdefault(", ".join(filter(None, parts)), []).append(date)
-    return [f"{' to '.join(sorted({min(own), max(own)}))}: {text}" for text, own in dates.items()]
+    return [
+        f"{' to '.join(sorted({min(days), max(days)}))}: {text}" for text, days in dates.items()
+    ]
 
 
 def portable(value: Any) -> Any:

@@ -90,7 +90,7 @@ def test_a_long_context_counts():
 
 
 def test_the_table_says_whether_it_pays():
-    """One row a number, plain values, and a verdict for every alpha."""
+    """One row a number, plain values."""
     table = predict_table(PREDICT)
     assert json.loads(json.dumps(table, allow_nan=False)) == table
     assert [row[0] for row in table["rows"]] == [0, 1, 2, 4, 8]
@@ -100,11 +100,8 @@ def test_the_table_says_whether_it_pays():
     assert best == pytest.approx(pair().improvement(0.7, 2))
     notes = "\n".join(table["notes"])
     assert "c = 0.385" in notes
-    assert "alpha 0.7: can pay, at most 1.24 times plain decoding's speed with 2 drafts" in notes
-    assert "alpha 0.5: can pay, at most 1.08 times plain decoding's speed with 1 draft" in notes
     slow = predict_table(PREDICT | {"batch_size": 512, "numbers": (4,)})
     assert slow["rows"][0][3] is None
-    assert [note.partition(": ")[2] for note in slow["notes"][-3:]] == ["does not pay"] * 3
 
 
 def test_bytes_a_weight_or_a_quantization():

@@ -91,7 +91,9 @@ def test_the_machine_counts_as_it_was_at_its_best(monkeypatch):
     monkeypatch.setattr(roofline, "call_lines", lambda *_: iter([line]))
     monkeypatch.setattr(roofline, "choice_lines", lambda _: iter([]))
     models = tiny_models.target(), None
-    asked = types.SimpleNamespace(models=lambda: models, generators=lambda *_: {}, quick=True)
+    asked = types.SimpleNamespace(
+        models=lambda: models, generators=lambda *_: {}, quick=True, trace_folder=None
+    )
     early, last = measure_roofline(asked)  # what is known is told at once
     assert early.record["lines"][0]["least_seconds"] == 0.01
     assert last.record["machine"] == {"bandwidth": 2e9, "flop_rate": 3e9}

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.lab.experiments.cells import choose_prompts, digest, make_cells
-from jspec.lab.experiments.read_spec import read_experiment
+from jspec.lab.experiments.spec import read_experiment
 from tests.lab.experiments.tiny import plain_config
 
 

@@ -18,7 +18,7 @@ from jspec.lab.experiments.config import (
     pair,
     to_plain,
 )
-from jspec.lab.experiments.read_spec import read_experiment
+from jspec.lab.experiments.spec import read_experiment
 
 _FOLDER = pathlib.Path("configs")
 CONFIGS = sorted(set(_FOLDER.glob("*.py")) - set(_FOLDER.glob("train_*.py")))

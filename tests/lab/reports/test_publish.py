@@ -35,7 +35,7 @@ def folder(tmp_path):
     fields = config(prompts_file="/home/someone/secret/p.jsonl")
     path = write(tmp_path / "run", lines, traces=[trace()], tail='{"torn', config_fields=fields)
     (path / "costs.json").write_text(json.dumps({"lookup:3": {"1": COSTS}}))
-    for name in ("table.safetensors", "locks", "report.html"):
+    for name in ("table.safetensors", "locks", "mine.html"):
         (path / name).write_text("big")
     return path
 
@@ -49,8 +49,10 @@ def test_the_report_made_anew_is_the_same(folder, tmp_path):
     assert content(folder) == before
     assert {str(path.relative_to(out)) for path in files} == first.keys()
     names = {name for name in first if not name.startswith("figures/")}
-    assert names == {"report.md", "config.json", "runs.jsonl", "costs.json", "trace.json",
-                     "results.jsonl.gz"}  # fmt: skip
+    assert names == {
+        "report.md", "tables.csv", "config.json", "runs.jsonl", "costs.json", "trace.json",
+        "results.jsonl.gz",
+    }  # fmt: skip
     assert all(name.endswith(".png") for name in first.keys() - names)
     assert len(first) > len(names)
     assert gzip.decompress(first["results.jsonl.gz"]) == before["results.jsonl"]

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.lab.experiments.read_spec import read_experiment
-from jspec.lab.experiments.spec import Experiment
+from jspec.lab.experiments.spec import Experiment, read_experiment
 
 METHODS = {"plain": {"drafter": "none"}, "lookup": {"drafter": "prompt_lookup"}}
 PLAIN = {"methods": METHODS, "settings": {"T=0": {}, "T=1": {"temperature": 1.0}}}
