@@ -426,7 +426,8 @@ class Batch:
             texts = _with_beginnings((empty.target_cache, empty.draft), texts)
         # Of the smallest capacity, as its caches are replaced at once.
         state = engine.begin(request, engine.capacity_for(1), self._switches)
-        target_cache, draft = rolled_back(*texts, num_kept)
+        target_cache, draft = texts
+        target_cache, draft = rolled_back(target_cache, draft, num_kept)
         state = state.replace(target_cache=target_cache, draft=draft)
         calls = [
             (num_kept + begin, width)

@@ -116,8 +116,7 @@ class Conversation:
         """Begins to read a prompt after the tokens that are in the caches already."""
         before, committed = self._batch, self._committed
         # Its last token is always read: the answer's first one follows from it.
-        pairs = zip(committed, row.prompt[:-1], strict=False)
-        num_kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        num_kept = num_shared(committed, row.prompt[:-1])
         programs, engine = self.programs, self.programs.engine
         begin, width = engine.chunks(len(row.prompt) - num_kept)[-1]
         end = max(row.max_length, num_kept + begin + width)  # with the padding of the last chunk
@@ -129,3 +128,9 @@ class Conversation:
         if before is None or not num_kept:
             return batch, batch.begin(row)
         return batch, batch.begin_after(before, row, num_kept)
+
+
+def num_shared(text: Sequence[int], other: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common at their beginnings."""
+    pairs = zip(text, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
