@@ -137,10 +137,11 @@ class Painter:
         for a_round in rounds:
             for place, token_id in enumerate(a_round.token_ids):
                 kind: Kind = "accepted" if place < a_round.counts.num_accepted else "next"
-                self._kinds += [kind] * len(self._stream.push(token_id))
+                self._kinds.extend([kind] * len(self._stream.push(token_id)))
         kinds = self._kinds[: len(text)]
-        self._kinds = self._kinds[len(text) :]
+        del self._kinds[: len(text)]
         # An unfinished character at the end is of no token.
-        padded = itertools.zip_longest(kinds, text, fillvalue="next")
+        kinds.extend(["next"] * (len(text) - len(kinds)))
+        padded = zip(kinds, text, strict=True)
         runs = itertools.groupby(padded, key=operator.itemgetter(0))
         return "".join(coloured(kind, "".join(c for _, c in run)) for kind, run in runs)

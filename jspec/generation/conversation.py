@@ -119,7 +119,8 @@ class Conversation:
         num_kept = num_shared(committed, row.prompt[:-1])
         programs, engine = self.programs, self.programs.engine
         begin, width = engine.chunks(len(row.prompt) - num_kept)[-1]
-        end = max(row.max_length, num_kept + begin + width)  # with the padding of the last chunk
+        # After others, the padding of the last chunk may need more room than the answer.
+        end = max(row.max_length, num_kept + begin + width if num_kept else 0)
         switches = needed_switches([row.settings], programs.processors)
         batch = before
         if batch is None or not batch.has_room(end, switches):
