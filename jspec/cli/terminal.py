@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import operator
 import os
 import signal
 import sys
@@ -138,10 +137,8 @@ class Painter:
             for place, token_id in enumerate(a_round.token_ids):
                 kind: Kind = "accepted" if place < a_round.counts.num_accepted else "next"
                 self._kinds.extend([kind] * len(self._stream.push(token_id)))
-        kinds = self._kinds[: len(text)]
+        usual: Kind = "next"  # an unfinished character at the end is of no token
+        kinds = [*self._kinds[: len(text)], *[usual] * (len(text) - len(self._kinds))]
         del self._kinds[: len(text)]
-        # An unfinished character at the end is of no token.
-        kinds.extend(["next"] * (len(text) - len(kinds)))
-        padded = zip(kinds, text, strict=True)
-        runs = itertools.groupby(padded, key=operator.itemgetter(0))
-        return "".join(coloured(kind, "".join(c for _, c in run)) for kind, run in runs)
+        places = itertools.groupby(range(len(text)), key=kinds.__getitem__)
+        return "".join(coloured(kind, "".join(text[i] for i in run)) for kind, run in places)
