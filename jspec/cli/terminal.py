@@ -136,9 +136,14 @@ class Painter:
         for a_round in rounds:
             for place, token_id in enumerate(a_round.token_ids):
                 kind: Kind = "accepted" if place < a_round.counts.num_accepted else "next"
-                self._kinds.extend([kind] * len(self._stream.push(token_id)))
-        usual: Kind = "next"  # an unfinished character at the end is of no token
-        kinds = [*self._kinds[: len(text)], *[usual] * (len(text) - len(self._kinds))]
+                self._kinds.extend(kind for _ in self._stream.push(token_id))
+        kinds: list[Kind] = self._kinds[: len(text)]
+        while len(kinds) < len(text):  # an unfinished character at the end is of no token
+            kinds.append("next")
         del self._kinds[: len(text)]
-        places = itertools.groupby(range(len(text)), key=kinds.__getitem__)
-        return "".join(coloured(kind, "".join(text[i] for i in run)) for kind, run in places)
+        painted, begin = "", 0
+        for kind, run in itertools.groupby(kinds):
+            end = begin + sum(1 for _ in run)
+            painted += coloured(kind, text[begin:end])
+            begin = end
+        return painted
