@@ -10,8 +10,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 MAX_README_CHARACTERS = 9_000
 PROGRAMS = {
-    "__main__.py", "audit.py", "benchmark.py", "experiment.py", "generate.py", "report.py",
-    "serve.py", "train.py",
+    "__main__.py", "audit.py", "benchmark.py", "chat.py", "experiment.py", "generate.py",
+    "report.py", "serve.py", "train.py",
 }  # fmt: skip
 
 # From the bottom to the top: a package imports only packages before it.

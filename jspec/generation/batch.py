@@ -30,6 +30,7 @@ from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
+from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT, Engine
@@ -139,6 +140,37 @@ def _with_more(state: SpecState, others: SpecState) -> SpecState:
 @functools.partial(jax.jit, static_argnums=1)
 def _with_fewer(state: SpecState, num_rows: int) -> SpecState:
     return jax.tree.map(lambda leaf: leaf[:num_rows], state)
+
+
+# The same boundary; the large ones are donated.
+@functools.partial(jax.jit, donate_argnums=0)
+def _with_beginnings(large: Any, small: Any) -> Any:
+    def put(leaf: Array, part: Array) -> Array:
+        return jax.lax.dynamic_update_slice(leaf, part, (0,) * leaf.ndim)
+
+    return jax.tree.map(put, large, small)
+
+
+def rolled_back(target_cache: KVCache, draft: Any, length: int) -> tuple[KVCache, Any]:
+    """Returns one row's caches with at most the first `length` tokens of their text.
+
+    A drafter's text gets that length, too. What it remembers besides, such as a table, stays: it is
+    no more than a guess of what follows, and is overwritten as the text goes on.
+    """
+    # A drafter's slot may belong to a token and the next one (see `drafters.eagle`).
+    in_draft = max(length - 1, 0)
+
+    def cut(node: Any) -> Any:
+        if not is_text(node):
+            return node
+        most = in_draft if isinstance(node, KVCache) else length
+        return node.replace(length=jnp.minimum(node.length, most))
+
+    def is_text(node: Any) -> bool:
+        return isinstance(node, KVCache | History)
+
+    cache = target_cache.rollback(jnp.minimum(target_cache.length, length))
+    return cache, jax.tree.map(cut, draft, is_leaf=is_text)
 
 
 Snapshot = tuple[Array, ...]
@@ -370,6 +402,38 @@ class Batch:
         # Of a wide chunk the logits of each token would take too much memory.
         calls = self._engine.chunks(len(request.prompt), widest=0 if is_scored else None)
         return Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that a row may have."""
+        return self._capacity - self._engine.num_draft_tokens - 1
+
+    def has_room(self, max_length: int, switches: Switches) -> bool:
+        """Returns whether its programs answer requests of this length that need these switches."""
+        return max_length <= self.max_length and switches == self._switches
+
+    def begin_after(self, before: Self, request: Row, num_kept: int) -> Reading:
+        """Begins to read a prompt whose first `num_kept` tokens are in the caches of another batch.
+
+        Both have one row. `before` may be this batch itself, and has no state from then on; its
+        caches are taken over, or copied where those of this batch are larger.
+        """
+        engine, state = self._engine, before._state
+        assert state is not None
+        texts, before._state = (state.target_cache, state.draft), None
+        if before._capacity < self._capacity:
+            empty = engine.empty_state(1, self._capacity, self._switches)
+            texts = _with_beginnings((empty.target_cache, empty.draft), texts)
+        # Of the smallest capacity, as its caches are replaced at once.
+        state = engine.begin(request, engine.capacity_for(1), self._switches)
+        target_cache, draft = texts
+        target_cache, draft = rolled_back(target_cache, draft, num_kept)
+        state = state.replace(target_cache=target_cache, draft=draft)
+        calls = [
+            (num_kept + begin, width)
+            for begin, width in engine.chunks(len(request.prompt) - num_kept)
+        ]
+        return Reading(engine, self._params, request.prompt, state, calls)
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""

@@ -123,7 +123,7 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 
     def show(tokens: Sequence[TracedToken]) -> str:
         if has_colours:
-            return "".join(f"\033[{_ANSI[kind]}m{visible(text)}\033[0m" for kind, text in tokens)
+            return "".join(coloured(kind, visible(text)) for kind, text in tokens)
         shown = ""
         for kind, run in itertools.groupby(tokens, key=operator.attrgetter("kind")):
             left, right = _SIGNS[kind]
@@ -140,6 +140,11 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         lines.append(f"{number:>7}  {show(branch)}")
         lines += [f"{'':>9}{_INDENT * depth}{show(other)}" for depth, other in others]
     return "\n".join([*lines, summary(trace)])
+
+
+def coloured(kind: Kind, text: str) -> str:
+    """Returns a text in the colour of what became of its token, for a terminal."""
+    return f"\033[{_ANSI[kind]}m{text}\033[0m"
 
 
 def visible(text: str) -> str:

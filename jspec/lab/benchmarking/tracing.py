@@ -60,7 +60,7 @@ def record_trace(
         "argv": list(argv),
         "chat": chat,
         "prompt": prompt,
-        **_with_texts(target.tokenizer, row.prompt, first, rounds),
+        **with_texts(target.tokenizer, row.prompt, first, rounds),
         "finish_reason": "stop" if last in row.stop_ids else "length",
         "plain_seconds": [one["target_seconds"] for one in plain_rounds],
         "environment": environment(),
@@ -112,15 +112,20 @@ def _run(
 
 
 def _counts(info: StepInfo) -> dict[str, Any]:
-    """Returns a round's drafts, how many were kept, and what was emitted; of a tree, which, too.
-
-    Drafts after the end of the answer are left out, and with them a tree's other branches.
-    """
+    """Returns the record of the only row's round."""
     drafts, num_accepted = Drafts(), int(info.num_accepted[0])
     if info.drafts is not None:
         parents = None if info.parents is None else np.asarray(info.parents)[0]
         drafts = drafts_of(np.asarray(info.drafts)[0], parents, int(info.num_proposed[0]))
     emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
+    return round_record(drafts, num_accepted, emitted)
+
+
+def round_record(drafts: Drafts, num_accepted: int, emitted: list[int]) -> dict[str, Any]:
+    """Returns a round's drafts, how many were kept, and what was emitted; of a tree, which, too.
+
+    Drafts after the end of the answer are left out, and with them a tree's other branches.
+    """
     if len(emitted) <= num_accepted:
         drafts, num_accepted = Drafts(tuple(emitted)), len(emitted)
     record = {"drafts": list(drafts.ids), "num_accepted": num_accepted, "emitted": emitted}
@@ -130,7 +135,7 @@ def _counts(info: StepInfo) -> dict[str, Any]:
     return record | {"parents": list(drafts.parents), "kept": kept}
 
 
-def _with_texts(
+def with_texts(
     tokenizer: TokenizerLike, prompt: Sequence[int], first: int, rounds: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Returns the first token and the rounds with texts in the place of ids.

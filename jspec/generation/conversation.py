@@ -1,0 +1,137 @@
+"""Answers to prompts that begin alike, as those of a conversation: only what is new is read.
+
+    prompt 1        | system, question 1 |
+    answer 1                             | a b c ... y z
+    caches          | committed: all tokens but the newest, z
+    prompt 2        | system, question 1 | a b c ... y z | end of the answer, question 2 |
+                    | kept                             | read                            |
+
+A prompt keeps the tokens that it has in common with the committed ones: the caches are rolled back
+to their number, and the rest is read. So a chat template that changes earlier messages costs time
+and changes no answer.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jspec.common.memory import Budget
+from jspec.generation.answer import Answer, Round
+from jspec.generation.batch import Batch, Reading, needed_switches
+from jspec.generation.programs import Programs
+from jspec.generation.request import Request, SamplingParams
+from jspec.generation.result import Chunk
+from jspec.generation.rows import Row
+
+STOPPED = "stopped"  # a reason why an answer ends, besides those of `Result`
+_ROUNDS_PER_VISIT = 2  # so that the text comes smoothly
+
+
+class Visit(NamedTuple):
+    """What is new of an answer.
+
+    Attributes:
+      chunk: its text and tokens; with the last one comes the result.
+      rounds: what the rounds did; the first is the reading of the prompt.
+    """
+
+    chunk: Chunk
+    rounds: list[Round]
+
+
+class Conversation:
+    """A text that grows, prompt by prompt and answer by answer, in the caches of one row.
+
+    Attributes:
+      programs: what computes it.
+      num_read: tokens of the last prompt that were read; the others were in the caches.
+    """
+
+    def __init__(self, programs: Programs) -> None:
+        """Nothing is read yet, and no memory taken."""
+        self.programs, self.num_read = programs, 0
+        self._batch: Batch | None = None
+        self._committed: list[int] = []  # the tokens in its caches
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Ends the answer in progress after what is being computed; a signal handler may call."""
+        self._is_stopped = True
+
+    def prepare(self, prompt: Sequence[int], settings: SamplingParams) -> Budget:
+        """Reads a prompt, and compiles what an answer to it needs; returns what takes memory.
+
+        Raises:
+          InputError: see `answer`.
+        """
+        programs = self.programs
+        row = programs.with_costs(programs.make_row(Request(prompt, settings)))
+        batch, reading = self._begin(row)
+        while not reading.is_done:
+            batch.read(reading)
+        batch.insert(0, reading)
+        batch.run(0)
+        self._batch, self._committed = batch, list(prompt)
+        return programs.budget(batch.room)
+
+    def answer(self, prompt: Sequence[int], settings: SamplingParams) -> Iterator[Visit]:
+        """Answers a prompt of token ids, in visits of the device.
+
+        Raises:
+          InputError: the prompt is empty or as long as the context, a setting does not fit, or
+            memory is short.
+        """
+        programs, request = self.programs, Request(prompt, settings)
+        row = programs.with_costs(programs.make_row(request))
+        answer = Answer(0, request, row, programs.target, programs.num_draft_tokens)
+        self._is_stopped, self.num_read = False, 0
+        batch, reading = self._begin(row)
+        while not (reading.is_done or self._is_stopped):
+            self.num_read += batch.read(reading)
+        first = batch.insert(0, reading)
+        tokens, rounds = list(row.prompt), [first]
+        if reading.is_done:
+            answer.add_first(first)
+            tokens += first.token_ids
+        else:  # that token follows from a part of the prompt
+            tokens, rounds = tokens[: reading.next_chunk[0] + 1], []
+        while True:
+            self._batch, self._committed = batch, tokens[:-1]
+            if self._is_stopped and answer.finish_reason is None:
+                answer.finish_reason = STOPPED
+            yield Visit(answer.take_chunk(), rounds)
+            if answer.finish_reason is not None:
+                return
+            self._forget()  # until the visit has gone well
+            seconds = batch.run(_ROUNDS_PER_VISIT)
+            rounds = list(batch.rounds(0))
+            answer.add_visit(seconds, rounds)
+            tokens += (token for a_round in rounds for token in a_round.token_ids)
+
+    def _forget(self) -> None:
+        """Gives the caches up; programs that fail would leave them half written."""
+        self._batch, self._committed = None, []
+
+    def _begin(self, row: Row) -> tuple[Batch, Reading]:
+        """Begins to read a prompt after the tokens that are in the caches already."""
+        before, committed = self._batch, self._committed
+        # Its last token is always read: the answer's first one follows from it.
+        num_kept = num_shared(committed, row.prompt[:-1])
+        programs, engine = self.programs, self.programs.engine
+        begin, width = engine.chunks(len(row.prompt) - num_kept)[-1]
+        # After others, the padding of the last chunk may need more room than the answer.
+        end = max(row.max_length, num_kept + begin + width if num_kept else 0)
+        switches = needed_switches([row.settings], programs.processors)
+        batch = before
+        if batch is None or not batch.has_room(end, switches):
+            batch = Batch(programs, 1, max(end, 0 if batch is None else batch.max_length), switches)
+        self._forget()
+        if before is None or not num_kept:
+            return batch, batch.begin(row)
+        return batch, batch.begin_after(before, row, num_kept)
+
+
+def num_shared(text: Sequence[int], other: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common at their beginnings."""
+    pairs = zip(text, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,192 @@
+"""python -m jspec.chat from end to end, in pipes and in pseudo-terminals."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.programs import check_refusal, command, environment, run
+from tests.tiny_models import save_folder
+
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """Returns flags that name a tiny model with a context of 200 tokens."""
+    folder = save_folder(tmp_path_factory.mktemp("model"), template=_TEMPLATE)
+    return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", "--drafter=prompt_lookup"
+
+
+@pytest.fixture(scope="module")
+def env(compile_cache, tmp_path_factory):
+    """Returns the variables of the programs."""
+    return environment(compile_cache, tmp_path_factory.mktemp("home"))
+
+
+# Makes its standard input the terminal that Ctrl-C comes from, and becomes the program.
+_IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Person:
+    """Who sits at a pseudo-terminal: waits for what is shown, and types."""
+
+    def __init__(self, line, env):
+        self._screen, terminal = pty.openpty()
+        self._program = subprocess.Popen(
+            [sys.executable, "-c", _IN_TERMINAL, *line], env=env, start_new_session=True,
+            stdin=terminal, stdout=terminal, stderr=terminal,
+        )  # fmt: skip
+        os.close(terminal)
+        self._unread = self.seen = ""
+
+    def wait_for(self, text):
+        """Waits until the text was shown; returns what was shown up to it."""
+        deadline = time.monotonic() + _SECONDS
+        while text not in self._unread:
+            assert time.monotonic() < deadline, f"no {text!r} after {self.seen!r}"
+            assert self._read(), f"ended without {text!r} after {self.seen!r}"
+        before, _, self._unread = self._unread.partition(text)
+        return before
+
+    def _read(self):
+        if not select.select([self._screen], [], [], 0.5)[0]:
+            return True
+        try:
+            new = os.read(self._screen, 65536).decode(errors="replace")
+        except OSError:  # the other end is closed
+            return False
+        self._unread += new
+        self.seen += new
+        return bool(new)
+
+    def type(self, text):
+        """Types."""
+        os.write(self._screen, text.encode())
+
+    def ask(self, text):
+        """Types a line; returns what is shown until the next prompt sign."""
+        self.type(f"{text}\r")
+        self.wait_for("\n")
+        return self.wait_for(">>> ")
+
+    def end(self):
+        """Waits for the end; returns the exit status."""
+        while self._read():
+            pass
+        os.close(self._screen)
+        return self._program.wait(_SECONDS)
+
+
+@pytest.fixture
+def person(flags, env):
+    """Returns a function that starts a chat in a terminal, and waits for its first sign."""
+
+    def start(*more, **variables):
+        added = {"TERM": "xterm", "NO_COLOR": ""} | variables
+        one = Person(command("jspec.chat", *flags, *more), env | added)
+        one.wait_for(">>> ")
+        return one
+
+    return start
+
+
+def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
+    """Guards the contract of both outputs, and errors that end a chat.
+
+    The answers are those of `jspec.generate` on the whole conversation, but for the template's end.
+    """
+    path, other = tmp_path / "saved.json", tmp_path / "other.json"
+    other.write_text('{"messages": 1}')
+    typed = f'hi\n\n/nonsense\n/settings top_p=hot\n"""two\nlines"""\n/save {path}\n{"x" * 300}\n'
+    typed += f"/save {other}\n/load {other}\n/clear\nhi\n/load {path}\n/retry\n/trace\n/trace on"
+    status, output, errors = run("jspec.chat", *flags, env=env, stdin=typed.encode())
+    assert status == 0, errors
+    assert "\033" not in output + errors
+    assert ">>>" not in output
+    saved = json.loads(path.read_text())["messages"]
+    assert [one["role"] for one in saved] == ["user", "assistant"] * 2
+    assert [one["content"] for one in saved[::2]] == ["hi", "two\nlines"]
+    first, second = (one["content"] for one in saved[1::2])
+    assert output.startswith(f"{first}\n{second}\n{first}\n{second}\n")
+    assert "calls of the target" in output  # the trace
+    wrong = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(wrong) == 6, errors
+    assert [part in line for part, line in zip(
+        ("'/nonsense'", "top_p to be a number", "the context has 200", "another file is there",
+         "other.json: expected", "colours"), wrong, strict=True,
+    )] == [True] * 6  # fmt: skip
+    read = [line for line in errors.splitlines() if line.startswith("[12 tokens (length), ")]
+    assert len(read) == 4
+    kept = [
+        int(total) - int(new) for new, total in re.findall(r"read (\d+) of (\d+)", "".join(read))
+    ]
+    # The first prompt, at least: what random bytes of its answer become as text is read again.
+    assert kept[1] >= len("<[user]hi[assistant]")
+    assert other.read_text() == '{"messages": 1}'
+
+
+def test_bad_flags_and_half_a_message_end_with_one_line(flags, env):
+    """Guards against tracebacks and against a status of 0."""
+    check_refusal(*run("jspec.chat", "--target=nowhere", env=env))
+    check_refusal(*run("jspec.chat", *flags, "--num_beams=2", env=env))
+    status, output, errors = run("jspec.chat", *flags, "--nostats", env=env, stdin=b'"""half\n')
+    assert (status, output) == (0, "")
+    assert errors == 'error: expected """ at the end of the message, got none\n'
+
+
+def test_a_terminal_has_signs_and_colours(person):
+    """Guards the commands as a person types them, and the colours of drafts."""
+    one = person()
+    first = one.ask("hello")
+    assert "\033[2m[12 tokens (length)" in first
+    assert "temperature=0.0" in one.ask("/settings")
+    assert "set temperature=0.5" in one.ask("/settings temperature 0.5")
+    one.ask("/trace on")
+    assert "\033[1;34m" in one.ask("again")
+    assert "be kind" not in one.ask("/system")
+    one.ask("/system be kind")
+    assert "be kind" in one.ask("/system")
+    one.type('"""two\r')
+    one.wait_for("... ")
+    assert "12 tokens" in one.ask('lines"""')
+    one.type("\x04")
+    assert one.end() == 0
+
+
+def test_no_color_is_honoured(person):
+    """Guards against colours that a person has switched off."""
+    one = person(NO_COLOR="1")
+    assert "\033[2m" not in one.ask("hello")
+    assert "error: expected a terminal with colours" in one.ask("/trace on")
+    one.type("/bye\r")
+    assert one.end() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(person):
+    """Guards against a chat that is lost with an answer, and a line that cannot be given up."""
+    one = person("--max_new_tokens=150")
+    one.type("tell\r")
+    one.wait_for("\n")
+    time.sleep(0.01)
+    one.type("\x03")
+    shown = one.wait_for(">>> ")
+    assert "(stopped)" in shown
+    one.type("half\x03")
+    assert "Ctrl-D or /bye ends the chat" in one.wait_for(">>> ")
+    assert "tokens" in one.ask("/settings max_new_tokens=3") + one.ask("more")
+    one.type("\x04")
+    assert one.end() == 0
