@@ -10,7 +10,6 @@ from typing import Any, Self, overload
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.generation.answer import Answer
 from jspec.generation.batch import Batch
-from jspec.generation.beam_search import search_beams
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
@@ -200,7 +199,10 @@ class Generator(Programs):
         for index, request in enumerate(requests):
             with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
                 rows.append(self.make_row(request, chat=chat, system=system))
-        yield from search_beams(self, requests, rows, self._on_start, self._on_result)
+        if any(row.settings.num_beams > 1 for row in rows):
+            from jspec.generation.beam_search import search_beams  # few requests need it
+
+            yield from search_beams(self, requests, rows, self._on_start, self._on_result)
         waiting = collections.deque(i for i, row in enumerate(rows) if row.settings.num_beams == 1)
         if not waiting:
             return
