@@ -1,6 +1,7 @@
 """A number of draft tokens that adapts: the numbers to choose from, and what their rounds cost."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -17,15 +18,17 @@ from jspec.common.kept import keep, note, read_kept
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
+from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts, measure_costs
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
+from jspec.weights.resolver import LoadedModel
 
 AUTO = "auto"
 _T = TypeVar("_T")
-_METHOD = 3  # version of the measurement: what another version measured is measured again
+_METHOD = 4  # version of the measurement: what another version measured is measured again
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 _MACHINE = ("backend", "device", "processor", "native", "versions")
@@ -71,6 +74,12 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
             f"expected costs of rounds with {numbers} drafts by {drafters}, got {found[0]} by "
             f"{found[1]}"
         )
+    num_kinds = len(engine.drafter.kinds)
+    if costs.accepted and len(costs.accepted) != num_kinds:
+        raise InputError(
+            f"expected costs with accepted drafts of {num_kinds} kinds of proposals, got "
+            f"{len(costs.accepted)}"
+        )
     if engine.drafter.has_lag and not costs.reading:
         raise InputError(
             "expected costs with the seconds of reading a token (`reading`), as a drafter has "
@@ -79,12 +88,19 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
 
 
 def recall_costs(
-    engine: Engine, params: ModelParams, batch_size: int, max_seq_len: int, key: dict[str, Any]
+    engine: Engine,
+    params: ModelParams,
+    target: LoadedModel,
+    key: dict[str, Any],
+    *,
+    batch_size: int,
+    max_seq_len: int,
 ) -> RoundCosts:
     """Returns the costs of rounds on this machine from the user's cache; measures missing ones.
 
     They are kept by `key` (names and options of models, drafter and rule), machine and sizes; the
-    other arguments are those of `measure_costs`. Of several processes all have the first one's.
+    other arguments are those of `measure_costs` and `measure_rates`. Of several processes all have
+    the first one's.
     """
     here = environment()
     machine = {
@@ -101,7 +117,14 @@ def recall_costs(
     if jax.process_count() > 1:
         machine["processes"] = jax.process_count()
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
-    measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
+
+    def measure() -> RoundCosts:
+        costs = measure_costs(engine, params, batch_size, max_seq_len, show)
+        if jax.process_count() > 1:
+            return costs
+        rates = measure_rates(engine, params, target, batch_size, max_seq_len)
+        return dataclasses.replace(costs, **rates._asdict())
+
     check = functools.partial(check_costs, engine=engine)
     path = cache_dir() / "costs.json"
     return costs_of_first(

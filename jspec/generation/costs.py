@@ -46,6 +46,10 @@ class RoundCosts:
       seconds: seconds of a round, drafts and verify call, by context, drafter and number.
       reading: seconds per token that a drafter has not read yet and reads before it drafts, such as
         those of the prompt, by context and drafter; empty if no drafter reads anything.
+      accepted: first and later drafts accepted in a few answers, by kind of proposal; empty where
+        that was not measured.
+      decided: likewise those that were accepted or refused.
+      answer_tokens: mean length of these answers; 0 where that was not measured.
     """
 
     contexts: tuple[int, ...]
@@ -53,6 +57,9 @@ class RoundCosts:
     drafters: tuple[str, ...]
     seconds: tuple[tuple[tuple[float, ...], ...], ...]
     reading: tuple[tuple[float, ...], ...] = ()
+    accepted: tuple[tuple[float, ...], ...] = ()
+    decided: tuple[tuple[float, ...], ...] = ()
+    answer_tokens: int = 0
 
     def __post_init__(self) -> None:
         shape = len(self.contexts), len(self.drafters), len(self.numbers)
@@ -65,6 +72,14 @@ class RoundCosts:
             raise InputError("expected costs that are finite numbers of seconds above 0")
         if not all(0 <= x < math.inf for x in np.ravel(self.reading)):
             raise InputError("expected seconds of reading that are finite and not below 0")
+        if self.accepted or self.decided:
+            _check_shape("accepted drafts", self.accepted, (len(self.accepted), 2))
+            _check_shape("decided drafts", self.decided, (len(self.accepted), 2))
+            pairs = zip(np.ravel(self.accepted), np.ravel(self.decided), strict=True)
+            if not all(0 <= accepted <= decided < math.inf for accepted, decided in pairs):
+                raise InputError("expected accepted drafts from 0 to the number decided")
+        if self.answer_tokens < 0:
+            raise InputError(f"expected answer_tokens of at least 0, got {self.answer_tokens}")
 
     def at(self, context: int) -> np.ndarray:
         """Returns the seconds of a round with this many slots, [drafters numbers].
@@ -122,7 +137,11 @@ class RoundCosts:
                 numbers=tuple(map(int, record["numbers"])),
                 drafters=tuple(map(str, record["drafters"])),
                 seconds=tuple(tuple(tuple(map(float, c)) for c in b) for b in record["seconds"]),
-                reading=tuple(tuple(map(float, b)) for b in record.get("reading", ())),
+                **{
+                    name: tuple(tuple(map(float, row)) for row in record.get(name, ()))
+                    for name in ("reading", "accepted", "decided")
+                },
+                answer_tokens=int(record.get("answer_tokens", 0)),
             )
         except InputError:
             raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jspec import kernels
 from jspec.common.errors import InputError, check_count, check_type, whole_number
@@ -165,7 +166,12 @@ class Programs:
             return row
         context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
         alone = (self.alone_costs or costs).at(context)
-        return row._replace(costs=(costs.at(context), alone, costs.reading_at(context)))
+        measured = None
+        if costs.decided:
+            accepted, decided = np.array([costs.accepted, costs.decided], np.float32)
+            measured = accepted, decided, costs.answer_tokens
+        of_row = costs.at(context), alone, costs.reading_at(context)
+        return row._replace(costs=of_row, measured=measured)
 
     @property
     def costs(self) -> RoundCosts | None:
@@ -190,7 +196,8 @@ class Programs:
             "kernels": self._kernels(),
             "is_one_graph": kernels.run_options() is not None,
         }
-        return recall_costs(self.engine, self.params, batch_size, self.max_seq_len, key)
+        sizes = {"batch_size": batch_size, "max_seq_len": self.max_seq_len}
+        return recall_costs(self.engine, self.params, self.target, key, **sizes)
 
     def measure_costs(self) -> RoundCosts | None:
         """Measures what rounds cost on this machine: a plain step, and rounds with drafts.

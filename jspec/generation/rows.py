@@ -87,6 +87,8 @@ class Row(NamedTuple):
       costs: seconds of this row's rounds among all, [m c], and alone, [m c], and per token that a
         drafter has not read yet, [m], as `Control` has them; None where the number of drafts is
         fixed.
+      measured: what drafts of other answers were accepted, and decided, [k 2], and the answers'
+        mean length; None where that is unknown.
     """
 
     settings: SamplingParams
@@ -94,6 +96,7 @@ class Row(NamedTuple):
     stop_ids: Sequence[int]
     max_length: int
     costs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    measured: tuple[np.ndarray, np.ndarray, int] | None = None
 
 
 _NO_REQUEST = Row(SamplingParams(), prompt=(), stop_ids=(), max_length=0)
@@ -226,6 +229,8 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
     if control is not None and row.costs is not None:
         costs, alone, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
         control = control.replace(costs=costs, alone=alone, reading=reading)
+        if row.measured is not None:
+            control = control.with_measured(*row.measured)
     return state.replace(
         seed=np.array([_key_of(settings.seed)], np.uint32),
         settings=SamplingSettings(

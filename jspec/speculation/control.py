@@ -7,12 +7,14 @@ tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) wi
 instead of the ratio c. A round of 0 drafts is a plain step.
 
 A drafter with a cache of its own must first read what it has missed, in the beginning the whole
-prompt. This cost is spread over the tokens still to come: 16 and as many as the answer has so far,
-or the room that is left. So long prompts are read for long answers only.
+prompt. This cost is spread over the tokens still to come: as many as other answers of the models
+lead to expect, at least 16 and as many as the answer has so far, at most the room that is left. So
+long prompts are read for long answers only.
 
 Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
-tried, l follows a. With every round the past fades towards what was assumed at first, so a drafter
-that was switched off is tried again. No clock is read: the same history and costs, the same choice.
+tried, l follows a. What is assumed at first is what was measured for the models, where that is
+known. With every round the past fades towards it, so a drafter that was switched off is tried
+again. No clock is read: the same history and costs, the same choice.
 
 Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
 decoding would have, by the recorded costs. A round that could bring that above one plain step and
@@ -34,6 +36,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
@@ -84,6 +87,9 @@ class Control(struct.PyTreeNode):
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
       alone: seconds of the same rounds where the row is the only one, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
+      assumed: probabilities, before any round, that a first and a later draft of each kind is
+        accepted, [b k 2].
+      answer_tokens: tokens that an answer is expected to have; 0 where that is unknown, [b].
       num_emitted: tokens of the answer so far, [b].
       owed: seconds of the rounds so far beyond plain decoding's, less first readings, [b].
       kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
@@ -97,6 +103,8 @@ class Control(struct.PyTreeNode):
     costs: Float32[Array, "b m c"]
     alone: Float32[Array, "b m c"]
     reading: Float32[Array, "b m"]
+    assumed: Float32[Array, "b k 2"]
+    answer_tokens: RowCounts
     num_emitted: RowCounts
     owed: Float32[Array, "b"]
     kept: Float32[Array, "b k 2"]
@@ -115,6 +123,8 @@ class Control(struct.PyTreeNode):
             costs=seconds,
             alone=seconds,
             reading=jnp.zeros_like(seconds[..., 0]),
+            assumed=counts + jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32),
+            answer_tokens=jnp.zeros([batch_size], jnp.int32),
             num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
             owed=jnp.zeros([batch_size], jnp.float32),
             kept=counts,
@@ -123,6 +133,23 @@ class Control(struct.PyTreeNode):
             kinds=tuple(kinds),
             numbers=tuple(numbers),
         )
+
+    def with_measured(
+        self,
+        accepted: Float32[np.ndarray, "k 2"],
+        decided: Float32[np.ndarray, "k 2"],
+        answer_tokens: int,
+    ) -> Self:
+        """Returns the control whose rows assume what other answers of these models have shown.
+
+        Args:
+          accepted: first and later drafts of each kind that were accepted.
+          decided: those that were accepted or refused.
+          answer_tokens: mean length of the answers.
+        """
+        assumed = (accepted + _PRIOR_WEIGHT * self.assumed) / (decided + _PRIOR_WEIGHT)
+        length = jnp.full_like(self.answer_tokens, answer_tokens)
+        return self.replace(assumed=assumed, answer_tokens=length)
 
     def round_costs(self, is_free: RowFlags) -> Costs:
         """Returns what rounds of as many rows as there are cost, [b m c].
@@ -271,7 +298,9 @@ class Control(struct.PyTreeNode):
         rows, drafter = jnp.arange(kind.shape[0]), self.drafter_of(kind)
         costs, plain = costs[rows, drafter], costs[rows, drafter, :1]
         # Catching up is paid once, and shared by the tokens that are expected to follow.
-        horizon = jnp.maximum(jnp.minimum(self.num_emitted + _MORE_TO_COME, room), 1)
+        to_come = self.num_emitted + _MORE_TO_COME
+        to_come = jnp.maximum(to_come, self.answer_tokens - self.num_emitted)
+        horizon = jnp.maximum(jnp.minimum(to_come, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # All nodes of a tree may turn out to be worth verifying.
@@ -291,7 +320,7 @@ class Control(struct.PyTreeNode):
         kept, tried = (leaf[jnp.arange(len(kind)), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)
         if not is_proven:
-            prior = jnp.array([(k.first, k.later) for k in self.kinds], jnp.float32)[kind]
+            prior = self.assumed[jnp.arange(len(kind)), kind]
             # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
             # accepted than was assumed, later ones are assumed to be.
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)

@@ -43,6 +43,25 @@ def test_costs_without_reading_have_none_of_it():
 def test_they_survive_json():
     """An answer's settings hold them, so that its run can be repeated elsewhere."""
     assert RoundCosts.from_json(json.loads(json.dumps(COSTS.to_json()))) == COSTS
+    measured = dataclasses.replace(
+        COSTS, accepted=((3.0, 1.0),), decided=((4.0, 1.0),), answer_tokens=5
+    )
+    assert RoundCosts.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accepted": ((3.0, 1.0),)},
+        {"accepted": ((3.0, 1.0),), "decided": ((2.0, 1.0),)},
+        {"accepted": ((-1.0, 1.0),), "decided": ((2.0, 1.0),)},
+        {"accepted": ((1.0,),), "decided": ((2.0,),)},
+        {"answer_tokens": -1},
+    ],
+)
+def test_impossible_numbers_of_accepted_drafts_are_refused(changes):
+    with pytest.raises(InputError, match=r"^expected "):
+        dataclasses.replace(COSTS, **changes)
 
 
 def test_rounds_cost_plain_steps():

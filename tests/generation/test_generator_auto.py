@@ -11,6 +11,7 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
+from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
@@ -258,6 +259,23 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     again = make_auto("prompt_lookup", costs=None, max_seq_len=64)
     assert again.costs == costs
     assert "measuring" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_rates_are_those_of_a_few_answers(batch_size):
+    """The target as its own draft has every draft accepted, a stranger has not; in any batches."""
+    itself = Generator(
+        target(), target(), drafter="model", num_draft_tokens="auto", costs=CHEAP["model"],
+        batch_size=batch_size,
+    )  # fmt: skip
+    sizes = itself.target, batch_size, itself.max_seq_len
+    rates = measure_rates(itself.engine, itself.params, *sizes)
+    assert rates.accepted == rates.decided
+    assert rates.decided[0][0] > 10
+    assert 10 < rates.answer_tokens <= 96
+    stranger = make_stranger(CHEAP["model"])
+    rates = measure_rates(stranger.engine, stranger.params, stranger.target, 1, itself.max_seq_len)
+    assert rates.accepted[0][0] < 0.9 * rates.decided[0][0]
 
 
 def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, monkeypatch):

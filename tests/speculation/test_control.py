@@ -56,6 +56,23 @@ def test_the_first_choice_follows_from_assumptions_and_costs():
     assert len(set(expected)) > 1, "the case should tell kinds and drafters apart"
 
 
+def test_what_other_answers_have_shown_lets_a_model_begin():
+    """Guards against a prompt that is never read: its 100 tokens cost 10 plain steps, which 17
+    tokens to come do not pay for, and the 96 of other answers do if drafts were accepted there.
+    """
+    control = make_control().replace(reading=jnp.array([[0.0, 0.1]]))
+    model, lag = as_rows(2), as_rows(100)
+    assert choose(control, model, lag).tolist() == [0]
+    accepted = np.array([[0, 0], [0, 0], [97, 291]], np.float32)
+    decided = np.array([[0, 0], [0, 0], [100, 300]], np.float32)
+    assert choose(control.with_measured(accepted, decided, 96), model, lag).tolist() == [1]
+    assert choose(control.with_measured(0.3 * accepted, decided, 96), model, lag).tolist() == [0]
+    assert choose(control.with_measured(accepted, decided, 4), model, lag).tolist() == [0]
+    # Of the kinds that were never decided nothing changes.
+    kept = control.with_measured(accepted, decided, 96).assumed[0, :2]
+    np.testing.assert_allclose(kept, [[0.3, 0.7], [0.6, 0.9]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.95])
 def test_it_comes_to_the_best_number(rate):
     """Any acceptance: after a while most choices are what the true rate asks for.

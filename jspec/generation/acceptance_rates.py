@@ -1,0 +1,86 @@
+"""How many of its drafts a drafter has accepted, and how long answers are: measured with the costs.
+
+With "auto" a row decides in its first rounds, before any draft of its own was accepted or refused.
+What it assumes then is measured once for the models and the machine, unless several processes share
+it: a few prompts of several kinds are answered at temperature 0, with as many drafts in each round
+as there may be.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.common import exchange
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.prompts import encode_prompt
+from jspec.generation.request import SamplingParams
+from jspec.generation.rows import Row, make_row
+from jspec.sampling.settings import Switches
+from jspec.speculation.types import ModelParams, SpecState
+from jspec.weights.resolver import LoadedModel
+
+_MAX_NEW_TOKENS = 96
+_PROMPTS = (
+    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
+    "Why is the sky blue? Explain it to a child in a few sentences.",
+    "Correct the spelling and repeat the whole text: The quik brown fox jumps over the lasy dog. "
+    "The dog dos not mind, becaus it sleeps. The fox runs back over the lasy dog once more.",
+    "A train leaves at 9:40 and arrives at 12:05 after a stop of 15 minutes. How long did it move? "
+    "Think step by step.",
+)
+
+
+class AcceptanceRates(NamedTuple):
+    """What was measured.
+
+    Attributes:
+      accepted: for each kind of proposal the number of first and of later drafts accepted.
+      decided: likewise of those that were accepted or refused.
+      answer_tokens: mean length of an answer, each cut at 96 tokens.
+    """
+
+    accepted: tuple[tuple[float, float], ...]
+    decided: tuple[tuple[float, float], ...]
+    answer_tokens: int
+
+
+def measure_rates(
+    engine: Engine, params: ModelParams, target: LoadedModel, batch_size: int, max_seq_len: int
+) -> AcceptanceRates:
+    """Answers the prompts in batches of that size; the engine's rows choose numbers of drafts."""
+    settings = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0)
+    rows = []
+    for text in _PROMPTS:
+        prompt = encode_prompt(target, text, chat=None, system=None)[-(max_seq_len // 2) :]
+        rows.append(make_row(prompt, settings, target, max_seq_len))
+    groups = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+    counts = [_answer(engine, params, group, batch_size) for group in groups]
+    accepted, decided, lengths = (np.concatenate(leaves) for leaves in zip(*counts, strict=True))
+    return AcceptanceRates(
+        tuple(map(tuple, accepted.sum(axis=0).tolist())),
+        tuple(map(tuple, decided.sum(axis=0).tolist())),
+        round(float(lengths.mean())),
+    )
+
+
+def _answer(
+    engine: Engine, params: ModelParams, rows: Sequence[Row], batch_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns accepted and decided drafts, [rows k 2], and lengths of the answers, [rows]."""
+    capacity = engine.capacity_for(max(row.max_length for row in rows))
+    states = [engine.prefill(params, row, capacity, Switches()) for row in rows]
+    # Every batch is full, so that its program is that of the run.
+    states += [jax.tree.map(jnp.copy, states[0]) for _ in range(batch_size - len(rows))]
+    state: SpecState = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
+    assert state.control is not None
+    most = jnp.full_like(state.control.forced, engine.numbers[-1])
+    state = state.replace(control=state.control.replace(forced=most))
+    while not np.all(exchange.fetch(state.is_done)):
+        state, _ = engine.run(params, state, MAX_ROUNDS_PER_VISIT)
+    control = state.control
+    assert control is not None
+    counts = exchange.fetch((control.kept, control.tried, control.num_emitted))
+    return tuple(leaf[: len(rows)] for leaf in counts)  # type: ignore[return-value]
