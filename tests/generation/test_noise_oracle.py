@@ -120,7 +120,7 @@ def test_a_prefill_that_shares_its_noise_is_caught(monkeypatch):
     draw = plain.draw_next
 
     def late(logits, settings, seed, position):
-        is_first = sys._getframe(1).f_code.co_name == "prefill_chunk"
+        is_first = int(sys._getframe(1).f_code.co_name == "prefill_chunk")
         return draw(logits, settings, seed, position + is_first)
 
     monkeypatch.setattr(plain, "draw_next", late)
