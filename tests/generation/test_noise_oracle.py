@@ -6,6 +6,7 @@ can, and so can the joint distribution of the first two tokens.
 """
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import pytest
 
 from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
-from jspec.speculation import prefill
+from jspec.speculation import plain
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
 from tests.tiny_models import CONFIG, shared_generator, target
@@ -116,12 +117,13 @@ def test_the_first_two_tokens_are_independent_draws(kind):
 
 def test_a_prefill_that_shares_its_noise_is_caught(monkeypatch):
     """Negative control: the first token drawn with the noise of the second."""
-    draw = prefill.draw_next
+    draw = plain.draw_next
 
     def late(logits, settings, seed, position):
-        return draw(logits, settings, seed, position + 1)
+        is_first = int(sys._getframe(1).f_code.co_name == "prefill_chunk")
+        return draw(logits, settings, seed, position + is_first)
 
-    monkeypatch.setattr(prefill, "draw_next", late)
+    monkeypatch.setattr(plain, "draw_next", late)
     engine.cache_clear()
     try:
         assert first_two_statistic("plain") > 10 * LARGEST

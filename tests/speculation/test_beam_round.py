@@ -73,7 +73,7 @@ def begin(engine, prompt):
 def compiled(engine):
     """Returns the round of an engine's target and drafter."""
     target = engine.step.keywords["target"]
-    call = functools.partial(beam.beam, target=target, drafter=engine.drafter)
+    call = functools.partial(beam.beam_round, target=target, drafter=engine.drafter)
     return jax.jit(call, compiler_options=QUICK)
 
 

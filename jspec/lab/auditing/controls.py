@@ -190,17 +190,22 @@ CALL_CONTROLS = {
 }
 
 
-def tree_controls(rule: AcceptanceRule, drafter: Any, vocab_size: int) -> dict[str, dict[str, Any]]:
+def tree_controls(
+    rule: AcceptanceRule, drafter: Drafter | None, vocab_size: int
+) -> dict[str, dict[str, Any]]:
     """Returns what an audit of trees must reject, by what is wrong, as options of `Rows`.
 
     The test of the distribution a wrong `rule` or `drafter`, that of the caches a wrong call.
+    Without a drafter only the names mean anything.
     """
     if rule.tree is None:
         return {}
     changed: dict[str, dict[str, Any]] = {"a prefix kept": {"rule": keeping_a_prefix(rule)}}
     if rule.noise is not SHARED:  # there the next token is the target's own, whatever the drafts
         changed["no residual"] = {"rule": without_residual(rule)}
-        changed["drafts misreported"] = {"drafter": MisreportingTrees(drafter, vocab_size)}
+        changed["drafts misreported"] = {
+            "drafter": None if drafter is None else MisreportingTrees(drafter, vocab_size)
+        }
     return changed | {name: {"around": around} for name, around in CALL_CONTROLS.items()}
 
 
