@@ -35,7 +35,7 @@ DRAFT = flags.DEFINE_string(
     "A cheaper model with the same vocabulary, which proposes tokens; named like --target.",
 )
 NUM_DRAFT_TOKENS = flags.DEFINE_string(
-    "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round; auto chooses their "
+    "num_draft_tokens", DEFAULT_NUM_DRAFT_TOKENS, "Most drafts per round; auto chooses their "
     "number for each round, by the acceptance so far and by what rounds cost on this machine."
 )  # fmt: skip
 _DTYPE = flags.DEFINE_enum(

@@ -53,7 +53,7 @@ _HOLDERS = [
         "jspec.generate.",
     ),
     flags.DEFINE_string(
-        "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round, for drafters "
+        "num_draft_tokens", DEFAULT_NUM_DRAFT_TOKENS, "Most drafts per round, for drafters "
         "without a :NUMBER."
     ),
     flags.DEFINE_string(

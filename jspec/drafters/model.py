@@ -8,6 +8,13 @@ The drafter remembers every committed token and how many of them its cache holds
 it reads those that are missing, the prompt among them, but for the newest committed token: the
 round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 
+Of a long text it reads the last `draft_context` tokens only, from slot 0 of its cache on:
+
+    target   | committed ................................ c | last |
+    draft                        | cached ............. b |
+
+The proposal says what the drafts were drawn from, so every acceptance rule stays exact.
+
 With `tree_depth` the model drafts a tree.
 
     cache   | committed tokens | last | level 1: k drafts | level 2: k drafts | ...
@@ -35,6 +42,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +91,12 @@ class DraftVocabularyOptions(ConfidenceOptions):
         None,
         "Text file whose most frequent tokens they are, such as answers of the target. The first "
         "ids fill what is left, and are all of it by default.",
+    )
+    draft_context: int = option(
+        512,
+        "The draft model reads at most about this many of the last tokens when it begins to draft "
+        "or has missed more; 0 has it read all.",
+        between=(0, 10_000_000),
     )
 
     def __post_init__(self) -> None:
@@ -154,9 +168,18 @@ class ModelState(struct.PyTreeNode):
     """The drafter's memory of the committed tokens."""
 
     history: History
+    first: RowCounts  # the committed token that is in slot 0 of the cache
     cache: KVCache  # the draft model's; `cache.length` committed tokens are in it
     # Tokens after those that were fed while drafting; what turns out to be committed stays cached.
     fed: Int32[Array, "b w"]
+
+    @property
+    def num_slots(self) -> RowCounts:
+        """Slots of a cache that has all committed tokens from `first` on, [b]."""
+        return self.history.length - self.first
+
+
+_State = TypeVar("_State", bound=ModelState)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +190,13 @@ class ModelDrafter(ChainDrafter):
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
       has_head_ids: whether its head is over some ids only, which its parameters name.
+      context: the most tokens that it reads before it drafts; 0 for all.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
     has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
+    context: int = dataclasses.field(default=0, kw_only=True)
     kind = Kind("model", 0.7, 0.7, is_certain=True)
     has_lag = True
 
@@ -182,7 +207,9 @@ class ModelDrafter(ChainDrafter):
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
         # The same widths in the same order as `_catch_up`.
-        missing = jnp.maximum(state.history.length - 1 - state.cache.length, 0)
+        missing = self._missing(state)
+        if self.context > 0:
+            missing = jnp.minimum(missing, self.context)
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
         wide = num_wide * CATCH_UP_WIDTH
         return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
@@ -191,6 +218,7 @@ class ModelDrafter(ChainDrafter):
         """Returns the state of rows that have seen nothing."""
         return ModelState(
             history=History.init(batch_size, capacity),
+            first=jnp.zeros([batch_size], jnp.int32),
             cache=self.init_cache(batch_size, capacity),
             fed=jnp.full([batch_size, self.num_draft_tokens], -1, jnp.int32),
         )
@@ -202,9 +230,9 @@ class ModelDrafter(ChainDrafter):
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
-        is_fed &= (state.cache.length == state.history.length)[:, None]
+        is_fed &= (state.cache.length == state.num_slots)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
-        return ModelState(
+        return state.replace(
             history=state.history.append(tokens, valid),
             cache=state.cache.commit(num_fed),
             fed=jnp.full_like(state.fed, -1),
@@ -228,19 +256,28 @@ class ModelDrafter(ChainDrafter):
             logits, _, cache = self.apply(params, token[:, None], cache)
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 
-        ready = self.ready_cache(params, state, is_wanted)
-        ids = self.ids(params)
-        proposal, cache, _ = self.draw_chain(first, later, ready, inputs, wanted=wanted, ids=ids)
+        state, ids = self.ready(params, state, is_wanted), self.ids(params)
+        proposal, cache, _ = self.draw_chain(
+            first, later, state.cache, inputs, wanted=wanted, ids=ids
+        )
         # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([inputs.last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
-    def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
-        """Catches up; returns the cache without the newest committed token."""
+    def ready(self, params: Params, state: _State, is_wanted: RowFlags) -> _State:
+        """Catches up; returns the state with a cache without the newest committed token."""
+        if self.context > 0:
+            is_new = is_wanted & (self._missing(state) > self.context)
+            begin = state.history.length - 1 - self.context
+            state = state.replace(
+                first=jnp.where(is_new, begin, state.first),
+                cache=state.cache.rollback(jnp.where(is_new, 0, state.cache.length)),
+            )
         cache = self._catch_up(params, state, is_wanted)
         # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
-        before_newest = jnp.maximum(state.history.length - 1, 0)
-        return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
+        before_newest = jnp.maximum(state.num_slots - 1, 0)
+        cache = cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
+        return state.replace(cache=cache)
 
     def remember(
         self,
@@ -254,24 +291,28 @@ class ModelDrafter(ChainDrafter):
 
         `cache` may have any length; `fed` are the tokens in it after the committed ones.
         """
-        length = jnp.where(is_wanted, state.history.length, state.cache.length)
+        length = jnp.where(is_wanted, state.num_slots, state.cache.length)
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
         # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
         # No token is -1, so that nothing else counts as fed.
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
-        return ModelState(state.history, cache.rollback(length), fed)
+        return state.replace(cache=cache.rollback(length), fed=fed)
+
+    @staticmethod
+    def _missing(state: ModelState) -> RowCounts:
+        """Returns the committed tokens before the newest that are not cached, [b]."""
+        return jnp.maximum(state.num_slots - 1 - state.cache.length, 0)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
-        history = state.history
 
         def missing(cache: KVCache) -> RowCounts:
-            return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
+            return jnp.where(is_wanted, self._missing(state.replace(cache=cache)), 0)
 
         def feed(width: int, cache: KVCache) -> KVCache:
-            tokens = history.window(cache.length, width)
-            _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(history.length))
+            tokens = state.history.window(state.first + cache.length, width)
+            _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(state.first))
             return fed.commit(jnp.minimum(missing(cache), width))
 
         cache = state.cache
@@ -306,6 +347,7 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
         has_head_ids=config.head_size is not None,
+        context=spec.options.draft_context,
     )
     return drafter, spec.draft_params
 
@@ -357,6 +399,7 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
         none = jnp.full([batch_size, self.shape.num_fed], -1, jnp.int32)
         return ModelTreeState(
             history=History.init(batch_size, capacity),
+            first=jnp.zeros([batch_size], jnp.int32),
             cache=self.init_cache(batch_size, capacity + self.shape.num_fed),
             last=jnp.full([batch_size], -1, jnp.int32),
             fed=none,
@@ -369,7 +412,7 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
     ) -> ModelTreeState:  # fmt: skip
         """Remembers committed tokens; a path of those that were fed counts as cached."""
         is_fed = (state.last == tokens[:, 0]) & valid[:, 0]
-        is_fed &= state.cache.length == state.history.length
+        is_fed &= state.cache.length == state.num_slots
         path, num_drafts = self._fed_path(state, tokens[:, 1:], valid[:, 1:])
         return state.replace(
             history=state.history.append(tokens, valid),
@@ -407,10 +450,10 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
     ) -> tuple[Proposal, ModelTreeState]:
         history = state.history
         is_wanted = wanted > 0
-        cache = self.ready_cache(params, state, is_wanted)
+        state = self.ready(params, state, is_wanted)
         block = jnp.stack([history.newest(), inputs.last_token], axis=1)
         at = jnp.ones_like(wanted)
-        logits, _, cache = self.apply(params, block, cache, logits_at=at)
+        logits, _, cache = self.apply(params, block, state.cache, logits_at=at)
         cache = cache.commit(2 * at)
 
         def feed(cache: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:
@@ -427,7 +470,7 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
             self, self.shape, feed, cache, logits[:, 0, : self.vocab_size], inputs, wanted=wanted,
             ids=self.ids(params),
         )  # fmt: skip
-        length = jnp.where(is_wanted, history.length, state.cache.length)
+        length = jnp.where(is_wanted, state.num_slots, state.cache.length)
         return grown.proposal, state.replace(
             cache=grown.memory.rollback(length),
             last=jnp.where(is_wanted, inputs.last_token, -1),

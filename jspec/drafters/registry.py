@@ -177,16 +177,15 @@ def choose_drafter(
 ) -> _Given | str:
     """Returns the drafter, for a target that was asked for by the name `target`.
 
-    None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
-    for the target comes with jspec.
+    None takes "prompt_lookup", as it costs next to nothing, followed by "+model" where there is a
+    draft model, else by "+eagle" where a head for the target comes with jspec.
 
     Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
         way round, or an option that the drafter does not read.
     """
-    chosen: _Given | str = "model" if drafter is None else drafter
+    chosen: _Given | str = "prompt_lookup+model" if drafter is None else drafter
     if drafter is None and not has_draft:
-        # With a shipped head the lookup goes first, as it costs next to nothing.
         has_head = shipped_head("eagle", target) is not None
         chosen = "prompt_lookup+eagle" if has_head else "prompt_lookup"
     is_needed, name = needs_draft_model(chosen), name_of(chosen)

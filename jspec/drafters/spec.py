@@ -16,7 +16,7 @@ from jspec.speculation.control import Kind
 from jspec.speculation.types import Drafter
 from jspec.weights import TokenizerLike
 
-DEFAULT_NUM_DRAFT_TOKENS = 2
+DEFAULT_NUM_DRAFT_TOKENS = "auto"  # see `generation.auto`
 
 
 def option(

@@ -26,6 +26,7 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
 MAX_ROUNDS_PER_VISIT = 16
+_DRAFTS_OF_BEAMS = 2
 # The longest prompt, in tokens, that is read in narrow chunks.
 NARROW_PROMPT = 2 * kernels.NARROW_CHUNK
 
@@ -83,7 +84,11 @@ class Engine:
 
         def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
             widths = self.widths(len(state.last_token))
-            return beam_round(params, state, target=self.apply, drafter=drafter, widths=widths)
+            # Beams have no control: where rows choose, they have a usual number.
+            most = min(_DRAFTS_OF_BEAMS, self.num_draft_tokens) if self.numbers else None
+            return beam_round(
+                params, state, target=self.apply, drafter=drafter, widths=widths, most_drafts=most
+            )
 
         self._config, self._fallback = own.config, kernels.Fallback()
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])

@@ -157,7 +157,7 @@ class Programs:
         settings = request.settings
         check_draft_temperature(settings, [(self._entry, self._drafter_options)])
         check_temperature(self._acceptance, self.rule.temperatures, settings.temperature)
-        check_beams(settings, self.target, self.batch_size, self._acceptance, self.engine.numbers)
+        check_beams(settings, self.target, self.batch_size, self._acceptance)
         return make_row(prompt, settings, self.target, self.max_seq_len)
 
     def with_costs(self, row: Row) -> Row:
@@ -216,9 +216,15 @@ class Programs:
     def budget(self, room: Room) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
         budget, draft = self.engine.layout.budget(self.params, room), self._draft
-        if draft is None or not draft.is_quantization_chosen:
+        if self.engine.drafter is None:
             return budget
-        return budget._replace(note=f"the draft's weights in {draft.quantization}: faster here")
+        number = f"{self.num_draft_tokens} a round"
+        if self.engine.numbers:
+            number = "as many as pay by measured costs"
+        note = f"drafts by {self.drafter}, {number}"
+        if draft is not None and draft.is_quantization_chosen:
+            note += f"; the draft's weights in {draft.quantization}: faster here"
+        return budget._replace(note=note)
 
     @property
     def is_lossless(self) -> bool:

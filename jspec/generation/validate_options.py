@@ -128,7 +128,6 @@ def check_beams(
     target: LoadedModel,
     batch_size: int,
     acceptance: str,
-    numbers: Sequence[int],
 ) -> None:
     """Checks that a beam search, if one is asked for, can be done as everything else is.
 
@@ -139,7 +138,6 @@ def check_beams(
     for is_good, expected, found in (
         (number <= vocab_size, f"num_beams of at most the vocabulary's {vocab_size}", number),
         (batch_size == 1, f"batch_size 1 with num_beams {number}", batch_size),
-        (not numbers, f"num_draft_tokens as a number with num_beams {number}", "'auto'"),
         (
             acceptance in ("rejection", "greedy"),  # by default, or temperature 0 said once more
             f"acceptance rejection or greedy with num_beams {number}, as beams are not drawn",

@@ -301,18 +301,24 @@ def beam_round(
     target: ApplyFn,
     drafter: Drafter | None,
     widths: Sequence[int] = (),
+    most_drafts: int | None = None,
 ) -> tuple[BeamState, BeamInfo]:
     """Advances all beams by one step or several; without a drafter by one: plain beam search.
 
-    A narrower target call is compiled for each number of drafts in `widths`, which rise.
+    A narrower target call is compiled for each number of drafts in `widths`, which rise. No beam
+    has more than `most_drafts`, by default all that the drafter can make.
     """
-    proposal, state = _propose(params, state, target, drafter)
+    proposal, state = _propose(params, state, target, drafter, most_drafts)
     verify = functools.partial(_verify_and_commit, params, target=target, drafter=drafter)
     return in_narrowest(verify, state, proposal, widths)
 
 
 def _propose(
-    params: ModelParams, state: BeamState, target: ApplyFn, drafter: Drafter | None
+    params: ModelParams,
+    state: BeamState,
+    target: ApplyFn,
+    drafter: Drafter | None,
+    most_drafts: int | None,
 ) -> tuple[Proposal, BeamState]:
     k = state.last_token.shape[0]
     if drafter is None:
@@ -322,7 +328,8 @@ def _propose(
     room = state.limits.max_tokens - state.beams.num_steps - 1
     # A drafter has always seen a token, which it has not yet after a prompt of one.
     is_wanted = (state.beams.scores > -jnp.inf) & (state.target_cache.length > 0)
-    wanted = jnp.where(is_wanted, jnp.clip(room, 0, drafter.num_draft_tokens), 0)
+    most = drafter.num_draft_tokens if most_drafts is None else most_drafts
+    wanted = jnp.where(is_wanted, jnp.clip(room, 0, most), 0)
     no_noise = jax.random.key(0, impl=KEY_TYPE)  # temperature 0
     inputs = RoundInputs(
         state.last_token,

@@ -128,7 +128,7 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
     for text in drafters:
         drafter, _, number = text.partition(":")
         member_names(drafter)  # refuses one that is not there
-        usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
+        usual = DEFAULT_NUM_DRAFT_TOKENS if drafter == "none" else num_draft_tokens
         method = Method(drafter, parse_num_draft_tokens(number or usual))
         check_num_draft_tokens(method.num_draft_tokens, drafter)
         methods[JSPEC_PLAIN if drafter == "none" else f"jspec {text}"] = method

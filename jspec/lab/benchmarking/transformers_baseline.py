@@ -10,11 +10,13 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.timing import Instant
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
+from jspec.drafters import needs_draft_model
 from jspec.lab.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
 from jspec.weights.quantize import PACKED
 from jspec.weights.resolver import LoadedModel, load_model
+
+_NUM_DRAFT_TOKENS = 2  # where jspec's method has no fixed number
 
 
 def transformers_methods(
@@ -23,7 +25,7 @@ def transformers_methods(
     """Returns, by name, transformers' drafters and numbers of drafts that stand beside jspec's.
 
     Prompt lookup and the draft model have the fixed numbers that jspec's methods have. Where jspec
-    has none, or nothing drafts, it is jspec's default.
+    has none, or nothing drafts, it is 2.
     """
     kinds = [
         ("model" if needs_draft_model(drafter) else drafter, number)
@@ -33,8 +35,8 @@ def transformers_methods(
     for kind in ("model", "prompt_lookup"):
         numbers = [number for name, number in kinds if name == kind]
         fixed = [(kind, number) for number in numbers if isinstance(number, int)]
-        pairs += fixed or [(kind, DEFAULT_NUM_DRAFT_TOKENS)] * bool(numbers)
-    pairs = pairs or [("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS)]
+        pairs += fixed or [(kind, _NUM_DRAFT_TOKENS)] * bool(numbers)
+    pairs = pairs or [("prompt_lookup", _NUM_DRAFT_TOKENS)]
     named = {f"transformers {drafter}:{number}": (drafter, number) for drafter, number in pairs}
     return {"transformers plain": ("none", 0)} | named
 
