@@ -33,11 +33,11 @@ def get_config() -> ConfigDict:
     config.title = "Lenience"
     config.target = _TARGET
     methods = {
-        f"model {kind}": method("model", 2, draft=_TARGET, draft_quantization=kind)
+        f"model {kind}": method("model", draft=_TARGET, draft_quantization=kind)
         for kind in ("int8", "int4")
     }
-    methods["layer_skip:20 layers"] = method("layer_skip", 2, options=_LAYERS)
-    methods["bigram"] = method("bigram", 2)
+    methods["layer_skip:20 layers"] = method("layer_skip", options=_LAYERS)
+    methods["bigram"] = method("bigram")
     config.methods = ordered(methods)
     config.settings = ordered({"T=1": {"temperature": 1.0}})
     config.estimate.leniences = (1.0, 0.5, 0.3, 0.1)

@@ -50,20 +50,20 @@ def get_config() -> ConfigDict:
     config.title = "Alpha of every drafter"
     config.target = _TARGET
     methods = {
-        "random": method("random", 2),
-        "unigram": method("unigram", 2),
-        "bigram": method("bigram", 2),
-        "ngram": method("ngram", 2),
-        "ngram sampled": method("ngram", 2, options={"ngram_probs": "sampled"}),
-        "prompt_lookup": method("prompt_lookup", 2),
-        "pattern": method("pattern", 2, options={"pattern": "|".join(_PHRASES)}),
-        "prompt_lookup+bigram": method("prompt_lookup+bigram", 2),
+        "random": method("random"),
+        "unigram": method("unigram"),
+        "bigram": method("bigram"),
+        "ngram": method("ngram"),
+        "ngram sampled": method("ngram", options={"ngram_probs": "sampled"}),
+        "prompt_lookup": method("prompt_lookup"),
+        "pattern": method("pattern", options={"pattern": "|".join(_PHRASES)}),
+        "prompt_lookup+bigram": method("prompt_lookup+bigram"),
     }
     for layers in (10, 20, 25):
         options = {"draft_layers": tuple(range(layers))}
-        methods[f"layer_skip:{layers} layers"] = method("layer_skip", 2, options=options)
+        methods[f"layer_skip:{layers} layers"] = method("layer_skip", options=options)
     for kind in ("int4", "int8"):
-        methods[f"model {kind}"] = method("model", 2, draft=_TARGET, draft_quantization=kind)
+        methods[f"model {kind}"] = method("model", draft=_TARGET, draft_quantization=kind)
     methods["prompt_lookup+model int4"] = method(
         "prompt_lookup+model", draft=_TARGET, draft_quantization="int4"
     )

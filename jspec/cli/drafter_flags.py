@@ -11,8 +11,8 @@ from jspec.drafters import DRAFTERS, DrafterOptions
 
 _DRAFTER = flags.DEFINE_string(
     "drafter", None, f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +. "
-    "Default: prompt_lookup, with +model if there is a --draft, else with +eagle if jspec has a head "
-    "for the target."
+    "Default: prompt_lookup, with +model if there is a --draft, else with +eagle if jspec has a "
+    "head for the target."
 )  # fmt: skip
 
 

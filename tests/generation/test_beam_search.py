@@ -210,12 +210,6 @@ def test_settings_that_beams_cannot_have(changes, message):
     [
         ("none", {}, 129, "expected num_beams of at most the vocabulary's 128, got 129"),
         ("none", {"batch_size": 2}, 2, "expected batch_size 1 with num_beams 2, got 2"),
-        (
-            "prompt_lookup",
-            {"num_draft_tokens": "auto"},
-            2,
-            "as a number with num_beams 2, got 'auto'",
-        ),
         *(
             ("prompt_lookup", {"acceptance": rule}, 2, f"as beams are not drawn, got '{rule}'")
             for rule in ("lenient_argmax", "coupled")
@@ -226,6 +220,17 @@ def test_generators_that_cannot_search(drafter, options, num_beams, message):
     generator = make_generator(drafter, **options)
     with pytest.raises(InputError, match=message):
         generator.check(Request([1], SamplingParams(num_beams=num_beams)))
+
+
+def test_beams_have_two_drafts_at_most_where_rows_choose(monkeypatch, tmp_path):
+    """By default the number adapts, which beams have no costs for; the beams are the same."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    request = Request(PROMPTS[0], SamplingParams(12, num_beams=2))
+    usual = make_generator("prompt_lookup", num_draft_tokens=2).generate(request)
+    chosen = make_generator("prompt_lookup", num_draft_tokens="auto").generate(request)
+    assert chosen.beams == usual.beams
+    assert chosen.stats.rounds == usual.stats.rounds
+    assert not any(tmp_path.glob("costs.json"))
 
 
 @pytest.mark.slow

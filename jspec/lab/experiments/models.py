@@ -16,7 +16,7 @@ from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
 from jspec.common.work_dir import write_json
 from jspec.drafters.tables import count_ngrams, save_table
-from jspec.generation.auto import AUTO, costs_of_first
+from jspec.generation.auto import costs_of_first
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
@@ -72,7 +72,8 @@ class Models:
             acceptance=method.acceptance, rule_options=method.rule_options,
             batch_size=batch_size, max_seq_len=self._experiment.max_seq_len,
         )  # fmt: skip
-        generator, is_auto = make(), method.num_draft_tokens == AUTO
+        generator = make()
+        is_auto = bool(generator.engine.numbers)
         if not is_auto and not self._experiment.measure_costs:
             return generator
         measure = (lambda: generator.costs) if is_auto else generator.measure_costs
