@@ -49,14 +49,13 @@ def product_candidates() -> Sequence[Candidate]:
     """Returns those of a packed product; see `block_candidates`."""
     if not _may_compete():
         return ()
-    # Here, because other devices need not wait for them.
-    from jspec.kernels.cuda_library import is_available
+    # Here, because other devices need not wait for it.
     from jspec.kernels.cuda_product import multiply, takes_kernel
 
     def takes(rows: Array, kernel: Any) -> bool:
         # As many rows as are tried: more of them read the weights several times.
         is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
-        return is_known and is_available()  # which builds the library
+        return is_known and library.is_cuda_available()  # which builds the library
 
     return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
 
-from jspec.kernels import cuda_library
+from jspec.kernels import library
 from jspec.kernels.contest import Candidate
 from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
 from jspec.kernels.gate import geglu, swiglu
@@ -236,7 +236,7 @@ def takes_attention(config: Any, params: Any, x: Float32[Array, "b t d"], cache:
         return False
     has_pages = not hasattr(cache, "table") or keys.shape[2] % _STRIP == 0
     has_heads = config.head_dim in _HEAD_SIZES and keys.dtype == jnp.bfloat16
-    return has_heads and has_pages and cuda_library.is_available()
+    return has_heads and has_pages and library.is_cuda_available()
 
 
 def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:

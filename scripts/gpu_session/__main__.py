@@ -63,7 +63,7 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
 from jspec.generation.provenance import environment, git_state
-from jspec.kernels import cuda_library
+from jspec.kernels import library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
 from scripts.gpu_session.session import ROOT, Session, Step, leave, run_steps
 from scripts.gpu_session.subjects import join_models
@@ -130,7 +130,7 @@ def main() -> None:
     for line in lines:
         session.write("model", line, said=line)
     # nvcc takes a while: it compiles beside the first steps, which do not need it.
-    threading.Thread(target=cuda_library.is_available, daemon=True).start()
+    threading.Thread(target=library.is_cuda_available, daemon=True).start()
     problems = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
     _end_call(session, problems, until)
     leave(int(bool(problems)))

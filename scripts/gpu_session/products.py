@@ -22,7 +22,7 @@ from jspec.common.errors import describe_error
 from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
 from jspec.common.user_cache import cache_dir
 from jspec.generation.graph_trial import check_one_graph
-from jspec.kernels import cuda_library
+from jspec.kernels import library
 from jspec.kernels.contest import NAMES
 from jspec.kernels.cuda_product import multiply
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
@@ -76,7 +76,7 @@ def chosen(session: Session) -> list[str]:
 def candidates() -> dict[str, Product]:
     """Returns what multiplies a few rows by weights of bfloat16, by name."""
     found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
-    if cuda_library.is_available():
+    if library.is_cuda_available():
         found["cuda"] = multiply
         found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
     return found

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import attention, build
+from jspec.kernels import attention
 from jspec.kernels import library as native
 from jspec.kernels.attention import _NATIVE_DIMS
 from jspec.models.cache import KVCache
@@ -146,12 +146,12 @@ def test_the_cache_uses_it_for_whole_vectors_only():
     ],
 )
 def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):
-    if not all(option[2:] in build._processor().split() for option in options):
+    if not all(option[2:] in native._processor().split() for option in options):
         pytest.skip("this processor has no such vectors")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
     name = "_".join(["jspec_attention_elsewhere", *(option[2:] for option in options)])
-    handler = jax.ffi.pycapsule(build.load_library().jspec_attention)
+    handler = jax.ffi.pycapsule(native.load_library(native.cpp_recipe()).jspec_attention)
     jax.ffi.register_ffi_target(name, handler, platform="cpu")
     queries, keys, values, visible = draw((2, 6, 8, 2, 50, 32), "bfloat16")
     result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
