@@ -43,6 +43,10 @@ class Operands(NamedTuple):
         stream, fixed = jax.tree.map(lambda leaf: leaf[:, :width], (self.stream, self.fixed))
         return self._replace(stream=stream, fixed=fixed)
 
+    def of_block(self) -> tuple[Any, ...]:
+        """Returns what a decoder block takes: parameters, stream, rope, visible, cache, inputs."""
+        return self.weights, self.stream, *self.fixed[:2], self.state, *self.fixed[2:]
+
     def precise(self) -> "Operands":
         """Returns the same numbers in float32, in which products are exact to float32's rounding.
 
