@@ -166,7 +166,9 @@ def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
 
 def _are_equal(results: Any, expected: Any) -> bool:
     pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True)
-    return all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in pairs)
+    return all(
+        np.array_equal(np.asarray(result), np.asarray(expectation)) for result, expectation in pairs
+    )
 
 
 def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:

@@ -195,17 +195,18 @@ def run_layer(
         products += [empty if operand is None else operand for operand in (*weights, bias)]
     heads = config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
-    scratch = (
-        jax.ShapeDtypeStruct((b * t, qkv), jnp.float32),
+    rows = x.reshape(b * t, d)
+    results = (
+        *_shapes_of(keys, values),
         jax.ShapeDtypeStruct((b * t, heads), jnp.bfloat16),
         *_split_shapes(config, visible),
+        jax.ShapeDtypeStruct((b * t, qkv), jnp.float32),
         jax.ShapeDtypeStruct((b * t, d), jnp.float32),
         jax.ShapeDtypeStruct((b * t, config.hidden_dim), jnp.bfloat16),
+        *_shapes_of(rows),
     )
-    rows = x.reshape(b * t, d)
-    results = *_shapes_of(keys, values, rows), *scratch
     call = jax.ffi.ffi_call("jspec_cuda_layer", results, input_output_aliases={0: 0, 1: 1})
-    keys, values, rows, *_ = call(
+    keys, values, *_, rows = call(
         keys,
         values,
         rows,

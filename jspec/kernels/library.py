@@ -325,7 +325,7 @@ def cuda_recipe(architecture: str) -> Recipe:
 
 def cuda_handlers() -> list[str]:
     """Returns the names of the handlers that the CUDA C++ defines."""
-    define = re.compile(r"XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*(\w+)")
+    define = re.compile(r"^JSPEC_CUDA_HANDLER\((\w+)", re.MULTILINE)
     texts = (path.read_text() for path in sorted(_CUDA.glob("*.cu")))
     return [name for text in texts for name in define.findall(text)]
 

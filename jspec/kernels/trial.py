@@ -84,9 +84,9 @@ def block_operands(shapes: Any, block_offset: int, seed: Array) -> Operands:
     length = most * (jnp.arange(b, dtype=jnp.int32) + 1) // (b + 1)
     begin, slots = length + block_offset, jnp.arange(num_slots)
     in_block = slots - begin[:, None]  # [b s]
-    own = jnp.asarray(_tree_mask(t))[:, jnp.clip(in_block, 0, t - 1)].transpose(1, 0, 2)
+    is_ancestor = jnp.asarray(_tree_mask(t))[:, jnp.clip(in_block, 0, t - 1)].transpose(1, 0, 2)
     is_seen = (slots >= length[:, None] // 8) & (in_block < 0)
-    visible = is_seen[:, None] | (own & ((in_block >= 0) & (in_block < t))[:, None])
+    visible = is_seen[:, None] | (is_ancestor & ((in_block >= 0) & (in_block < t))[:, None])
 
     def layer(leaf: Any, scale: float) -> Array:
         k, h = leaf.shape[1], leaf.shape[-1]

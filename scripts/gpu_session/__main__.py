@@ -182,8 +182,8 @@ def _begin_call(session: Session) -> None:
     Raises:
       InputError: the journal is one of a rehearsal and this call is none, or the reverse.
     """
-    before = [one for one in session.records if one["kind"] == "call"]
-    if any(one["is_rehearsal"] != session.is_rehearsal for one in before):
+    before = [call for call in session.records if call["kind"] == "call"]
+    if any(call["is_rehearsal"] != session.is_rehearsal for call in before):
         kinds = ("of a rehearsal", "of a measurement")
         expected, got = kinds if session.is_rehearsal else reversed(kinds)
         raise InputError(f"expected a journal {expected} in --results, got one {got}")

@@ -209,7 +209,7 @@ def run_race(work: Work) -> str:
                                                     compiler_options=known(NO_GRAPH))
                  for condition in _CONDITIONS}  # fmt: skip
     lowered = {name: program.lower(values, kernel) for name, program in programs.items()}
-    compiled = work.together({name: one.compile for name, one in lowered.items()})
+    compiled = work.together({name: source.compile for name, source in lowered.items()})
     wrong: dict[str, int] = {}
     for condition in _CONDITIONS:
         reference = np.asarray(compiled[f"{condition}; reference"](values, kernel))
@@ -221,7 +221,7 @@ def run_race(work: Work) -> str:
                 float(np.abs(np.asarray(compiled[name](values + 0, kernel)) - reference).max())
                 for _ in range(_RACE_RUNS)
             ]
-            wrong[name] = sum(not one <= _FARTHEST for one in distances)  # NaN is wrong, too
+            wrong[name] = sum(not source <= _FARTHEST for source in distances)  # NaN is wrong, too
             unknown = sorted(options.keys() - known(options).keys())
             work.record(
                 "distances", condition=condition, arm=arm, distances=distances, unknown=unknown
@@ -259,7 +259,11 @@ def run_seeds(work: Work) -> str:
     """Runs the four arms, and judges."""
     answers = _run_arms(work, FIRST)
     # Of an arm whose process ended without an answer nothing is known.
-    faults = {name: faults_of(own, answers) for name, own in answers.items() if own}
+    faults = {
+        name: faults_of(arm_answers, answers)
+        for name, arm_answers in answers.items()
+        if arm_answers
+    }
     verdict, said = judge(faults)
     work.record("verdict", verdict=verdict, said=said)
     return said
@@ -274,8 +278,8 @@ def explain(work: Work) -> str:
     # Where everything is wrong, the arms have only themselves to be compared with.
     first = FIRST[:1] if verdict == "graph off" else ()
     answers = _run_arms(work, (*first, *arms))
-    wrong = {name: len(faults_of(own, answers)) for name, own in answers.items()}
-    right = [name for name, own in answers.items() if own and not wrong[name]]
+    wrong = {name: len(faults_of(arm_answers, answers)) for name, arm_answers in answers.items()}
+    right = [name for name, arm_answers in answers.items() if arm_answers and not wrong[name]]
     return f"right: {', '.join(right) or 'none'}; wrong answers: {wrong}"
 
 
@@ -292,32 +296,34 @@ def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
         child.wait(1)
         work.record("answers", arm=name, number=len(answers[name]), problem=child.problem())
         child.end()
-    for name, own in answers.items():
-        faults = faults_of(own, answers)
+    for name, arm_answers in answers.items():
+        faults = faults_of(arm_answers, answers)
         work.record("faults", arm=name, number=len(faults), faults=faults[:8])
     return answers
 
 
-def faults_of(own: Sequence[Answer], arms: Mapping[str, Sequence[Answer]]) -> list[Answer]:
+def faults_of(answers: Sequence[Answer], arms: Mapping[str, Sequence[Answer]]) -> list[Answer]:
     """Returns where an arm's answers fail, or differ from each other or from the reference's.
 
     Each with the index of the first token that is wrong.
     """
-    expected = {_key(one): one["tokens"] for one in own if one["method"] == "alone"}
+    expected = {_key(answer): answer["tokens"] for answer in answers if answer["method"] == "alone"}
     reference = {
-        _key(one): one["tokens"] for one in arms.get(REFERENCE, ()) if one["method"] == "alone"
+        _key(answer): answer["tokens"]
+        for answer in arms.get(REFERENCE, ())
+        if answer["method"] == "alone"
     }
     faults = []
-    for one in own:
-        about = {key: one.get(key) for key in ("rule", "filters", "method", "request")}
-        if one["error"]:
-            faults.append(about | {"index": len(one["tokens"]), "said": one["error"]})
+    for answer in answers:
+        about = {key: answer.get(key) for key in ("rule", "filters", "method", "request")}
+        if answer["error"]:
+            faults.append(about | {"index": len(answer["tokens"]), "said": answer["error"]})
             continue
         for title, tokens in (
-            ("alone", expected.get(_key(one))),
-            (REFERENCE, reference.get(_key(one))),
+            ("alone", expected.get(_key(answer))),
+            (REFERENCE, reference.get(_key(answer))),
         ):
-            if tokens is not None and (index := first_difference(one["tokens"], tokens)) >= 0:
+            if tokens is not None and (index := first_difference(answer["tokens"], tokens)) >= 0:
                 faults.append(about | {"index": index, "said": f"differs from {title}"})
                 break
     return faults
@@ -329,8 +335,8 @@ def _key(answer: Answer) -> tuple[Any, ...]:
 
 def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
     """Returns the index of the first token that differs, a missing one included; -1: none does."""
-    for index, (token, other) in enumerate(itertools.zip_longest(tokens, expected)):
-        if token != other:
+    for index, (token, expected_token) in enumerate(itertools.zip_longest(tokens, expected)):
+        if token != expected_token:
             return index
     return -1
 
@@ -340,7 +346,7 @@ def judge(faults: Mapping[str, Sequence[Answer]]) -> tuple[str, str]:
 
     A verdict is "settled", "not reproduced", "graph off", "wrong" or "unknown".
     """
-    wrong = {name: len(own) for name, own in faults.items()}
+    wrong = {name: len(arm_faults) for name, arm_faults in faults.items()}
     counts = ", ".join(f"{name}: {count} wrong" for name, count in wrong.items())
     if REFERENCE not in wrong or IN_GRAPH not in wrong:
         return "unknown", f"too few arms ended: {counts}"

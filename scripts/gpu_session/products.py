@@ -69,17 +69,17 @@ def run(work: Work) -> str:
 
 def chosen(session: Session) -> list[str]:
     """Returns the choices of kernels, the best one first; XLA alone before they are known."""
-    found = session.figures("products", "chosen")
-    return found[-1]["choices"] if found and found[-1]["choices"] else [XLA]
+    figures = session.figures("products", "chosen")
+    return figures[-1]["choices"] if figures and figures[-1]["choices"] else [XLA]
 
 
 def candidates() -> dict[str, Product]:
     """Returns what multiplies a few rows by weights of bfloat16, by name."""
-    found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
+    products: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
     if library.is_cuda_available():
-        found["cuda"] = multiply
-        found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
-    return found
+        products["cuda"] = multiply
+        products["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
+    return products
 
 
 def multiply_by_xla(
@@ -178,7 +178,7 @@ def _time_layers(work: Work) -> dict[str, float]:
         )  # fmt: skip
         if (width, context) == _CALLS[0]:
             shares.setdefault(choice, []).append(share)
-    return {choice: statistics.fmean(own) for choice, own in shares.items()}
+    return {choice: statistics.fmean(sizes) for choice, sizes in shares.items()}
 
 
 def _layer_bytes(config: DecoderConfig, context: int) -> float:
@@ -217,10 +217,10 @@ def _time_products(work: Work) -> None:
                 for by, product in candidates().items():
                     if product is multiply_padded and rows % _TILE == 0:
                         continue
-                    own = functools.partial(
+                    bound = functools.partial(
                         product, epsilon=_EPSILON, activation="silu" if "silu" in parts else None
                     )
-                    run = jax.jit(functools.partial(_chain, own), compiler_options=options)
+                    run = jax.jit(functools.partial(_chain, bound), compiler_options=options)
                     try:
                         programs[name, rows, by] = run.lower(*operands[name, rows])
                     except Exception as error:  # of a candidate
@@ -252,7 +252,7 @@ def _first(residual: jax.Array | None, rows: int) -> jax.Array | None:
 
 
 def _chain(product: Product, rows: Any, norm: Any, residual: Any, weights: list[Any]) -> list[Any]:
-    return [product(rows, own, norm=norm, residual=residual) for own in weights]
+    return [product(rows, kernel, norm=norm, residual=residual) for kernel in weights]
 
 
 def _time_candidates(

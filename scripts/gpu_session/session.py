@@ -177,7 +177,9 @@ class Session:
 
     def outcome(self, step: str) -> Record | None:
         """Returns how a step ended when it was run last; None if it never was."""
-        ends = [one for one in self.records if one["kind"] == "step" and one["step"] == step]
+        ends = [
+            record for record in self.records if record["kind"] == "step" and record["step"] == step
+        ]
         return ends[-1] if ends else None
 
     def close(self) -> None:

@@ -89,8 +89,8 @@ def stand_in(name="cuda", spoil=kept, change=unchanged):
     def run(config, block_offset, params, x, rope, visible, cache):
         params, rope, visible = change(params, rope, visible)
         module = decoder.Block(config)
-        found = module.apply({"params": params}, x, rope, visible, cache, block_offset)
-        return spoil(*found, x.shape[1])
+        results = module.apply({"params": params}, x, rope, visible, cache, block_offset)
+        return spoil(*results, x.shape[1])
 
     return Candidate(name, is_narrow, run)
 
@@ -618,16 +618,16 @@ def test_a_race_times_cold_blocks_in_turn(monkeypatch):
     monkeypatch.setattr(contest, "available_bytes", lambda: 250 << 20)
     assert len(contest._draw_layers(draw, 1)) == 3
     assert len(contest._draw_layers(draw, 2)) == 1
-    calls, now = [], iter(range(1000))
+    calls, ticking = [], iter(range(1000))
     ticks = {"a": 1, "b": 5}
 
     def run(name):
         calls.append(name)
         for _ in range(ticks[name]):
-            next(now)
+            next(ticking)
 
     named = {name: (lambda name=name: run(name)) for name in ticks}
-    assert contest.medians(named, lambda: float(next(now))) == {"a": 2.0, "b": 6.0}
+    assert contest.medians(named, lambda: float(next(ticking))) == {"a": 2.0, "b": 6.0}
     assert calls == ["a", "b"] * 7
 
 

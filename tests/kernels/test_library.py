@@ -17,11 +17,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, tmp_path):
-    sources, own = native._CPP, tmp_path / "cpp"  # two operations are soon compiled
-    own.mkdir()
+    sources, folder = native._CPP, tmp_path / "cpp"  # two operations are soon compiled
+    folder.mkdir()
     for name in ("pack.cc", "swiglu.cc", *(path.name for path in sources.glob("*.h"))):
-        shutil.copy(sources / name, own)
-    monkeypatch.setattr(native, "_CPP", own)
+        shutil.copy(sources / name, folder)
+    monkeypatch.setattr(native, "_CPP", folder)
     runs = []
     run = subprocess.run
 
@@ -45,9 +45,9 @@ def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch
 
 
 def test_another_processor_gets_a_library_of_its_own(monkeypatch):
-    own = native.cpp_recipe().fingerprint()
+    fingerprint = native.cpp_recipe().fingerprint()
     monkeypatch.setattr(native, "_processor", lambda: "another")
-    assert native.cpp_recipe().fingerprint() != own
+    assert native.cpp_recipe().fingerprint() != fingerprint
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,9 @@ def test_derivatives_are_those_of_xlas_product():
     def loss(multiply, rows, kernel):
         return jnp.sum(jnp.sin(multiply(rows, kernel)))
 
-    own = jax.grad(loss, (1, 2))(product, rows, kernel)
+    slopes = jax.grad(loss, (1, 2))(product, rows, kernel)
     xlas = jax.grad(loss, (1, 2))(product_by_xla, rows, kernel)
-    for ours, theirs in zip(own, xlas, strict=True):
+    for ours, theirs in zip(slopes, xlas, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 

@@ -34,53 +34,26 @@ cudaError_t LaunchProduct(cudaStream_t stream, const Product& product) {
 
 namespace {
 
-namespace ffi = xla::ffi;
-
-ffi::Error Run(cudaStream_t stream, Buffer rows, Buffer weights,
-               Buffer units, Buffer multipliers, Buffer norm,
-               Buffer bias, Buffer residual, ffi::Result<Buffer> result,
-               int32_t storage, int32_t activation, float epsilon, float scale, bool takes_bytes,
-               bool overlaps) {
+// Operands: rows, weights, units, multipliers, norm, bias, residual. Result: the rows' products.
+cudaError_t RunProduct(cudaStream_t stream, const Call& call) {
   Product product;
-  product.rows = FloatsOf(rows);
-  product.weights = weights.untyped_data();
-  product.storage = Storage(storage);
-  product.units = DataOf<float>(units);
-  product.multipliers = DataOf<int8_t>(multipliers);
-  product.norm = FloatsOf(norm);
-  product.epsilon = epsilon;
-  product.takes_bytes = takes_bytes;
-  product.bias = FloatsOf(bias);
-  product.activation = Activation(activation);
-  product.scale = scale;
-  product.residual = DataOf<float>(residual);
-  product.result = result->untyped_data();
-  product.has_bfloat16_result = result->element_type() == ffi::BF16;
-  product.num_rows = rows.dimensions()[0];
-  product.num_inputs = rows.dimensions()[1];
-  product.num_outputs = result->dimensions()[1];
-  product.overlaps = overlaps;
-  return ErrorOf(LaunchProduct(stream, product), "the product");
+  Connect(product, call.operand(0), call.result(0));
+  product.weights = call.operand(1).untyped_data();
+  product.units = DataOf<float>(call.operand(2));
+  product.multipliers = DataOf<int8_t>(call.operand(3));
+  product.norm = FloatsOf(call.operand(4));
+  product.bias = FloatsOf(call.operand(5));
+  product.residual = DataOf<float>(call.operand(6));
+  product.storage = Storage(call.attribute<int32_t>("storage"));
+  product.activation = Activation(call.attribute<int32_t>("activation"));
+  product.epsilon = call.attribute<float>("epsilon");
+  product.scale = call.attribute<float>("scale");
+  product.takes_bytes = call.attribute<bool>("takes_bytes");
+  product.overlaps = call.attribute<bool>("overlaps");
+  return LaunchProduct(stream, product);
 }
 
 }  // namespace
 }  // namespace jspec
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_cuda_product, jspec::Run,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Attr<int32_t>("storage")
-                                  .Attr<int32_t>("activation")
-                                  .Attr<float>("epsilon")
-                                  .Attr<float>("scale")
-                                  .Attr<bool>("takes_bytes")
-                                  .Attr<bool>("overlaps"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JSPEC_CUDA_HANDLER(jspec_cuda_product, "the product", jspec::RunProduct);

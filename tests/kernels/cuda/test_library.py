@@ -176,19 +176,21 @@ def test_the_compiler_is_the_users_or_jaxs_or_on_the_path(monkeypatch, tmp_path)
         assert library.find_nvcc() != str(package / "bin/nvcc")
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
-    found = library.find_nvcc()
-    assert found is not None
-    assert found.endswith("nvidia/cu13/bin/nvcc")
+    compiler = library.find_nvcc()
+    assert compiler is not None
+    assert compiler.endswith("nvidia/cu13/bin/nvcc")
     monkeypatch.setenv("CUDA_HOME", "/home/cuda")
     assert library.find_nvcc() == "/home/cuda/bin/nvcc"
 
 
 def test_all_handlers_can_be_parts_of_a_graph():
     """XLA leaves a call without the trait out of a graph, and with it the loop around it."""
-    text = "".join(path.read_text() for path in CUDA.glob("*.cu"))
     names = library.cuda_handlers()
-    assert "jspec_cuda_product" in names
-    assert text.count("Traits::kCmdBufferCompatible") == len(names)
+    assert names == ["jspec_cuda_attention", "jspec_cuda_layer", "jspec_cuda_product"]
+    texts = {path.name: path.read_text() for path in CUDA.iterdir()}
+    handlers = {name: text.count("DEFINE_HANDLER_SYMBOL") for name, text in texts.items()}
+    assert {name: count for name, count in handlers.items() if count} == {"operands.cuh": 1}
+    assert texts["operands.cuh"].count("{xla::ffi::Traits::kCmdBufferCompatible})") == 1
     emulated = "".join(path.read_text() for path in FOLDER.glob("*.cc"))
     for name in names:
         assert f"JSPEC_EMULATED({name})" in emulated, "every handler is run in the emulator"
@@ -204,10 +206,10 @@ def test_it_is_off_on_a_cpu_and_where_the_user_says_so(monkeypatch):
 @pytest.mark.compile_gpu
 def test_a_program_for_an_h100_has_the_product_in_its_graph():
     """In a process of its own: the tests' own XLA optimises less."""
-    own = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
+    variables = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
     code = "from tests.kernels.cuda.test_library import check_graph\ncheck_graph()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | own, cwd=CUDA.parents[2],
+        [sys.executable, "-c", code], env=os.environ | variables, cwd=CUDA.parents[2],
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
