@@ -21,6 +21,7 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
+from jspec.kernels.cuda_product import Fused
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan
@@ -358,9 +359,9 @@ def test_candidates_multiply_alike(name):
     keys = iter(jax.random.split(jax.random.key(0), 4))
     rows, weights = (jax.random.normal(next(keys), shape) for shape in ((5, 64), (48, 64)))
     norm, residual = jax.random.normal(next(keys), (64,)), jax.random.normal(next(keys), (5, 24))
-    options = {"norm": norm, "epsilon": 1e-5, "activation": "silu", "residual": residual}
-    expected = products.candidates()["xla"](rows, weights, **options)
-    outputs = products.candidates()[name](rows, weights, **options)
+    fused = Fused(norm, 1e-5, activation="silu", residual=residual)
+    expected = products.candidates()["xla"](rows, weights, fused)
+    outputs = products.candidates()[name](rows, weights, fused)
     assert expected.shape == (5, 24)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 

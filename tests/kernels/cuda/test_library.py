@@ -15,7 +15,7 @@ import pytest
 
 from jspec import kernels
 from jspec.kernels import library
-from jspec.kernels.cuda_product import multiply
+from jspec.kernels.cuda_product import Fused, multiply
 from jspec.lab.accelerators.devices import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
 
@@ -224,10 +224,8 @@ def check_graph():
     def run(rows, up, down, norm):
         def body(carry):
             turn, rows = carry
-            gated = multiply(
-                rows, up, norm=norm, epsilon=1e-5, activation="silu", dtype=jnp.bfloat16
-            )
-            return turn + 1, multiply(gated, down, residual=rows)
+            gated = multiply(rows, up, Fused(norm, 1e-5, activation="silu", dtype=jnp.bfloat16))
+            return turn + 1, multiply(gated, down, Fused(residual=rows))
 
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, (np.int32(0), rows))[1]
 
