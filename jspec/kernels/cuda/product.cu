@@ -1,5 +1,7 @@
 // The product of few rows as a call of XLA's; see product.cuh.
 
+#include <iterator>
+
 #include "formats.cuh"
 #include "operands.cuh"
 
@@ -9,27 +11,12 @@ template <class Format>
 cudaError_t LaunchFormat(cudaStream_t stream, const Product& product);
 
 cudaError_t LaunchProduct(cudaStream_t stream, const Product& product) {
-  switch (product.storage) {
-    case Storage::kBfloat16:
-      return LaunchFormat<Bfloat16Format>(stream, product);
-    case Storage::kInt8:
-      return LaunchFormat<Int8Format>(stream, product);
-    case Storage::kInt4:
-      return LaunchFormat<Int4Format>(stream, product);
-    case Storage::kQ40:
-      return LaunchFormat<Q40Format>(stream, product);
-    case Storage::kQ50:
-      return LaunchFormat<Q50Format>(stream, product);
-    case Storage::kQ80:
-      return LaunchFormat<Q80Format>(stream, product);
-    case Storage::kQ4K:
-      return LaunchFormat<Q4KFormat>(stream, product);
-    case Storage::kQ5K:
-      return LaunchFormat<Q5KFormat>(stream, product);
-    case Storage::kQ6K:
-      return LaunchFormat<Q6KFormat>(stream, product);
-  }
-  return cudaErrorInvalidValue;
+  constexpr decltype(&LaunchFormat<Bfloat16Format>) kLaunches[] = {  // in the order of Storage
+      LaunchFormat<Bfloat16Format>, LaunchFormat<Int8Format>, LaunchFormat<Int4Format>,
+      LaunchFormat<Q40Format>,      LaunchFormat<Q50Format>,  LaunchFormat<Q80Format>,
+      LaunchFormat<Q4KFormat>,      LaunchFormat<Q5KFormat>,  LaunchFormat<Q6KFormat>};
+  const size_t index = size_t(product.storage);
+  return index < std::size(kLaunches) ? kLaunches[index](stream, product) : cudaErrorInvalidValue;
 }
 
 namespace {
