@@ -65,7 +65,7 @@ from jspec.common.user_cache import use_compile_cache
 from jspec.generation.provenance import environment, git_state
 from jspec.kernels import library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
-from scripts.gpu_session.session import ROOT, Session, Step, leave, run_steps
+from scripts.gpu_session.session import ROOT, Session, Step, run_steps
 from scripts.gpu_session.subjects import join_models
 
 ALL_SECONDS = 900  # that there are, the start of the machine included
@@ -133,7 +133,7 @@ def main() -> None:
     threading.Thread(target=library.is_cuda_available, daemon=True).start()
     problems = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
     _end_call(session, problems, until)
-    leave(int(bool(problems)))
+    os._exit(int(bool(problems)))  # whatever abandoned threads are still doing
 
 
 def _end_call(session: Session, problems: Mapping[str, str], until: float) -> None:

@@ -192,7 +192,9 @@ def _time_products(work: Work) -> None:
         for name, (outputs, inputs, parts) in product_shapes(config).items():
             drawn = _draw(outputs, inputs, parts, max(_ROWS))
             for rows in _ROWS:
-                operands[name, rows] = drawn[0][:rows], drawn[1], _first(drawn[2], rows), drawn[3]
+                all_rows, norm, residual, weights = drawn
+                residual = None if residual is None else residual[:rows]
+                operands[name, rows] = all_rows[:rows], norm, residual, weights
                 for by, product in candidates().items():
                     if product is multiply_by_xla and rows % _TILE == 0:
                         continue
@@ -206,11 +208,8 @@ def _time_products(work: Work) -> None:
         jobs = {str(key): lowered.compile for key, lowered in programs.items()}
         compiled = work.together(jobs)
         for name, rows in operands:
-            by_candidate = {
-                by: compiled[str((name, rows, by))]
-                for by in candidates()
-                if str((name, rows, by)) in compiled
-            }
+            keys = {by: str((name, rows, by)) for by in candidates()}
+            by_candidate = {by: compiled[key] for by, key in keys.items() if key in compiled}
             _time_candidates(work, f"{size} {name}", rows, by_candidate, operands[name, rows])
 
 
@@ -223,10 +222,6 @@ def _draw(outputs: int, inputs: int, parts: str, rows: int) -> tuple[Any, ...]:
     shape = count, outputs, inputs
     weights = jax.random.normal(keys[3], shape, jnp.bfloat16) / inputs**0.5
     return jax.random.normal(keys[0], (rows, inputs)), norm, residual, list(weights)
-
-
-def _first(residual: jax.Array | None, rows: int) -> jax.Array | None:
-    return None if residual is None else residual[:rows]
 
 
 def _chain(
@@ -249,7 +244,8 @@ def _time_candidates(
         distance = None
         if reference is not None:
             distance = float(np.abs(result - reference).max() / np.abs(reference).max())
-        seconds = min(_seconds(program, operands) for _ in range(_REPEATS)) / len(weights)
+        turns = functools.partial(_run_turns, program, operands)
+        seconds = min(timed(turns)[0] for _ in range(_REPEATS)) / _TURNS / len(weights)
         rate = weights[0].nbytes / seconds
         work.record(
             "product", product=name, rows=rows, by=by, microseconds=1e6 * seconds,
@@ -258,11 +254,8 @@ def _time_candidates(
         )  # fmt: skip
 
 
-def _seconds(program: Any, operands: tuple[Any, ...]) -> float:
-    def turns() -> Any:
-        return [program(*operands) for _ in range(_TURNS)][-1]
-
-    return timed(turns)[0] / _TURNS
+def _run_turns(program: Any, operands: tuple[Any, ...]) -> Any:
+    return [program(*operands) for _ in range(_TURNS)][-1]
 
 
 def _record_verdicts(work: Work) -> None:

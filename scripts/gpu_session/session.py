@@ -335,11 +335,6 @@ def _run_step(session: Session, step: Step, deadline: float) -> tuple[str, str]:
     return ends[0] if ends else ("ended", "its time was over, and it did not come back")
 
 
-def leave(status: int) -> None:
-    """Ends the process at once, whatever abandoned threads are still doing."""
-    os._exit(status)
-
-
 def _shorten(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -224,13 +224,22 @@ _DRAFT_VISITS = 7
 def measure_drafts(work: Work) -> str:
     """Measures each drafter at each rate of acceptance."""
     bandwidth(work)
-    best = chosen(work.session)[0]
-    with kernels_by(best):
-        return _measure_all_drafts(work, best)
+    choice = chosen(work.session)[0]
+    with kernels_by(choice):
+        batches = _draft_batches(work.is_rehearsal)
+        jobs = {name: functools.partial(batch.visit, 1) for name, batch in batches.items()}
+        ready = work.together(jobs)
+        plain_batch = batches.pop("plain")
+        decisions = [
+            _time_drafter(work, choice, name, batch, plain_batch)
+            for name, batch in batches.items()
+            if {name, "plain"} <= ready.keys()
+        ]
+    return "; ".join(decisions) or "nothing was compiled in time"
 
 
-def _measure_all_drafts(work: Work, choice: str) -> str:
-    load = functools.partial(llama, is_rehearsal=work.is_rehearsal)
+def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
+    load = functools.partial(llama, is_rehearsal=is_rehearsal)
     options: dict[str, Any] = {"num_draft_tokens": NUM_DRAFTS, "acceptance": "synthetic"}
     target = load("3b")
     generators = {
@@ -240,17 +249,8 @@ def _measure_all_drafts(work: Work, choice: str) -> str:
     eagle = dataclasses.replace(ENTRY, build=_build_eagle)
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
-    batches = {
-        name: Batch(generator, _settings(RATES[0])) for name, generator in generators.items()
-    }
-    batches["plain"] = Batch(plain("3b", is_rehearsal=work.is_rehearsal), _settings(RATES[0]))
-    jobs = {name: functools.partial(batch.visit, 1) for name, batch in batches.items()}
-    ready = work.together(jobs)
-    decisions = []
-    for name, batch in batches.items():
-        if name != "plain" and name in ready and "plain" in ready:
-            decisions.append(_time_drafter(work, choice, name, batch, batches["plain"]))
-    return "; ".join(decisions) or "nothing was compiled in time"
+    generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)
+    return {name: Batch(generator, _settings(RATES[0])) for name, generator in generators.items()}
 
 
 def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch: Batch) -> str:
