@@ -166,7 +166,7 @@ class Bench:
         """Makes the models, which have to have opinions and to differ; see the flags."""
         self._num_rows, self._rows_per_run, self._num_runs = num_rows, rows_per_run, 0
         self._target, self._draft = models = make_models()
-        logits, others = (distribution.path_logits(one, _CONTEXT, NUM_TOKENS) for one in models)
+        logits, others = (distribution.path_logits(model, _CONTEXT, NUM_TOKENS) for model in models)
         target, draft = (scipy.special.softmax(np.float64(x), axis=-1) for x in (logits, others))
         self.entropy = float(scipy.special.entr(target).sum(axis=-1).mean() / np.log(len(target.T)))
         self.distance = float(0.5 * np.abs(target - draft).sum(axis=-1).mean())
@@ -177,8 +177,8 @@ class Bench:
 
     def fit(self, cell: Cell) -> Fit:
         """Returns how well the rows of a cell fit the distribution."""
-        settings, own = SETTINGS[cell.settings], cell.draft_temperature
-        settings = dataclasses.replace(settings, draft_temperature=own)
+        settings, draft_temperature = SETTINGS[cell.settings], cell.draft_temperature
+        settings = dataclasses.replace(settings, draft_temperature=draft_temperature)
         num_rows = self._num_rows // (_CONTROL_SHARE if cell.wrong else 1)
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
@@ -199,9 +199,11 @@ class Bench:
             cell.rule, SamplingParams(), drafter_options=DrafterOptions(**options),
         )  # fmt: skip
         rule = cell.change_rule and cell.change_rule(get_rule(cell.rule))
-        own = cell.change_drafter and cell.change_drafter(build_drafter(subject).drafter)
+        changed_drafter = cell.change_drafter and cell.change_drafter(
+            build_drafter(subject).drafter
+        )
         return Rows(subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run, rule=rule,
-                    drafter=own)  # fmt: skip
+                    drafter=changed_drafter)  # fmt: skip
 
 
 def make_models() -> tuple[LoadedModel, LoadedModel]:

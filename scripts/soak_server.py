@@ -169,8 +169,8 @@ class Soak:
             self.problems.append(f"memory grew: {self.memory[first]} to {max(self.memory)}")
         return {
             "requests": sum(self.statuses.values()), "by_status": dict(self.statuses),
-            "starts_seconds": [round(one, 1) for one in self.starts],
-            "memory_mb": [round(one / 2**20) for one in self.memory],
+            "starts_seconds": [round(value, 1) for value in self.starts],
+            "memory_mb": [round(value / 2**20) for value in self.memory],
             "programs": [self.programs[first], self.programs[-1]], "problems": self.problems[:10],
         }  # fmt: skip
 

@@ -162,10 +162,9 @@ def new_key():
 @pytest.fixture
 def library():
     """Fails where a compiler is there and the C++ is not; skips only where there is none."""
-    from jspec.kernels import build
     from jspec.kernels import library as native
 
-    if build._compiler() is None or os.environ.get("JSPEC_NATIVE") == "0":
+    if native._cpp_compiler() is None or os.environ.get("JSPEC_NATIVE") == "0":
         pytest.skip("no C++ compiler, or switched off")
     assert native.is_available()
 

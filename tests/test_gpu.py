@@ -12,7 +12,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.request import Request, SamplingParams
-from jspec.kernels import attend, contest
+from jspec.kernels import attend, contest, verdicts
 from jspec.lab.auditing.checks import _TEXTS, check_seeds, run_checks
 from jspec.lab.auditing.subject import cast
 from jspec.models import causal_mask, init_cache, make_apply
@@ -72,12 +72,12 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
 def test_candidates_for_blocks_are_right(name, kind, monkeypatch, tmp_path):
     """No candidate is wrong, or fails, in any family's contest."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(contest, "_VERDICTS", {})
+    monkeypatch.setattr(verdicts, "_VERDICTS", {})
     config, params = make_family(name, kind)
     cache = init_cache(config, batch_size=1, capacity=200, dtype=jnp.bfloat16)
     jax.clear_caches()
     jax.jit(make_apply(config)).lower(params, jnp.zeros([1, 1], jnp.int32), cache)
-    assert all(verdict["faults"] == {} for verdict in contest._VERDICTS.values())
+    assert all(verdict["faults"] == {} for verdict in verdicts._VERDICTS.values())
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, dataclasses.replace(SETTINGS, top_p=1.0)])

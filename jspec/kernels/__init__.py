@@ -26,7 +26,6 @@ from jspec.kernels.candidates import (
     compute_block,
     explained_failures,
 )
-from jspec.kernels.contest import decide
 from jspec.kernels.device import (
     are_like_one,
     check_device,
@@ -64,7 +63,7 @@ from jspec.kernels.split import (
 )
 from jspec.kernels.threshold import smallest_rank
 from jspec.kernels.unwritten import zeros_if
-from jspec.kernels.verdicts import Verdict, driver_version, sources_digest
+from jspec.kernels.verdicts import Verdict, decide, driver_version, sources_digest
 
 __all__ = [
     "MODEL_AXIS",

@@ -35,17 +35,17 @@ def write_rows(
         return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
     # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is
     # done in place. But it shifts a write that would pass the end back onto good slots. So the
-    # write begins at the capacity at the latest, and the tail has room for the block.
+    # write begins at the capacity at the latest, and the tail has space for the block.
     new, begin = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - max(t, TAIL))
 
     def write(turn: Array | int, layer: Array) -> Array:
         row = b - 1 - turn  # from the last one: from the first, libtpu fails to simplify the loop
-        own, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
-        if is_wide:  # the tail has no room: before a block that was moved stands what stood there
-            moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, own.shape)
+        block, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
+        if is_wide:  # the tail has no space: before a block that was moved stands what stood there
+            moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, block.shape)
             is_own = jnp.arange(t)[:, None] >= moved
-            own = jnp.where(is_own, jnp.roll(own, moved, axis=2), old)
-        return pinned(jax.lax.dynamic_update_slice(layer, own, place))
+            block = jnp.where(is_own, jnp.roll(block, moved, axis=2), old)
+        return pinned(jax.lax.dynamic_update_slice(layer, block, place))
 
     # A loop, because XLA fuses a chain of updates into one that passes over the whole layer for
     # every row.

@@ -16,17 +16,16 @@ from jspec.common.errors import InputError, describe_error
 from jspec.common.kept import note
 from jspec.kernels import library
 from jspec.kernels.backend import backend, has_bfloat16, is_foreign
-from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, choose, is_trial
+from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, fastest, race
 from jspec.kernels.library import with_derivatives_of
-from jspec.kernels.race import fastest, race
 from jspec.kernels.trial import (
     WIDTHS,
     Operands,
-    Run,
     block_operands,
     precise_product,
     product_operands,
 )
+from jspec.kernels.verdicts import choose, is_trial
 
 # What computes blocks and the products in them, by config; not what trials compute.
 _CHOICES: dict[Any, set[str]] = {}
@@ -49,14 +48,13 @@ def product_candidates() -> Sequence[Candidate]:
     """Returns those of a packed product; see `block_candidates`."""
     if not _may_compete():
         return ()
-    # Here, because other devices need not wait for them.
-    from jspec.kernels.cuda_library import is_available
+    # Here, because other devices need not wait for it.
     from jspec.kernels.cuda_product import multiply, takes_kernel
 
     def takes(rows: Array, kernel: Any) -> bool:
         # As many rows as are tried: more of them read the weights several times.
         is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
-        return is_known and is_available()  # which builds the library
+        return is_known and library.is_cuda_available()  # which builds the library
 
     return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
 
@@ -74,31 +72,25 @@ def compute_block(
     params, x, _, _, cache, *_ = operands
     reference = _within(config, reference)
     everyone = () if _HAS_FAILED.is_set() else block_candidates()
-    taking = {c.name: c for c in everyone if c.takes(config, params, x, cache)}
+    taking = [c for c in everyone if c.takes(config, params, x, cache)]
     if not taking:
         return reference(*operands)
 
-    def run_of(candidate: Candidate) -> Run:
-        def run(call: Operands) -> Any:
-            own = call.weights, call.stream, *call.fixed[:2], call.state, *call.fixed[2:]
-            if candidate.takes(config, call.weights, call.stream, call.state):
-                return candidate.run(config, block_offset, *own)
-            return reference(*own)
-
-        return run
+    def run_by(candidate: Candidate, call: Operands) -> Any:
+        if candidate.takes(config, call.weights, call.stream, call.state):
+            return candidate.run(config, block_offset, *call.of_block())
+        return reference(*call.of_block())
 
     shapes = _shapes(operands)
-    weights, cache_shapes = shapes[0], (shapes[4].keys[0].dtype, shapes[4].keys[0].shape[1::2])
-    key = "block", config, _describe(weights), x.shape[0], type(cache).__name__, cache_shapes
+    layer = shapes[4].keys[0]
+    kind = type(cache).__name__, (layer.dtype, layer.shape[1::2])
+    key = "block", config, _describe(shapes[0]), x.shape[0], *kind
     draw = functools.partial(block_operands, shapes, block_offset)
-    competing = [c._replace(run=run_of(c)) for c in (_reference_of(reference), *taking.values())]
-    contest = Contest("a decoder block", competing, draw)
-    names = [XLA, *(candidate.name for candidate in everyone)]
-    name = asked_kernels() or choose(key, names, contest.hold)
-    _record(config, name if name in taking else XLA)
-    if name not in taking:
+    contest = Contest("a decoder block", _entrants(reference, taking, run_by), draw)
+    chosen = _choose(contest, key, everyone, config)
+    if chosen is None:
         return reference(*operands)
-    run_block = functools.partial(taking[name].run, config, block_offset)
+    run_block = functools.partial(chosen.run, config, block_offset)
     return with_derivatives_of(reference, run_block, *operands)
 
 
@@ -108,28 +100,46 @@ def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -
     XLA decodes all of the kernel to memory for more rows than one.
     """
     everyone = () if _HAS_FAILED.is_set() else product_candidates()
-    taking = {c.name: c for c in everyone if c.takes(rows, kernel)}
+    taking = [c for c in everyone if c.takes(rows, kernel)]
     if not taking:
         return reference(rows, kernel)
 
-    def run_of(candidate: Candidate) -> Run:
-        def run(call: Operands) -> Any:
-            own = call.stream[0], call.weights
-            return (candidate.run if candidate.takes(*own) else reference)(*own)[None], ()
-
-        return run
+    def run_by(candidate: Candidate, call: Operands) -> Any:
+        operands = call.stream[0], call.weights
+        run = candidate.run if candidate.takes(*operands) else reference
+        return run(*operands)[None], ()
 
     shapes = _shapes((rows, kernel))
     draw = functools.partial(product_operands, shapes)
-    competing = [c._replace(run=run_of(c)) for c in (_reference_of(reference), *taking.values())]
-    contest = Contest("a packed product", competing, draw, precise_product)
+    entrants = _entrants(reference, taking, run_by)
+    contest = Contest("a packed product", entrants, draw, precise_product)
     key = "product", _describe(shapes[1]), rows.dtype.name
+    chosen = _choose(contest, key, everyone, _CONFIG.get())
+    if chosen is None:
+        return reference(rows, kernel)
+    return with_derivatives_of(reference, chosen.run, rows, kernel)
+
+
+def _entrants(
+    reference: Callable[..., Any],
+    taking: Sequence[Candidate],
+    run_by: Callable[[Candidate, Operands], Any],
+) -> list[Candidate]:
+    """Returns the reference and the candidates, as they compute a trial's operands."""
+    first = Candidate(XLA, lambda *operands: False, reference)
+    return [c._replace(run=functools.partial(run_by, c)) for c in (first, *taking)]
+
+
+def _choose(
+    contest: Contest, key: Any, everyone: Sequence[Candidate], config: Any
+) -> Candidate | None:
+    """Returns the candidate that the user or the contest chooses; None for the reference."""
     names = [XLA, *(candidate.name for candidate in everyone)]
     name = asked_kernels() or choose(key, names, contest.hold)
-    _record(_CONFIG.get(), name if name in taking else XLA)
-    if name not in taking:
-        return reference(rows, kernel)
-    return with_derivatives_of(reference, taking[name].run, rows, kernel)
+    taking = {candidate.name for candidate in contest.candidates}
+    chosen = next((c for c in everyone if c.name == name and name in taking), None)
+    _record(config, XLA if chosen is None else name)
+    return chosen
 
 
 def await_choices(trace: Callable[[], object]) -> None:
@@ -151,8 +161,7 @@ def choose_weights(
     kinds = make_kinds()
 
     def run(call: Operands) -> Any:
-        own = call.weights, call.stream, *call.fixed[:2], call.state, *call.fixed[2:]
-        return compute_block(reference, config, 0, *own)
+        return compute_block(reference, config, 0, *call.of_block())
 
     def reach() -> dict[str, Any]:
         draws = {kind: functools.partial(block_operands, kinds[kind], 0) for kind in kinds}
@@ -280,10 +289,6 @@ def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:
             _CONFIG.reset(token)
 
     return named
-
-
-def _reference_of(reference: Callable[..., Any]) -> Candidate:
-    return Candidate(XLA, lambda *operands: False, reference)
 
 
 def _shapes(tree: Any) -> Any:

@@ -8,19 +8,19 @@ must be right, and then at least 3 % faster, or XLA stays:
   product's is the host's, in float64. A block's is XLA's own block in float32: the decoder would
   have to be written a second time for float64, and what float32 rounds is a thousandth of what
   bfloat16 does. A candidate that promises a token the same result at every width must keep that.
-- Fast: the same block many times in one program, with weights that no cache holds; see `race`.
+- Fast: the same block many times in one program, as rounds run it, with weights that no cache
+  holds; candidates take turns, and their medians are compared.
 
 Verdicts are kept in the user's cache. `JSPEC_KERNELS=NAME` in the environment overrides them.
 """
 
-import concurrent.futures
-import contextvars
 import dataclasses
-import hashlib
 import itertools
+import math
 import os
-import threading
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,10 +30,10 @@ from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.kept import note
-from jspec.kernels.backend import is_foreign, run_options
-from jspec.kernels.race import fastest, race
+from jspec.common.memory import available_bytes, tree_bytes
+from jspec.kernels.backend import run_options
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
-from jspec.kernels.verdicts import Verdict, keep_verdict, kept_where, recall_verdict
+from jspec.kernels.verdicts import Verdict
 
 XLA = "xla"
 NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates
@@ -44,9 +44,15 @@ NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates
 _MOST_ERRORS = 2.0
 _ROUNDING = 1e-5  # is allowed besides: of a float32 model XLA's own error may be none
 _RUNS = 3  # the second one makes a graph, and the third may change it
-_VERDICTS: dict[str, Verdict] = {}
-_LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reached once
-_IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
+Seconds = dict[str, dict[str, float]]  # of one block, by candidate and width
+
+_TIMED = WIDTHS[:2]
+_LEAST_GAIN = 0.03  # medians of a few runs differ by 1 or 2 %
+_COLD_BYTES = 256 << 20  # more than a GPU's caches hold; small blocks stay in them
+_MOST_BLOCKS = 32  # of a program
+_TURNS = 16  # over all blocks, in a run
+_WARM_UP = 3  # runs: XLA makes a graph in the second one, and may change it in the third
+_REPEATS = 7
 
 
 class Candidate(NamedTuple):
@@ -122,50 +128,6 @@ class Check(NamedTuple):
     bounds: Array
 
 
-def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
-    """Returns which of several names a verdict chooses: reached before, kept, or reached now.
-
-    For a device that is not here nothing can be tried, and of several processes each would decide
-    by its own clock: there it is the first. The key's representation must say all that matters but
-    the options of the program. A trial that ends the process is remembered, and not begun again.
-    """
-    if is_foreign() or jax.process_count() > 1:
-        return names[0]
-    return decide(key, names, reach)["choice"]
-
-
-def decide(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
-    """Returns the verdict; see `choose`. In a process it is reached once: other threads wait."""
-    digest = hashlib.sha256(repr((key, run_options())).encode()).hexdigest()[:32]
-    with _LOCKS.setdefault(digest, threading.Lock()):
-        if digest not in _VERDICTS:
-            verdict = recall_verdict(digest, names)
-            if verdict is None:
-                verdict = _reach_and_keep(digest, reach, names[0])
-            elif verdict.get("is_unfinished"):
-                note(f"note: a trial ended its process: {names[0]} is taken; {kept_where()}")
-            _VERDICTS[digest] = verdict
-        return _VERDICTS[digest]
-
-
-def is_trial() -> bool:
-    """Returns whether what is being computed belongs to a trial, and to no answer."""
-    return _IS_TRIAL.get()
-
-
-def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Returns a verdict reached now, and keeps it, unless it has a problem."""
-    if not keep_verdict(digest, {"choice": otherwise, "is_unfinished": True}):
-        return _reach(reach, otherwise)
-    try:
-        verdict = _reach(reach, otherwise)
-    except BaseException:  # Ctrl-C is no fault of a kernel
-        keep_verdict(digest, None)
-        raise
-    keep_verdict(digest, None if "problem" in verdict else verdict)
-    return verdict
-
-
 def asked_kernels() -> str | None:
     """Returns the candidate that `JSPEC_KERNELS` names; None where a contest decides.
 
@@ -176,25 +138,6 @@ def asked_kernels() -> str | None:
     if name is not None and name not in NAMES:
         raise InputError(f"expected JSPEC_KERNELS among {', '.join(NAMES)}; got {name!r}")
     return name
-
-
-def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Reaches a verdict now, although the caller is being traced: a new thread traces nothing.
-
-    Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
-    """
-
-    def reach_in_thread() -> Verdict:
-        _IS_TRIAL.set(True)  # in the thread's own context
-        return reach()
-
-    try:
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            return thread.submit(reach_in_thread).result()
-    except Exception as error:
-        problem = describe_error(error)[:200]
-        note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
-        return {"choice": otherwise, "problem": problem}
 
 
 def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
@@ -223,7 +166,9 @@ def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
 
 def _are_equal(results: Any, expected: Any) -> bool:
     pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True)
-    return all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in pairs)
+    return all(
+        np.array_equal(np.asarray(result), np.asarray(expectation)) for result, expectation in pairs
+    )
 
 
 def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:
@@ -262,3 +207,99 @@ def _largest_distance(vectors: Array, expected: Array) -> Float32[Array, ""]:
     vectors, expected = vectors.astype(jnp.float32), expected.astype(jnp.float32)
     sizes = jnp.maximum(jnp.linalg.norm(expected, axis=-1), 1e-6)
     return jnp.max(jnp.linalg.norm(vectors - expected, axis=-1) / sizes)
+
+
+def race(entrants: Mapping[str, tuple[Run, Draw]]) -> tuple[Seconds, dict[str, str]]:
+    """Returns the seconds of each entrant's block by width, and why some have none.
+
+    An entrant is what computes, and what draws its operands. The first one must not fail.
+    """
+    draws = list(dict.fromkeys(draw for _, draw in entrants.values()))
+    layers = {draw: _draw_layers(draw, len(draws)) for draw in draws}
+    first, faults = next(iter(entrants)), {}
+    seconds: Seconds = {name: {} for name in entrants}
+    for width in _TIMED:
+        calls = {}
+        for name in seconds:
+            run, draw = entrants[name]
+            try:
+                calls[name] = _compile(run, layers[draw], width)
+            except Exception as error:  # of a compiler, a library, the device
+                if name == first:
+                    raise
+                faults[name] = describe_error(error)[:200]
+        seconds = {name: seconds[name] for name in calls}
+        for name, median in medians(calls).items():
+            num_blocks = len(layers[entrants[name][1]]) * _TURNS
+            seconds[name][str(width)] = median / num_blocks
+    return seconds, faults
+
+
+def fastest(seconds: Seconds) -> str:
+    """Returns the first entrant's name, or that of the fastest if it is 3 % faster.
+
+    The widths' times are added. A round is made of narrow and of wider calls: neither may be bought
+    with the other.
+    """
+    totals = {name: sum(times.values()) for name, times in seconds.items()}
+    first, best = next(iter(totals)), min(totals, key=lambda name: totals[name])
+    return best if totals[best] <= (1 - _LEAST_GAIN) * totals[first] else first
+
+
+def medians(
+    calls: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Returns the median seconds of each call; they take turns, so that all meet the same load."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_REPEATS):
+        for name, call in calls.items():
+            begin = clock()
+            call()
+            times[name].append(clock() - begin)
+    return {name: statistics.median(durations) for name, durations in times.items()}
+
+
+def _draw_layers(draw: Draw, num_draws: int) -> list[Operands]:
+    """Returns operands of as many blocks as fill the caches, or as half of the memory holds."""
+    shapes = jax.eval_shape(draw, jnp.int32(0))
+    count = min(_MOST_BLOCKS, math.ceil(_COLD_BYTES / max(1, tree_bytes(shapes.weights))))
+    if (free := available_bytes()) is not None:
+        count = min(count, free // (2 * num_draws * tree_bytes(shapes)))
+    compiled = jax.jit(draw)
+    return [compiled(jnp.int32(2 * number)) for number in range(max(1, count))]
+
+
+def _compile(run: Run, layers: Sequence[Operands], width: int) -> Callable[[], object]:
+    """Returns a run over the layers, compiled and warm.
+
+    The stream goes through all of them, turn after turn: nothing can be computed ahead.
+    """
+
+    def program(layers: Sequence[Operands], turns: Array) -> Array:
+        calls = [layer.first(width) for layer in layers]
+
+        def turn(carry: Any) -> Any:
+            number, stream, states = carry
+            changed = []
+            for call, state in zip(calls, states, strict=True):
+                # Else what depends on the fixed operands alone would be computed once for all.
+                stream, fixed = jax.lax.optimization_barrier((stream, call.fixed))
+                result, state = run(Operands(call.weights, stream, fixed, state))
+                if result.shape != stream.shape:  # of a product
+                    result = stream + 1e-30 * jnp.max(result, axis=-1, keepdims=True)
+                stream = result
+                changed.append(state)
+            size = jnp.sqrt(jnp.mean(jnp.square(stream), axis=-1, keepdims=True))
+            return number + 1, stream / (size + 1e-6), changed
+
+        start = jnp.int32(0), calls[0].stream, [call.state for call in calls]
+        return jax.lax.while_loop(lambda carry: carry[0] < turns, turn, start)[1]
+
+    compiled = jax.jit(program, compiler_options=run_options())
+
+    def call() -> object:
+        return compiled(layers, np.int32(_TURNS)).block_until_ready()
+
+    for _ in range(_WARM_UP):
+        call()
+    return call

@@ -14,16 +14,24 @@ a model is decided by a trial; see `contest`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
 
-from jspec.kernels import cuda_library
+from jspec.kernels import library
 from jspec.kernels.contest import Candidate
-from jspec.kernels.cuda_product import ACTIVATIONS, MOST_ROWS, multiply, storage_of, takes_kernel
+from jspec.kernels.cuda_product import (
+    ACTIVATIONS,
+    MOST_ROWS,
+    NOTHING_FUSED,
+    Fused,
+    multiply,
+    storage_of,
+    takes_kernel,
+)
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel
@@ -40,6 +48,26 @@ _MOST_SPLITS = 32
 _BLOCKS = 256  # twice the multiprocessors of the largest GPUs
 _GATES = {"silu": swiglu, "gelu_tanh": geglu}
 _KERNELS = "qkv", "out", "gate_up", "down"
+
+
+class LayerOperands(NamedTuple):
+    """What a layer computes on.
+
+    Attributes:
+      params: its parameters.
+      x: the residual stream.
+      rope: cosines and sines of every token's angles.
+      visible: which slots each token sees.
+      cache: of one layer. Its memory is taken over.
+      inputs: what attention reads, as it is, instead of `x` after its norm.
+    """
+
+    params: Any
+    x: Float32[Array, "b t d"]
+    rope: Rope
+    visible: Bool[Array, "b t s"]
+    cache: Any
+    inputs: Float32[Array, "b t i"] | None = None
 
 
 def attend(
@@ -73,15 +101,7 @@ def attend(
 
 
 def run_block(
-    multiply: Callable[..., Array],
-    config: Any,
-    block_offset: int,
-    params: Any,
-    x: Float32[Array, "b t d"],
-    rope: Rope,
-    visible: Bool[Array, "b t s"],
-    cache: Any,
-    inputs: Float32[Array, "b t i"] | None = None,
+    multiply: Callable[..., Array], config: Any, block_offset: int, *operands: Any
 ) -> tuple[Float32[Array, "b t d"], Any]:
     """Returns what the model's `Block` returns, with one call for each operation.
 
@@ -89,97 +109,74 @@ def run_block(
       multiply: computes products; see `cuda_product.multiply`.
       config: a decoder's.
       block_offset: slots of the block that earlier calls have written.
-      params: of a layer.
-      x: the residual stream.
-      rope: cosines and sines of every token's angles.
-      visible: which slots each token sees.
-      cache: of one layer. Its memory is taken over.
-      inputs: what attention reads, as it is, instead of `x` after its norm.
+      operands: those of `LayerOperands`.
     """
+    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
     b, t, _ = x.shape
     k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
     attention, mlp, epsilon = params["attention"], params["mlp"], config.norm_epsilon
 
-    def norm(name: str) -> dict[str, Any]:
+    def normed(name: str, **others: Any) -> Fused:
         if config.norms == "post":
-            return {}
-        return {"norm": params[name]["scale"], "epsilon": epsilon}
+            return Fused(**others)
+        return Fused(params[name]["scale"], epsilon, **others)
 
     def add(rows: Array, inputs: Array, half: Any, kernel: str, post_norm: str) -> Array:
         """Adds half of a block to the residual stream."""
         bias, scale = half.get(f"{kernel}_bias"), config.residual_scale
         if config.norms == "pre":
-            return multiply(inputs, half[kernel], bias=bias, residual=rows, scale=scale)
+            return multiply(inputs, half[kernel], Fused(bias=bias, residual=rows, scale=scale))
         # A norm of the outputs needs all of them, which no block of threads has: it is XLA's.
-        outputs = multiply(inputs, half[kernel], bias=bias)[None]
+        outputs = multiply(inputs, half[kernel], Fused(bias=bias))[None]
         return rows + scale * rms_norm(outputs, params[post_norm]["scale"], jnp.float32(epsilon))[0]
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")
     if inputs is None:
-        qkv = multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
+        qkv = multiply(rows, attention["qkv"], normed("attention_norm", bias=bias))
     else:
-        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], bias=bias)
+        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], Fused(bias=bias))
     qkv = qkv.reshape(b, t, k, g + 2, h)
     mixed, cache = attend(
         config, qkv, rope, visible, cache, block_offset, _head_norms(config, attention)
     )
     rows = add(rows, mixed.reshape(b * t, -1), attention, "out", "attention_post_norm")
-    gated = multiply(
-        rows,
-        mlp["gate_up"],
-        bias=mlp.get("gate_up_bias"),
-        activation=config.activation,
-        dtype=jnp.bfloat16,
-        **norm("mlp_norm"),
-    )
+    options = {"activation": config.activation, "dtype": jnp.bfloat16}
+    fused = normed("mlp_norm", bias=mlp.get("gate_up_bias"), **options)
+    gated = multiply(rows, mlp["gate_up"], fused)
     rows = add(rows, gated, mlp, "down", "mlp_post_norm")
     return rows.reshape(x.shape), cache
 
 
 def multiply_by_xla(
-    rows: Float[Array, "r i"],
-    kernel: Any,
-    *,
-    norm: Float[Array, "i"] | None = None,
-    epsilon: float = 0.0,
-    bias: Float[Array, "..."] | None = None,
-    activation: str | None = None,
-    residual: Float32[Array, "r p"] | None = None,
-    scale: float = 1.0,
-    dtype: Any = jnp.float32,
+    rows: Float[Array, "r i"], kernel: Any, fused: Fused = NOTHING_FUSED
 ) -> Float32[Array, "r p"]:
-    """Returns what `cuda_product.multiply` returns, by XLA, and in float32."""
-    del dtype  # the next product rounds its rows itself
-    if norm is not None:
-        rows = rms_norm(rows[None], norm, jnp.float32(epsilon))[0]
+    """Returns what `cuda_product.multiply` returns, by XLA, and in float32.
+
+    The next product rounds its rows itself.
+    """
+    if fused.norm is not None:
+        rows = rms_norm(rows[None], fused.norm, jnp.float32(fused.epsilon))[0]
     if not isinstance(kernel, (QuantizedKernel, PackedKernel, JoinedKernel)):
         kernel = kernel.reshape(-1, rows.shape[1])  # the others are matrices already
     outputs = product(rows, kernel)
-    if bias is not None:
-        outputs += bias.reshape(-1).astype(jnp.float32)
-    if activation is not None:
-        outputs = _GATES[activation](outputs.reshape(1, len(rows), 2, -1))[0]
-    if scale != 1.0:
-        outputs *= scale
-    return outputs if residual is None else residual + outputs
+    if fused.bias is not None:
+        outputs += fused.bias.reshape(-1).astype(jnp.float32)
+    if fused.activation is not None:
+        outputs = _GATES[fused.activation](outputs.reshape(1, len(rows), 2, -1))[0]
+    if fused.scale != 1.0:
+        outputs *= fused.scale
+    return outputs if fused.residual is None else fused.residual + outputs
 
 
 def run_layer(
-    overlaps: bool,
-    config: Any,
-    block_offset: int,
-    params: Any,
-    x: Float32[Array, "b t d"],
-    rope: Rope,
-    visible: Bool[Array, "b t s"],
-    cache: Any,
-    inputs: Float32[Array, "b t i"] | None = None,
+    overlaps: bool, config: Any, block_offset: int, *operands: Any
 ) -> tuple[Float32[Array, "b t d"], Any]:
     """Returns the same by one call; see `cuda/layer.cu`.
 
     `overlaps` lets each of its kernels start while the one before it still runs.
     """
+    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
     assert inputs is None  # else XLA's norm is left out, and `takes_layer` has seen one
     b, t, d = x.shape
     attention, mlp = params["attention"], params["mlp"]
@@ -195,17 +192,18 @@ def run_layer(
         products += [empty if operand is None else operand for operand in (*weights, bias)]
     heads = config.num_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
-    scratch = (
-        jax.ShapeDtypeStruct((b * t, qkv), jnp.float32),
+    rows = x.reshape(b * t, d)
+    results = (
+        *_shapes_of(keys, values),
         jax.ShapeDtypeStruct((b * t, heads), jnp.bfloat16),
         *_split_shapes(config, visible),
+        jax.ShapeDtypeStruct((b * t, qkv), jnp.float32),
         jax.ShapeDtypeStruct((b * t, d), jnp.float32),
         jax.ShapeDtypeStruct((b * t, config.hidden_dim), jnp.bfloat16),
+        *_shapes_of(rows),
     )
-    rows = x.reshape(b * t, d)
-    results = *_shapes_of(keys, values, rows), *scratch
     call = jax.ffi.ffi_call("jspec_cuda_layer", results, input_output_aliases={0: 0, 1: 1})
-    keys, values, rows, *_ = call(
+    keys, values, *_, rows = call(
         keys,
         values,
         rows,
@@ -236,7 +234,7 @@ def takes_attention(config: Any, params: Any, x: Float32[Array, "b t d"], cache:
         return False
     has_pages = not hasattr(cache, "table") or keys.shape[2] % _STRIP == 0
     has_heads = config.head_dim in _HEAD_SIZES and keys.dtype == jnp.bfloat16
-    return has_heads and has_pages and cuda_library.is_available()
+    return has_heads and has_pages and library.is_cuda_available()
 
 
 def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:

@@ -5,11 +5,11 @@ A row's result does not depend on the rows beside it, nor on how many there are;
 """
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
 
 from jspec.kernels.packed import STRIP, PackedKernel
@@ -40,27 +40,11 @@ def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
     return math.prod(kernel.shape) % (2 * STRIP * num_inputs) == 0
 
 
-def multiply(
-    rows: Float[Array, "r i"],
-    kernel: Kernel,
-    *,
-    norm: Float[Array, "i"] | None = None,
-    epsilon: float = 0.0,
-    bias: Float[Array, "..."] | None = None,
-    activation: str | None = None,
-    residual: Float32[Array, "r p"] | None = None,
-    scale: float = 1.0,
-    dtype: DTypeLike = jnp.float32,
-    overlaps: bool = False,
-) -> Float[Array, "r p"]:
-    """Returns residual + scale · act(norm(rows) · kernelᵀ + bias), each where it is given.
+class Fused(NamedTuple):
+    """What is computed with a product: residual + scale · act(norm(rows) · kernelᵀ + bias).
 
-    Rows are rounded to bfloat16 for the product, after the norm, which is summed in float32.
-
-    Args:
-      rows: the inputs, float32 or bfloat16.
-      kernel: that `takes_kernel` takes.
-      norm: the scales of an RMSNorm (arXiv 1910.07467) of the rows.
+    Attributes:
+      norm: the scales [i] of an RMSNorm (arXiv 1910.07467) of the rows, which is summed in float32.
       epsilon: of the norm.
       bias: of the outputs.
       activation: of the gate; then the first half of the outputs are gates and the second what they
@@ -68,27 +52,57 @@ def multiply(
       residual: what the result is added to.
       scale: of the result, before the residual is added.
       dtype: of the result, float32 or bfloat16.
+    """
+
+    norm: Float[Array, "i"] | None = None
+    epsilon: float = 0.0
+    bias: Float[Array, "..."] | None = None
+    activation: str | None = None
+    residual: Float32[Array, "r p"] | None = None
+    scale: float = 1.0
+    dtype: Any = jnp.float32
+
+
+NOTHING_FUSED = Fused()
+
+
+def multiply(
+    rows: Float[Array, "r i"],
+    kernel: Kernel,
+    fused: Fused = NOTHING_FUSED,
+    *,
+    overlaps: bool = False,
+) -> Float[Array, "r p"]:
+    """Returns the product of rows, and what is fused with it.
+
+    Rows, float32 or bfloat16, are rounded to bfloat16 for the product, after the norm.
+
+    Args:
+      rows: the inputs.
+      kernel: that `takes_kernel` takes.
+      fused: what is computed with the product.
       overlaps: whether the product may start, and fetch its weights, while the kernel before it on
         the GPU still runs.
 
     Raises:
       ValueError: the activation is not in `ACTIVATIONS`.
     """
+    activation, bias, residual = fused.activation, fused.bias, fused.residual
     if activation not in ACTIVATIONS:
         raise ValueError(f"expected an activation among {[*ACTIVATIONS]}, got {activation!r}")
     num_rows, num_inputs = rows.shape
     num_outputs = math.prod(kernel.shape) // num_inputs // (1 if activation is None else 2)
     storage, weights, units, multipliers = storage_of(kernel, num_inputs)
-    optional = units, multipliers, norm, None if bias is None else bias.reshape(-1), residual
+    optional = units, multipliers, fused.norm, None if bias is None else bias.reshape(-1), residual
     # XLA has no operands that are left out: they are empty.
     empty = np.zeros([0], np.float32)
     operands = [empty if operand is None else operand for operand in optional]
     # The result may take the residual's memory: an element is read by the thread that writes it.
     # XLA copies a residual that is needed later, or is the rows, too.
-    is_in_place = residual is not None and jnp.dtype(dtype) == residual.dtype
+    is_in_place = residual is not None and jnp.dtype(fused.dtype) == residual.dtype
     call = jax.ffi.ffi_call(
         "jspec_cuda_product",
-        jax.ShapeDtypeStruct((num_rows, num_outputs), dtype),
+        jax.ShapeDtypeStruct((num_rows, num_outputs), fused.dtype),
         input_output_aliases={1 + len(operands): 0} if is_in_place else None,
     )
     return call(
@@ -97,8 +111,8 @@ def multiply(
         *operands,
         storage=np.int32(storage),
         activation=np.int32(ACTIVATIONS[activation]),
-        epsilon=np.float32(epsilon),
-        scale=np.float32(scale),
+        epsilon=np.float32(fused.epsilon),
+        scale=np.float32(fused.scale),
         takes_bytes=isinstance(kernel, PackedKernel) and kernel.takes_bytes,
         overlaps=overlaps,
     )

@@ -106,8 +106,8 @@ def _try(reference: Callable[..., Any], operands: Any) -> Array:
     )
     # A chain in the middle of the slots.
     visible = jnp.broadcast_to(jnp.arange(s) <= (s - t) // 2 + jnp.arange(t)[:, None], shape)
-    found = attend_fused(queries, keys, values, visible)
+    fused = attend_fused(queries, keys, values, visible)
     # Of the first key head alone: XLA's scores of all heads might not fit the memory.
-    own = queries.shape[2] // keys.shape[1]
-    expected = reference(queries[:, :, :own], keys[:, :1], values[:, :1], visible)
-    return jnp.max(jnp.abs(found[:, :, :own] - expected)) / jnp.max(jnp.abs(expected))
+    num_queries = queries.shape[2] // keys.shape[1]
+    expected = reference(queries[:, :, :num_queries], keys[:, :1], values[:, :1], visible)
+    return jnp.max(jnp.abs(fused[:, :, :num_queries] - expected)) / jnp.max(jnp.abs(expected))

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 from jspec.common.errors import InputError
 from jspec.kernels import library
 from jspec.kernels.backend import backend
-from jspec.kernels.build import fingerprint
 from jspec.kernels.contest import asked_kernels
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
@@ -68,7 +67,7 @@ def describe_device() -> dict[str, str | None]:
     """Returns JAX's names for the default device, and the C++ library's fingerprint or None."""
     check_device()
     kind = jax.devices()[0].device_kind
-    native = fingerprint() if library.is_available() else None
+    native = library.cpp_recipe().fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}
 
 

@@ -1,28 +1,54 @@
-"""The C++ library: compiled on first use, loaded once, and called as a part of XLA's programs.
+"""The libraries in C++ and CUDA C++: compiled on first use, loaded once, called by XLA's programs.
 
 XLA on CPU leaves much of the machine unused where decoding spends its time. It reads the weights of
 a bfloat16 product at half the speed of memory, and at a tenth of it for one row. Its attention
 reads the whole buffer of a cache. And a row's result may depend on the rows beside it. The C++
-sources in `cpp/` do better. They are called through XLA's foreign function interface. Where there
-is no C++ compiler, XLA computes everything.
+sources in `cpp/` do better. The CUDA C++ sources in `cuda/` compute blocks of few tokens on a GPU;
+they are compiled by the `nvcc` that JAX's packages for GPUs bring, or by the user's own, and can be
+parts of a CUDA graph. Both are called through XLA's foreign function interface. Where sources
+cannot be compiled, XLA computes everything, and one line says so. `JSPEC_NATIVE=0` in the
+environment leaves everything to XLA, too.
 """
 
+import concurrent.futures
+import contextlib
 import ctypes
+import dataclasses
 import functools
+import hashlib
+import importlib.metadata
+import importlib.util
 import os
+import pathlib
+import platform
+import re
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.kernels.backend import backend
-from jspec.kernels.build import load_library
+from jspec.common.user_cache import cache_dir
+from jspec.kernels.backend import backend, is_foreign
 
-_LOCK = threading.Lock()  # so that the library is built and loaded once
+_LOCK = threading.Lock()  # so that a library is built and loaded once
+_CPP = pathlib.Path(__file__).parent / "cpp"
+# -ffp-contract=off: the compiler must not fuse a multiplication and an addition in one loop and not
+# in another, or results would depend on the number of rows. -fno-strict-aliasing: vectors are read
+# where numbers of other types were written.
+_CPP_OPTIONS = (
+    "-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC",
+    "-pthread", "-w",
+)  # fmt: skip
+_CPP_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 240  # of a compilation at most
 _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
     "smallest_rank", "first_argmax", "write_rows", "grouped_product", "attend_pages", "write_pages",
@@ -31,66 +57,298 @@ _FUNCTIONS = (
 _PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 _IN_PLACE = {"write_rows": {0: 0}, "write_pages": {0: 0}}  # operands that are changed and returned
 
+_CUDA = pathlib.Path(__file__).parent / "cuda"
+# Without host warnings, which are of XLA's headers.
+_CUDA_OPTIONS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-w", "-cudart", "static")
+_FOREIGN_ARCHITECTURE = "sm_90a"  # of programs that are only compiled
+_OLDEST = (8, 0)  # the first compute capability whose tensor cores multiply bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a library is made of.
+
+    Attributes:
+      name: of the library's file, before its fingerprint.
+      language: that the compiler compiles, as a reader of its errors calls it.
+      compiler: a command, which may have options; None where none was found.
+      variable: the environment's, which names a compiler.
+      sources: files, each of which is compiled by itself.
+      headers: files that they include.
+      options: of the compiler.
+      link_options: besides, where the library is linked.
+      machine: what else decides the library: the processor.
+    """
+
+    name: str
+    language: str
+    compiler: str | None
+    variable: str
+    sources: Sequence[pathlib.Path]
+    headers: Sequence[pathlib.Path]
+    options: Sequence[str]
+    link_options: Sequence[str] = ()
+    machine: str = ""
+
+    def fingerprint(self) -> str:
+        """Returns a hash of all that decides the library: sources, options, headers, processor."""
+        texts = [path.read_text() for path in sorted([*self.sources, *self.headers])]
+        command = self.compiler, *self.options, *self.link_options, self.machine
+        parts = *texts, importlib.metadata.version("jaxlib"), *command
+        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+    def path(self) -> pathlib.Path:
+        """Returns where the library lies in the user's cache."""
+        return cache_dir() / "native" / f"{self.name}-{self.fingerprint()}.so"
+
+
+def load_library(recipe: Recipe) -> ctypes.CDLL:
+    """Returns a library, from the user's cache if it is there, else compiled now.
+
+    Raises:
+      OSError: the library cannot be built or loaded; the text says why.
+    """
+    path = recipe.path()
+    if _is_whole(path):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return _build(recipe, path)
+
+
+def _is_whole(path: pathlib.Path) -> bool:
+    """Returns whether a library is as it was built; loading a damaged one crashes the process."""
+    try:
+        return path.with_suffix(".sha256").read_text() == _digest(path)
+    except OSError:
+        return False
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _build(recipe: Recipe, path: pathlib.Path) -> ctypes.CDLL:
+    """Compiles in a folder beside the path, and renames the result: no one sees a part of it."""
+    if recipe.compiler is None:
+        raise OSError(f"no {recipe.language} compiler was found")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run = functools.partial(_run, recipe)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = pathlib.Path(folder) / path.name
+        goals = {source: built.with_name(f"{source.stem}.o") for source in recipe.sources}
+        include = f"-I{jax.ffi.include_dir()}"
+        commands = [[include, "-c", str(source), "-o", str(goals[source])] for source in goals]
+        # No more compilers at once than cores: each takes several hundred megabytes.
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(run, commands))
+        objects = map(str, goals.values())
+        run(["-shared", *objects, *recipe.link_options, "-o", str(built)])
+        library, digest = ctypes.CDLL(str(built)), built.with_suffix(".sha256")
+        digest.write_text(_digest(built))
+        built.replace(path)
+        digest.replace(path.with_suffix(".sha256"))  # last: without it the library is built again
+    return library
+
+
+def _run(recipe: Recipe, arguments: Sequence[str]) -> None:
+    compiler = recipe.compiler or ""
+    command = [*shlex.split(compiler), *recipe.options, *arguments]
+    options = {"capture_output": True, "text": True, "errors": "replace", "check": True}
+    try:
+        subprocess.run(command, timeout=_SECONDS, **options)
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+        said = next((line for line in lines if "error" in line), lines[0])
+        raise OSError(f"{compiler} failed: {said}") from None
+    except FileNotFoundError:
+        name = f"{recipe.language} compiler {compiler}"
+        raise OSError(f"there is no {name} (${recipe.variable})") from None
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{compiler} took more than {_SECONDS} s") from None
+
+
+def cpp_recipe() -> Recipe:
+    """Returns how the C++ is made for this processor."""
+    return Recipe(
+        name="jspec",
+        language="C++",
+        compiler=_cpp_compiler(),
+        variable="CXX",
+        sources=sorted(_CPP.glob("*.cc")),
+        headers=sorted(_CPP.glob("*.h")),
+        options=_CPP_OPTIONS,
+        machine=_processor(),
+    )
+
+
+def _cpp_compiler() -> str | None:
+    """Returns `$CXX`, or the first C++ compiler of this machine, or None."""
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, _CPP_COMPILERS)), None)
+
+
+def _processor() -> str:
+    """Returns the processor's features: different machines may share one home folder."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features"))]
+    return "".join([platform.system(), platform.machine(), platform.processor(), *features[:1]])
+
 
 def is_available() -> bool:
-    """Returns whether C++ computes on this device; builds the library first if need be.
-
-    A build that fails is reported by one warning. `JSPEC_NATIVE=0` in the environment leaves
-    everything to XLA.
-    """
-    return _load() is not None
+    """Returns whether C++ computes on this device; builds the library first if need be."""
+    return _cpp_library() is not None
 
 
 def has_pairs() -> bool:
     """Returns whether bfloat16 products are fast in C++ for many rows, too (AVX-512 BF16)."""
-    library = _load()
+    library = _cpp_library()
     return library is not None and library.jspec_has_pairs()
 
 
 def has_tiles() -> bool:
     """Returns whether more rows of a bfloat16 product make each of them cheaper (AMX)."""
-    library = _load()
+    library = _cpp_library()
     return library is not None and library.jspec_has_tiles()
 
 
 def has_packed() -> bool:
     """Returns whether packed kernels are multiplied in C++ (AVX2 or AVX-512)."""
-    library = _load()
+    library = _cpp_library()
     return library is not None and library.jspec_has_packed()
 
 
 def host_function(name: str) -> Callable[..., None] | None:
     """Returns a function of the library that the host calls, on pointers; None without it."""
-    library = _load()
+    library = _cpp_library()
     return None if library is None else getattr(library, f"jspec_{name}")
 
 
-def _load() -> ctypes.CDLL | None:
-    # Not under the cache of `_prepare`: a program for another device says nothing about this one.
-    if backend() != "cpu":
+def _cpp_library() -> ctypes.CDLL | None:
+    # Not under the cache of `_prepare_cpp`: a program for another device says nothing of this one.
+    if backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
         return None
     with _LOCK:
-        return _prepare()
+        return _prepare_cpp()
 
 
 @functools.cache
-def _prepare() -> ctypes.CDLL | None:
-    if os.environ.get("JSPEC_NATIVE") == "0":
-        return None
-    try:
-        library = load_library()
-    except (OSError, ValueError) as error:  # ValueError: no home folder, or quotes in $CXX
-        slow = "XLA computes everything, and decoding takes longer"
-        print(f"jspec: {error}; {slow}", file=sys.stderr, flush=True)
-        return None
+def _prepare_cpp() -> ctypes.CDLL | None:
+    return _prepare(_load_cpp, "cpu")
+
+
+def _load_cpp() -> tuple[ctypes.CDLL, Iterable[str]]:
+    library = load_library(cpp_recipe())
     for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
         has.restype = ctypes.c_bool
     kinds = _PACKED if library.jspec_has_packed() else ()
     packed = (f"{kind}_{name}" for kind in kinds for name in ("product", "byte_product"))
-    for function in (*_FUNCTIONS, *packed):
-        handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
-        jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
+    return library, [f"jspec_{function}" for function in (*_FUNCTIONS, *packed)]
+
+
+def _prepare(
+    load: Callable[[], tuple[ctypes.CDLL, Iterable[str]]], device: str
+) -> ctypes.CDLL | None:
+    """Returns a library, whose handlers of the given names XLA then knows; None if it fails."""
+    try:
+        library, names = load()
+        for name in names:
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform=device)
+    # ValueError: no home folder, or quotes in $CXX; RuntimeError: JAX has another library's.
+    except (OSError, ValueError, RuntimeError) as error:
+        slow = "XLA computes everything, and decoding takes longer"
+        print(f"jspec: {error}; {slow}", file=sys.stderr, flush=True)
+        return None
     return library
+
+
+def is_cuda_available() -> bool:
+    """Returns whether CUDA C++ can be called on this device; builds the library if need be.
+
+    For a GPU that is not here the library is built, so that XLA can compile programs that call it.
+    """
+    if backend() != "gpu" or os.environ.get("JSPEC_NATIVE") == "0":
+        return False
+    with _LOCK:
+        return _prepare_cuda(None if is_foreign() else _capability()) is not None
+
+
+def architecture_of(capability: str) -> str:
+    """Returns nvcc's name for a GPU's compute capability, as JAX tells it: "9.0" is "sm_90a".
+
+    Raises:
+      OSError: the kernels cannot be compiled for it; the text says why.
+    """
+    if not re.fullmatch(r"\d+\.\d", capability):
+        raise OSError(f"expected a GPU by NVIDIA, got compute capability {capability or 'none'}")
+    major, minor = map(int, capability.split("."))
+    if (major, minor) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise OSError(f"expected compute capability {oldest} or newer, got {capability}")
+    # What only this architecture has is in a name of its own.
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def find_nvcc() -> str | None:
+    """Returns the compiler of `$CUDA_HOME`, of JAX's packages, or on the PATH; None without one."""
+    if home := os.environ.get("CUDA_HOME"):
+        return str(pathlib.Path(home) / "bin" / "nvcc")
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for nvcc in sorted(pathlib.Path(folder).glob("cu*/bin/nvcc"), reverse=True):
+            home = nvcc.parents[1]
+            # A part of the packages compiles nothing.
+            if (home / "include/cuda_runtime.h").exists() and (home / "nvvm/bin/cicc").exists():
+                return str(nvcc)
+    return shutil.which("nvcc")
+
+
+def cuda_recipe(architecture: str) -> Recipe:
+    """Returns how the CUDA C++ is made for an architecture, as "sm_90a"."""
+    # The packages' static libraries lie where nvcc does not look.
+    nvcc = find_nvcc()
+    folder = pathlib.Path(nvcc).parent.parent / "lib" if nvcc else None
+    links = (f"-L{folder}",) if folder and (folder / "libcudart_static.a").exists() else ()
+    return Recipe(
+        name=f"jspec-{architecture}",
+        language="CUDA C++",
+        compiler=nvcc and shlex.quote(nvcc),
+        variable="CUDA_HOME",
+        sources=sorted(_CUDA.glob("*.cu")),
+        headers=sorted(_CUDA.glob("*.cuh")),
+        options=(*_CUDA_OPTIONS, f"-arch={architecture}"),
+        link_options=links,
+    )
+
+
+def cuda_handlers() -> list[str]:
+    """Returns the names of the handlers that the CUDA C++ defines."""
+    define = re.compile(r"^JSPEC_CUDA_HANDLER\((\w+)", re.MULTILINE)
+    texts = (path.read_text() for path in sorted(_CUDA.glob("*.cu")))
+    return [name for text in texts for name in define.findall(text)]
+
+
+def _capability() -> str:
+    """Returns the compute capability of the default device; the text of what is no number, too."""
+    return str(getattr(jax.devices()[0], "compute_capability", ""))
+
+
+@functools.cache
+def _prepare_cuda(capability: str | None) -> ctypes.CDLL | None:
+    """Returns the library for a compute capability; for none, that for programs to be compiled."""
+    return _prepare(functools.partial(_load_cuda, capability), "CUDA")
+
+
+def _load_cuda(capability: str | None) -> tuple[ctypes.CDLL, Iterable[str]]:
+    if capability is None:
+        return load_library(cuda_recipe(_FOREIGN_ARCHITECTURE)), cuda_handlers()
+    library = load_library(cuda_recipe(architecture_of(capability)))
+    library.jspec_cuda_problem.restype = ctypes.c_char_p
+    if problem := library.jspec_cuda_problem():
+        raise OSError(f"the CUDA C++ kernels do not load: {problem.decode()}")
+    return library, cuda_handlers()
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:

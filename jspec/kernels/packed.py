@@ -190,8 +190,8 @@ def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "
     """Returns rows of a table, [b t d], in float32."""
     flat = ids.reshape(-1)
     blocks = as_in_file(table.strips[flat // STRIP], table.kind)
-    own = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
-    return FORMATS[table.kind].decode(own).reshape(*ids.shape, -1)
+    row_blocks = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
+    return FORMATS[table.kind].decode(row_blocks).reshape(*ids.shape, -1)
 
 
 def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:

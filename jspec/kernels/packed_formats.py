@@ -78,10 +78,10 @@ def _scaled(codes: Array, factors: Array, minimums: Array | None = None) -> Arra
 
 def _six_bit_scales(blocks: Array) -> tuple[Array, Array]:
     """Returns the factors and minimums of the 8 groups of Q4_K and Q5_K, [... 8] each."""
-    first, second, both = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
+    first, second, third = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     top = jnp.uint8(4)
-    late = _bits(both, 0, 4) | (_bits(first, 6, 2) << top)
-    late_minimum = _bits(both, 4, 4) | (_bits(second, 6, 2) << top)
+    late = _bits(third, 0, 4) | (_bits(first, 6, 2) << top)
+    late_minimum = _bits(third, 4, 4) | (_bits(second, 6, 2) << top)
     factors = jnp.concatenate([_bits(first, 0, 6), late], axis=-1).astype(jnp.float32)
     minimums = jnp.concatenate([_bits(second, 0, 6), late_minimum], axis=-1).astype(jnp.float32)
     return factors * _halves(blocks, 0), minimums * _halves(blocks, 2)

@@ -33,6 +33,6 @@ def _take_packed(kernel: PackedKernel, rows: Int[np.ndarray, "u"]) -> PackedKern
     # Outputs lie side by side in strips: these are taken apart, and the rows packed anew.
     strips, place = np.unique(rows // STRIP, return_inverse=True)
     blocks = np.asarray(as_in_file(kernel.strips[strips], kernel.kind))
-    own = blocks[place, rows % STRIP].reshape(len(rows), -1)
-    packed = pack([own], kernel.kind, np.arange(len(rows)))
+    row_blocks = blocks[place, rows % STRIP].reshape(len(rows), -1)
+    packed = pack([row_blocks], kernel.kind, np.arange(len(rows)))
     return kernel.replace(strips=jnp.asarray(packed), shape=(len(rows), *kernel.shape[1:]))

@@ -41,5 +41,5 @@ def smallest_rank(
         return low + (digit << shift), None
 
     start = jnp.zeros((*rank.shape[:-1], 1), jnp.uint32)
-    found, _ = jax.lax.scan(next_digit, start, shifts, unroll=bits > 1)
-    return jax.lax.bitcast_convert_type(found, jnp.int32) ^ jnp.int32(-(2**31))
+    threshold, _ = jax.lax.scan(next_digit, start, shifts, unroll=bits > 1)
+    return jax.lax.bitcast_convert_type(threshold, jnp.int32) ^ jnp.int32(-(2**31))

@@ -43,6 +43,10 @@ class Operands(NamedTuple):
         stream, fixed = jax.tree.map(lambda leaf: leaf[:, :width], (self.stream, self.fixed))
         return self._replace(stream=stream, fixed=fixed)
 
+    def of_block(self) -> tuple[Any, ...]:
+        """Returns what a decoder block takes: parameters, stream, rope, visible, cache, inputs."""
+        return self.weights, self.stream, *self.fixed[:2], self.state, *self.fixed[2:]
+
     def precise(self) -> "Operands":
         """Returns the same numbers in float32, in which products are exact to float32's rounding.
 
@@ -80,9 +84,9 @@ def block_operands(shapes: Any, block_offset: int, seed: Array) -> Operands:
     length = most * (jnp.arange(b, dtype=jnp.int32) + 1) // (b + 1)
     begin, slots = length + block_offset, jnp.arange(num_slots)
     in_block = slots - begin[:, None]  # [b s]
-    own = jnp.asarray(_tree_mask(t))[:, jnp.clip(in_block, 0, t - 1)].transpose(1, 0, 2)
+    is_ancestor = jnp.asarray(_tree_mask(t))[:, jnp.clip(in_block, 0, t - 1)].transpose(1, 0, 2)
     is_seen = (slots >= length[:, None] // 8) & (in_block < 0)
-    visible = is_seen[:, None] | (own & ((in_block >= 0) & (in_block < t))[:, None])
+    visible = is_seen[:, None] | (is_ancestor & ((in_block >= 0) & (in_block < t))[:, None])
 
     def layer(leaf: Any, scale: float) -> Array:
         k, h = leaf.shape[1], leaf.shape[-1]

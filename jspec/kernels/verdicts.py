@@ -1,30 +1,104 @@
-"""Verdicts of trials, kept in the user's cache for the machine that they were reached on."""
+"""Verdicts: which of several names a trial has chosen, kept in the user's cache for the machine.
 
+A verdict is reached once, by one thread of one process; then it is read from the file. It holds for
+the driver, the jaxlib and the sources of kernels that it was reached with.
+"""
+
+import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import hashlib
 import importlib.metadata
 import pathlib
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import read_json
 from jspec.common.kept import keep, note, read_kept
 from jspec.common.user_cache import cache_dir
+from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
 
+_VERDICTS: dict[str, Verdict] = {}  # of this process
+_LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reached once
+_IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
 _FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
 
 
-def recall_verdict(key: str, names: Collection[str]) -> Verdict | None:
+def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
+    """Returns which of several names a verdict chooses: reached before, kept, or reached now.
+
+    For a device that is not here nothing can be tried, and of several processes each would decide
+    by its own clock: there it is the first. The key's representation must say all that matters but
+    the options of the program. A trial that ends the process is remembered, and not begun again.
+    """
+    if is_foreign() or jax.process_count() > 1:
+        return names[0]
+    return decide(key, names, reach)["choice"]
+
+
+def decide(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
+    """Returns the verdict; see `choose`. In a process it is reached once: other threads wait."""
+    digest = hashlib.sha256(repr((key, run_options())).encode()).hexdigest()[:32]
+    with _LOCKS.setdefault(digest, threading.Lock()):
+        if digest not in _VERDICTS:
+            verdict = _recall(digest, names)
+            if verdict is None:
+                verdict = _reach_and_keep(digest, reach, names[0])
+            elif verdict.get("is_unfinished"):
+                remedy = f"remove {_path()} to try again"
+                note(f"note: a trial ended its process: {names[0]} is taken; {remedy}")
+            _VERDICTS[digest] = verdict
+        return _VERDICTS[digest]
+
+
+def is_trial() -> bool:
+    """Returns whether what is being computed belongs to a trial, and to no answer."""
+    return _IS_TRIAL.get()
+
+
+def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
+    """Returns a verdict reached now, and keeps it, unless it has a problem."""
+    if not _keep(digest, {"choice": otherwise, "is_unfinished": True}):
+        return _reach(reach, otherwise)
+    try:
+        verdict = _reach(reach, otherwise)
+    except BaseException:  # Ctrl-C is no fault of a kernel
+        _keep(digest, None)
+        raise
+    _keep(digest, None if "problem" in verdict else verdict)
+    return verdict
+
+
+def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
+    """Reaches a verdict now, although the caller is being traced: a new thread traces nothing.
+
+    Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
+    """
+
+    def reach_in_thread() -> Verdict:
+        _IS_TRIAL.set(True)  # in the thread's own context
+        return reach()
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(reach_in_thread).result()
+    except Exception as error:
+        problem = describe_error(error)[:200]
+        note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
+        return {"choice": otherwise, "problem": problem}
+
+
+def _recall(key: str, names: Collection[str]) -> Verdict | None:
     """Returns a verdict that chooses one of the names; None without one for this very machine."""
     try:
         path = _path()
@@ -37,7 +111,7 @@ def recall_verdict(key: str, names: Collection[str]) -> Verdict | None:
     return None
 
 
-def keep_verdict(key: str, verdict: Verdict | None) -> bool:
+def _keep(key: str, verdict: Verdict | None) -> bool:
     """Adds a verdict to the file, or removes it; those of another driver or source are dropped.
 
     The result is False where the file cannot be written, and a line has said so.
@@ -79,11 +153,6 @@ def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
 @functools.cache
 def _note_once(text: str) -> None:
     note(text)
-
-
-def kept_where() -> str:
-    """Returns what removes all verdicts, for a person."""
-    return f"remove {_path()} to try again"
 
 
 def _path() -> pathlib.Path:

@@ -63,9 +63,9 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
 from jspec.generation.provenance import environment, git_state
-from jspec.kernels import cuda_library
+from jspec.kernels import library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
-from scripts.gpu_session.session import ROOT, Session, Step, leave, run_steps
+from scripts.gpu_session.session import ROOT, Session, Step, run_steps
 from scripts.gpu_session.subjects import join_models
 
 ALL_SECONDS = 900  # that there are, the start of the machine included
@@ -130,10 +130,10 @@ def main() -> None:
     for line in lines:
         session.write("model", line, said=line)
     # nvcc takes a while: it compiles beside the first steps, which do not need it.
-    threading.Thread(target=cuda_library.is_available, daemon=True).start()
+    threading.Thread(target=library.is_cuda_available, daemon=True).start()
     problems = run_steps(session, steps_of(_PART.value), until=until, scale=scale)
     _end_call(session, problems, until)
-    leave(int(bool(problems)))
+    os._exit(int(bool(problems)))  # whatever abandoned threads are still doing
 
 
 def _end_call(session: Session, problems: Mapping[str, str], until: float) -> None:
@@ -182,8 +182,8 @@ def _begin_call(session: Session) -> None:
     Raises:
       InputError: the journal is one of a rehearsal and this call is none, or the reverse.
     """
-    before = [one for one in session.records if one["kind"] == "call"]
-    if any(one["is_rehearsal"] != session.is_rehearsal for one in before):
+    before = [call for call in session.records if call["kind"] == "call"]
+    if any(call["is_rehearsal"] != session.is_rehearsal for call in before):
         kinds = ("of a rehearsal", "of a measurement")
         expected, got = kinds if session.is_rehearsal else reversed(kinds)
         raise InputError(f"expected a journal {expected} in --results, got one {got}")

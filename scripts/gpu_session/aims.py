@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from scripts.gpu_session.products import XLA
+from jspec.kernels.contest import XLA
 from scripts.gpu_session.session import Session, Work
 from scripts.gpu_session.subjects import SIZES
 
@@ -40,7 +40,7 @@ def run(work: Work) -> str:
 
 def aim_rows(session: Session) -> list[list[str]]:
     """Returns title, aim and what was measured, of each aim."""
-    return [[one.title, one.aim, ", ".join(one.measured(session)) or UNKNOWN] for one in AIMS]
+    return [[goal.title, goal.aim, ", ".join(goal.measured(session)) or UNKNOWN] for goal in AIMS]
 
 
 def _correctness(session: Session) -> list[str]:
@@ -58,54 +58,56 @@ def _correctness(session: Session) -> list[str]:
 
 def _plain(session: Session, is_wanted: Callable[[str], bool]) -> list[str]:
     best: dict[str, dict[str, Any]] = {}
-    for one in session.figures("models", "rounds"):
-        if one["rows"] == 1 and is_wanted(one["choice"]):
-            size = one["model"]
-            if size not in best or one["share_of_bandwidth"] > best[size]["share_of_bandwidth"]:
-                best[size] = one
-    return [f"{size} {one['share_of_bandwidth']:.0%} by {one['choice']}"
-            for size, one in sorted(best.items())]  # fmt: skip
+    for figure in session.figures("models", "rounds"):
+        if figure["rows"] == 1 and is_wanted(figure["choice"]):
+            size = figure["model"]
+            if size not in best or figure["share_of_bandwidth"] > best[size]["share_of_bandwidth"]:
+                best[size] = figure
+    return [f"{size} {figure['share_of_bandwidth']:.0%} by {figure['choice']}"
+            for size, figure in sorted(best.items())]  # fmt: skip
 
 
 def _wide_calls(session: Session) -> list[str]:
     return [
-        f"{one['model']} on {one['tokens']} {one['times_first']:.3f} by {one['choice']}"
-        for one in session.figures("models", "call")
-        if one["rows"] == 1 and one["tokens"] > 1
+        f"{figure['model']} on {figure['tokens']} {figure['times_first']:.3f} by {figure['choice']}"
+        for figure in session.figures("models", "call")
+        if figure["rows"] == 1 and figure["tokens"] > 1
     ]
 
 
 def _drafts(session: Session, begin: str, rates: Sequence[float]) -> list[str]:
     return [
-        f"{one['drafter']} at {one['rate']:g}: {one['times_plain']:.2f} "
-        f"({one['times_plain_expected']:.2f} by its cost)"
-        for one in session.figures("drafts", "drafts")
-        if one["drafter"].startswith(begin) and one["rate"] in rates
+        f"{figure['drafter']} at {figure['rate']:g}: {figure['times_plain']:.2f} "
+        f"({figure['times_plain_expected']:.2f} by its cost)"
+        for figure in session.figures("drafts", "drafts")
+        if figure["drafter"].startswith(begin) and figure["rate"] in rates
     ]
 
 
 def _rows(session: Session) -> list[str]:
-    found = []
+    texts = []
     for size in SIZES:
-        lines = [one for one in session.figures("models", "rounds") if one["model"] == size]
-        alone = [one["tokens_a_second"] for one in lines if one["rows"] == 1]
-        for one in lines:
-            if alone and one["rows"] > 1:
-                ratio = one["tokens_a_second"] / max(alone)
-                found.append(f"{size}, {one['rows']} rows {ratio:.1f}")
-    return found
+        lines = [
+            figure for figure in session.figures("models", "rounds") if figure["model"] == size
+        ]
+        alone = [figure["tokens_a_second"] for figure in lines if figure["rows"] == 1]
+        for figure in lines:
+            if alone and figure["rows"] > 1:
+                ratio = figure["tokens_a_second"] / max(alone)
+                texts.append(f"{size}, {figure['rows']} rows {ratio:.1f}")
+    return texts
 
 
 def _host(session: Session) -> list[str]:
-    return [f"{one['model']} {one['share_of_decoding']:.1%}"
-            for one in session.figures("models", "host")]  # fmt: skip
+    return [f"{figure['model']} {figure['share_of_decoding']:.1%}"
+            for figure in session.figures("models", "host")]  # fmt: skip
 
 
 def _torch(session: Session) -> list[str]:
     return [
-        f"{one['model']} {one['jspec_times_torch']:.2f}"
-        for one in session.figures("torch", "torch")
-        if one["jspec_times_torch"] is not None
+        f"{figure['model']} {figure['jspec_times_torch']:.2f}"
+        for figure in session.figures("torch", "torch")
+        if figure["jspec_times_torch"] is not None
     ]
 
 

@@ -38,7 +38,7 @@ from jspec.lab.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.weights.published import SMOLLM2
-from jspec.weights.resolver import load_model
+from jspec.weights.resolver import LoadedModel, load_model
 from scripts.gpu_session.session import LeftOut, Work
 from scripts.gpu_session.subjects import has_model, peaked_subject
 
@@ -64,15 +64,6 @@ class Arm(NamedTuple):
     has_carried_loops: bool = False
     variables: Mapping[str, str] = {}
 
-    def to_text(self) -> str:
-        """Returns it as an argument of a command line."""
-        return json.dumps(self._asdict())
-
-
-def arm_of(text: str) -> Arm:
-    """Returns the arm of `Arm.to_text`."""
-    return Arm(**json.loads(text))
-
 
 FIRST = (
     Arm("no graph", NO_GRAPH),
@@ -83,16 +74,17 @@ FIRST = (
 """The four that run at once: "no graph" is what the others are compared with."""
 
 
-def _graph_of(kinds: str) -> dict[str, Any]:
-    return GRAPH | {"xla_gpu_enable_command_buffer": kinds}
+def _graph_of(*kinds: str) -> dict[str, Any]:
+    kernels = "FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN"
+    return GRAPH | {"xla_gpu_enable_command_buffer": ",".join((*kernels, *kinds))}
 
 
 # Where the new loops are wrong in a graph only: which part of a graph it takes.
 WHY_A_GRAPH = (
     Arm("graph, serialised", GRAPH | SERIALISED),
-    Arm("graph of products and fusions", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN")),
-    Arm("graph without loops", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL")),
-    Arm("graph without branches", _graph_of("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,WHILE")),
+    Arm("graph of products and fusions", _graph_of()),
+    Arm("graph without loops", _graph_of("CONDITIONAL")),
+    Arm("graph without branches", _graph_of("WHILE")),
 )
 # Where they are wrong without a graph, too: which kernels it takes.
 _NO_TILING = "--xla_gpu_autotune_level=0"
@@ -203,13 +195,10 @@ def run_race(work: Work) -> str:
     programs: dict[str, Any] = {
         f"{condition}; {arm}": jax.jit(make_program(condition), compiler_options=known(options))
         for condition in _CONDITIONS
-        for arm, options in _RACE_ARMS.items()
+        for arm, options in (_RACE_ARMS | {"reference": NO_GRAPH}).items()
     }
-    programs |= {f"{condition}; reference": jax.jit(make_program(condition),
-                                                    compiler_options=known(NO_GRAPH))
-                 for condition in _CONDITIONS}  # fmt: skip
     lowered = {name: program.lower(values, kernel) for name, program in programs.items()}
-    compiled = work.together({name: one.compile for name, one in lowered.items()})
+    compiled = work.together({name: source.compile for name, source in lowered.items()})
     wrong: dict[str, int] = {}
     for condition in _CONDITIONS:
         reference = np.asarray(compiled[f"{condition}; reference"](values, kernel))
@@ -221,7 +210,7 @@ def run_race(work: Work) -> str:
                 float(np.abs(np.asarray(compiled[name](values + 0, kernel)) - reference).max())
                 for _ in range(_RACE_RUNS)
             ]
-            wrong[name] = sum(not one <= _FARTHEST for one in distances)  # NaN is wrong, too
+            wrong[name] = sum(not source <= _FARTHEST for source in distances)  # NaN is wrong, too
             unknown = sorted(options.keys() - known(options).keys())
             work.record(
                 "distances", condition=condition, arm=arm, distances=distances, unknown=unknown
@@ -259,7 +248,11 @@ def run_seeds(work: Work) -> str:
     """Runs the four arms, and judges."""
     answers = _run_arms(work, FIRST)
     # Of an arm whose process ended without an answer nothing is known.
-    faults = {name: faults_of(own, answers) for name, own in answers.items() if own}
+    faults = {
+        name: faults_of(arm_answers, answers)
+        for name, arm_answers in answers.items()
+        if arm_answers
+    }
     verdict, said = judge(faults)
     work.record("verdict", verdict=verdict, said=said)
     return said
@@ -274,8 +267,8 @@ def explain(work: Work) -> str:
     # Where everything is wrong, the arms have only themselves to be compared with.
     first = FIRST[:1] if verdict == "graph off" else ()
     answers = _run_arms(work, (*first, *arms))
-    wrong = {name: len(faults_of(own, answers)) for name, own in answers.items()}
-    right = [name for name, own in answers.items() if own and not wrong[name]]
+    wrong = {name: len(faults_of(arm_answers, answers)) for name, arm_answers in answers.items()}
+    right = [name for name, arm_answers in answers.items() if arm_answers and not wrong[name]]
     return f"right: {', '.join(right) or 'none'}; wrong answers: {wrong}"
 
 
@@ -285,42 +278,43 @@ def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
     for arm in arms:
         variables = _WITHOUT_TILING | dict(arm.variables)
         rehearsed = ["--rehearse"] if work.is_rehearsal else []
-        children[arm.name] = work.start("correctness", arm.to_text(), *rehearsed, **variables)
+        children[arm.name] = work.start(
+            "correctness", json.dumps(arm._asdict()), *rehearsed, **variables
+        )
     answers: dict[str, list[Answer]] = {}
     for name, child in children.items():
         answers[name] = list(child.records(work.deadline - 2))
         child.wait(1)
         work.record("answers", arm=name, number=len(answers[name]), problem=child.problem())
         child.end()
-    for name, own in answers.items():
-        faults = faults_of(own, answers)
+    for name, arm_answers in answers.items():
+        faults = faults_of(arm_answers, answers)
         work.record("faults", arm=name, number=len(faults), faults=faults[:8])
     return answers
 
 
-def faults_of(own: Sequence[Answer], arms: Mapping[str, Sequence[Answer]]) -> list[Answer]:
+def faults_of(answers: Sequence[Answer], arms: Mapping[str, Sequence[Answer]]) -> list[Answer]:
     """Returns where an arm's answers fail, or differ from each other or from the reference's.
 
     Each with the index of the first token that is wrong.
     """
-    expected = {_key(one): one["tokens"] for one in own if one["method"] == "alone"}
-    reference = {
-        _key(one): one["tokens"] for one in arms.get(REFERENCE, ()) if one["method"] == "alone"
-    }
+    expected = {"alone": _tokens_alone(answers), REFERENCE: _tokens_alone(arms.get(REFERENCE, ()))}
     faults = []
-    for one in own:
-        about = {key: one.get(key) for key in ("rule", "filters", "method", "request")}
-        if one["error"]:
-            faults.append(about | {"index": len(one["tokens"]), "said": one["error"]})
+    for answer in answers:
+        about = {key: answer.get(key) for key in ("rule", "filters", "method", "request")}
+        if answer["error"]:
+            faults.append(about | {"index": len(answer["tokens"]), "said": answer["error"]})
             continue
-        for title, tokens in (
-            ("alone", expected.get(_key(one))),
-            (REFERENCE, reference.get(_key(one))),
-        ):
-            if tokens is not None and (index := first_difference(one["tokens"], tokens)) >= 0:
+        for title, tokens_of in expected.items():
+            tokens = tokens_of.get(_key(answer))
+            if tokens is not None and (index := first_difference(answer["tokens"], tokens)) >= 0:
                 faults.append(about | {"index": index, "said": f"differs from {title}"})
                 break
     return faults
+
+
+def _tokens_alone(answers: Sequence[Answer]) -> dict[tuple[Any, ...], list[int]]:
+    return {_key(answer): answer["tokens"] for answer in answers if answer["method"] == "alone"}
 
 
 def _key(answer: Answer) -> tuple[Any, ...]:
@@ -329,8 +323,8 @@ def _key(answer: Answer) -> tuple[Any, ...]:
 
 def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
     """Returns the index of the first token that differs, a missing one included; -1: none does."""
-    for index, (token, other) in enumerate(itertools.zip_longest(tokens, expected)):
-        if token != other:
+    for index, (token, expected_token) in enumerate(itertools.zip_longest(tokens, expected)):
+        if token != expected_token:
             return index
     return -1
 
@@ -340,7 +334,7 @@ def judge(faults: Mapping[str, Sequence[Answer]]) -> tuple[str, str]:
 
     A verdict is "settled", "not reproduced", "graph off", "wrong" or "unknown".
     """
-    wrong = {name: len(own) for name, own in faults.items()}
+    wrong = {name: len(arm_faults) for name, arm_faults in faults.items()}
     counts = ", ".join(f"{name}: {count} wrong" for name, count in wrong.items())
     if REFERENCE not in wrong or IN_GRAPH not in wrong:
         return "unknown", f"too few arms ended: {counts}"
@@ -407,6 +401,7 @@ def run_audit(work: Work) -> str:
         settings = SamplingParams(temperature=_SETTINGS.temperature)
     subject = peaked_subject("rejection", settings)
     context = choose_context(subject.target, subject.settings)
+    prompts = _encode_prompts(subject.target)
 
     def rows() -> Rows:
         return Rows(subject, context, NUM_TOKENS)
@@ -414,7 +409,7 @@ def run_audit(work: Work) -> str:
     jobs: dict[str, Callable[[], Any]] = {
         "distribution": lambda: check_distribution(rows(), num_rows),
         "caches": lambda: [check_caches(rows())],
-        "parity": lambda: [check_parity(subject, "float32", _encoded(subject), 24)],
+        "parity": lambda: [check_parity(subject, "float32", prompts, 24)],
     }
     if not has_model(SMOLLM2):
         work.record("left out", check="SmolLM2", reason="its file is not in jspec's cache")
@@ -438,19 +433,19 @@ def _check_smollm2() -> list[Check]:
     """Compares the greedy answers of SmolLM2 with its head with plain ones, in both dtypes."""
     target = load_model(SMOLLM2)
     subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
-    prompts = [target.tokenizer.encode(text) for text in _PROMPTS[:2]]
+    prompts = _encode_prompts(target)
     checks = [check_parity(subject, dtype, prompts, 48) for dtype in ("float32", "bfloat16")]
     return [dataclasses.replace(check, name=f"SmolLM2, {check.name}") for check in checks]
 
 
-def _encoded(subject: Subject) -> list[list[int]]:
-    return [subject.target.tokenizer.encode(text) for text in _PROMPTS[:2]]
+def _encode_prompts(model: LoadedModel) -> list[list[int]]:
+    return [model.tokenizer.encode(text) for text in _PROMPTS[:2]]
 
 
 def main(argv: Sequence[str]) -> None:
     """Prints the answers of the arm that a session passes on."""
     begin = time.monotonic()
-    for answer in answers_of(arm_of(argv[0]), is_rehearsal="--rehearse" in argv):
+    for answer in answers_of(Arm(**json.loads(argv[0])), is_rehearsal="--rehearse" in argv):
         print(json.dumps(answer | {"seconds": round(time.monotonic() - begin, 1)}), flush=True)
 
 

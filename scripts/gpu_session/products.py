@@ -22,9 +22,10 @@ from jspec.common.errors import describe_error
 from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
 from jspec.common.user_cache import cache_dir
 from jspec.generation.graph_trial import check_one_graph
-from jspec.kernels import cuda_library
-from jspec.kernels.contest import NAMES
-from jspec.kernels.cuda_product import multiply
+from jspec.kernels import library, rms_norm
+from jspec.kernels.contest import NAMES, XLA
+from jspec.kernels.cuda_block import multiply_by_xla
+from jspec.kernels.cuda_product import NOTHING_FUSED, Fused, multiply
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
 from jspec.lab.benchmarking.parts import call_loop
 from jspec.models import DecoderConfig
@@ -33,13 +34,8 @@ from scripts.gpu_session.session import Session, Work
 from scripts.gpu_session.subjects import SIZES, random_model, shape_of
 
 Product = Callable[..., jax.Array]
-"""(rows [r i], weights [o i], *, norm [i], epsilon, activation, residual [r o]) -> [r o or o/2].
+"""(rows [r i], weights [o i], what is fused with the product) -> [r o or o/2]."""
 
-`norm` is that of the rows' RMSNorm, `activation` "silu" of a gate beside a value of it; each may be
-None.
-"""
-
-XLA = "xla"
 _TILE = 16  # rows that tensor cores multiply at once
 _ROWS = 1, 6, 16
 _COLD_BYTES = 1.6e8  # of weights: three times the largest cache
@@ -69,47 +65,30 @@ def run(work: Work) -> str:
 
 def chosen(session: Session) -> list[str]:
     """Returns the choices of kernels, the best one first; XLA alone before they are known."""
-    found = session.figures("products", "chosen")
-    return found[-1]["choices"] if found and found[-1]["choices"] else [XLA]
+    figures = session.figures("products", "chosen")
+    return figures[-1]["choices"] if figures and figures[-1]["choices"] else [XLA]
 
 
 def candidates() -> dict[str, Product]:
     """Returns what multiplies a few rows by weights of bfloat16, by name."""
-    found: dict[str, Product] = {XLA: multiply_by_xla, "xla, 16 rows": multiply_padded}
-    if cuda_library.is_available():
-        found["cuda"] = multiply
-        found["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
-    return found
+    products: dict[str, Product] = {XLA: multiply_unpadded, "xla, 16 rows": multiply_by_xla}
+    if library.is_cuda_available():
+        products["cuda"] = multiply
+        products["cuda, overlapping"] = functools.partial(multiply, overlaps=True)
+    return products
 
 
-def multiply_by_xla(
-    rows: jax.Array,
-    weights: jax.Array,
-    *,
-    norm: jax.Array | None = None,
-    epsilon: float = 0.0,
-    activation: str | None = None,
-    residual: jax.Array | None = None,
+def multiply_unpadded(
+    rows: jax.Array, weights: jax.Array, fused: Fused = NOTHING_FUSED
 ) -> jax.Array:
-    """Multiplies as XLA does; see `Product`."""
-    if norm is not None:
-        squares = jnp.mean(rows * rows, axis=-1, keepdims=True)
-        rows = rows * jax.lax.rsqrt(squares + epsilon) * norm.astype(jnp.float32)
-    result = jnp.dot(rows.astype(weights.dtype), weights.T, preferred_element_type=jnp.float32)
-    if activation is not None:
-        gate, value = jnp.split(result, 2, axis=1)
-        result = jax.nn.silu(gate) * value
-    return result if residual is None else result + residual
-
-
-def multiply_padded(
-    rows: jax.Array, weights: jax.Array, *, residual: jax.Array | None = None, **options: Any
-) -> jax.Array:
-    """Multiplies whole tiles of rows, of which those that are not there are zeros."""
-    count = len(rows)
-    padded = jnp.pad(rows, ((0, -count % _TILE), (0, 0)))
-    result = multiply_by_xla(padded, weights, **options)[:count]
-    return result if residual is None else result + residual
+    """Multiplies as many rows as there are; see `multiply_by_xla`, which pads them to a tile."""
+    if fused.norm is not None:
+        rows = rms_norm(rows[None], fused.norm, jnp.float32(fused.epsilon))[0]
+    outputs = jnp.dot(rows.astype(weights.dtype), weights.T, preferred_element_type=jnp.float32)
+    if fused.activation is not None:
+        gate, value = jnp.split(outputs, 2, axis=1)
+        outputs = jax.nn.silu(gate) * value
+    return outputs if fused.residual is None else fused.residual + outputs
 
 
 def bandwidth(work: Work) -> float:
@@ -178,7 +157,7 @@ def _time_layers(work: Work) -> dict[str, float]:
         )  # fmt: skip
         if (width, context) == _CALLS[0]:
             shares.setdefault(choice, []).append(share)
-    return {choice: statistics.fmean(own) for choice, own in shares.items()}
+    return {choice: statistics.fmean(sizes) for choice, sizes in shares.items()}
 
 
 def _layer_bytes(config: DecoderConfig, context: int) -> float:
@@ -213,14 +192,15 @@ def _time_products(work: Work) -> None:
         for name, (outputs, inputs, parts) in product_shapes(config).items():
             drawn = _draw(outputs, inputs, parts, max(_ROWS))
             for rows in _ROWS:
-                operands[name, rows] = drawn[0][:rows], drawn[1], _first(drawn[2], rows), drawn[3]
+                all_rows, norm, residual, weights = drawn
+                residual = None if residual is None else residual[:rows]
+                operands[name, rows] = all_rows[:rows], norm, residual, weights
                 for by, product in candidates().items():
-                    if product is multiply_padded and rows % _TILE == 0:
+                    if product is multiply_by_xla and rows % _TILE == 0:
                         continue
-                    own = functools.partial(
-                        product, epsilon=_EPSILON, activation="silu" if "silu" in parts else None
-                    )
-                    run = jax.jit(functools.partial(_chain, own), compiler_options=options)
+                    activation = "silu" if "silu" in parts else None
+                    chain = functools.partial(_chain, product, activation)
+                    run = jax.jit(chain, compiler_options=options)
                     try:
                         programs[name, rows, by] = run.lower(*operands[name, rows])
                     except Exception as error:  # of a candidate
@@ -228,11 +208,8 @@ def _time_products(work: Work) -> None:
         jobs = {str(key): lowered.compile for key, lowered in programs.items()}
         compiled = work.together(jobs)
         for name, rows in operands:
-            by_candidate = {
-                by: compiled[str((name, rows, by))]
-                for by in candidates()
-                if str((name, rows, by)) in compiled
-            }
+            keys = {by: str((name, rows, by)) for by in candidates()}
+            by_candidate = {by: compiled[key] for by, key in keys.items() if key in compiled}
             _time_candidates(work, f"{size} {name}", rows, by_candidate, operands[name, rows])
 
 
@@ -247,12 +224,11 @@ def _draw(outputs: int, inputs: int, parts: str, rows: int) -> tuple[Any, ...]:
     return jax.random.normal(keys[0], (rows, inputs)), norm, residual, list(weights)
 
 
-def _first(residual: jax.Array | None, rows: int) -> jax.Array | None:
-    return None if residual is None else residual[:rows]
-
-
-def _chain(product: Product, rows: Any, norm: Any, residual: Any, weights: list[Any]) -> list[Any]:
-    return [product(rows, own, norm=norm, residual=residual) for own in weights]
+def _chain(
+    product: Product, activation: str | None, rows: Any, norm: Any, residual: Any, weights: Any
+) -> list[Any]:
+    fused = Fused(norm, _EPSILON, activation=activation, residual=residual)
+    return [product(rows, kernel, fused) for kernel in weights]
 
 
 def _time_candidates(
@@ -268,7 +244,8 @@ def _time_candidates(
         distance = None
         if reference is not None:
             distance = float(np.abs(result - reference).max() / np.abs(reference).max())
-        seconds = min(_seconds(program, operands) for _ in range(_REPEATS)) / len(weights)
+        turns = functools.partial(_run_turns, program, operands)
+        seconds = min(timed(turns)[0] for _ in range(_REPEATS)) / _TURNS / len(weights)
         rate = weights[0].nbytes / seconds
         work.record(
             "product", product=name, rows=rows, by=by, microseconds=1e6 * seconds,
@@ -277,11 +254,8 @@ def _time_candidates(
         )  # fmt: skip
 
 
-def _seconds(program: Any, operands: tuple[Any, ...]) -> float:
-    def turns() -> Any:
-        return [program(*operands) for _ in range(_TURNS)][-1]
-
-    return timed(turns)[0] / _TURNS
+def _run_turns(program: Any, operands: tuple[Any, ...]) -> Any:
+    return [program(*operands) for _ in range(_TURNS)][-1]
 
 
 def _record_verdicts(work: Work) -> None:

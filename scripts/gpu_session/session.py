@@ -177,7 +177,9 @@ class Session:
 
     def outcome(self, step: str) -> Record | None:
         """Returns how a step ended when it was run last; None if it never was."""
-        ends = [one for one in self.records if one["kind"] == "step" and one["step"] == step]
+        ends = [
+            record for record in self.records if record["kind"] == "step" and record["step"] == step
+        ]
         return ends[-1] if ends else None
 
     def close(self) -> None:
@@ -331,11 +333,6 @@ def _run_step(session: Session, step: Step, deadline: float) -> tuple[str, str]:
     for child in work.children:
         child.end()
     return ends[0] if ends else ("ended", "its time was over, and it did not come back")
-
-
-def leave(status: int) -> None:
-    """Ends the process at once, whatever abandoned threads are still doing."""
-    os._exit(status)
 
 
 def _shorten(value: Any) -> str:

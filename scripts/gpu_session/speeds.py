@@ -35,7 +35,7 @@ from scripts.gpu_session.subjects import SIZES, llama
 
 CONTEXT = 128  # tokens before a call
 PROMPT = [1] * 64
-LENGTH = 496  # tokens of a row; with room for a block it has 512 slots, whatever drafts
+LENGTH = 496  # tokens of a row; with space for a block it has 512 slots, whatever drafts
 _CALLS = (1, 1), (6, 1), (16, 1), (1, 8), (1, 32)  # tokens a row, rows
 _FEW_CALLS = (1, 1), (6, 1)  # of the second choice of kernels
 _ROWS = 1, 8, 32
@@ -84,11 +84,11 @@ class Batch:
         """
         for _ in range(_WARM_VISITS):
             self.visit(num_rounds)
-        found = [self.visit(num_rounds) for _ in range(visits)]
-        if any(count != num_rounds for _, count, _ in found):
-            raise ValueError(f"expected visits of {num_rounds} rounds, got {found[-1][1]}")
-        seconds = statistics.median(seconds / count for seconds, count, _ in found)
-        tokens = statistics.fmean(tokens for *_, tokens in found)
+        visited = [self.visit(num_rounds) for _ in range(visits)]
+        if any(count != num_rounds for _, count, _ in visited):
+            raise ValueError(f"expected visits of {num_rounds} rounds, got {visited[-1][1]}")
+        seconds = statistics.median(seconds / count for seconds, count, _ in visited)
+        tokens = statistics.fmean(tokens for *_, tokens in visited)
         return Rounds(seconds, tokens, visits * num_rounds)
 
     def restart(self, settings: SamplingParams) -> None:
@@ -125,8 +125,8 @@ def measure_models(work: Work) -> str:
             shares[choice] = _measure(work, choice, is_first=number == 0)
     best = max(shares, key=lambda choice: min(shares[choice].values(), default=0.0))
     listed = "; ".join(
-        f"{choice}: " + ", ".join(f"{size} {share:.0%}" for size, share in own.items())
-        for choice, own in shares.items()
+        f"{choice}: " + ", ".join(f"{size} {share:.0%}" for size, share in by_size.items())
+        for choice, by_size in shares.items()
     )
     return f"plain rounds reach, of the memory's speed, {listed}; best by {best}"
 
@@ -165,7 +165,7 @@ def _time_rounds(
     work: Work, choice: str, models: Any, batches: dict[tuple[str, int], Batch], ready: Any
 ) -> dict[str, float]:
     shares = {}
-    for (size, rows), batch in sorted(batches.items(), key=lambda one: one[0][1]):
+    for (size, rows), batch in sorted(batches.items(), key=lambda item: item[0][1]):
         if f"{size}: rounds of {rows}" not in ready:
             continue
         for num_rounds in _VISITS if rows == 1 else _VISITS[-1:]:
@@ -206,7 +206,11 @@ def _time_host(work: Work, choice: str, generators: dict[str, Generator]) -> Non
         generator.generate(request)  # compiles for its own size of cache
         work.check_time()
         stats = [generator.generate(request).stats for _ in range(5)]
-        shares = [1 - one.device_seconds / one.decode_seconds for one in stats if one.num_rounds]
+        shares = [
+            1 - answer.device_seconds / answer.decode_seconds
+            for answer in stats
+            if answer.num_rounds
+        ]
         work.record("host", model=size, choice=choice, share_of_decoding=statistics.median(shares))
 
 
@@ -220,13 +224,22 @@ _DRAFT_VISITS = 7
 def measure_drafts(work: Work) -> str:
     """Measures each drafter at each rate of acceptance."""
     bandwidth(work)
-    best = chosen(work.session)[0]
-    with kernels_by(best):
-        return _measure_all_drafts(work, best)
+    choice = chosen(work.session)[0]
+    with kernels_by(choice):
+        batches = _draft_batches(work.is_rehearsal)
+        jobs = {name: functools.partial(batch.visit, 1) for name, batch in batches.items()}
+        ready = work.together(jobs)
+        plain_batch = batches.pop("plain")
+        decisions = [
+            _time_drafter(work, choice, name, batch, plain_batch)
+            for name, batch in batches.items()
+            if {name, "plain"} <= ready.keys()
+        ]
+    return "; ".join(decisions) or "nothing was compiled in time"
 
 
-def _measure_all_drafts(work: Work, choice: str) -> str:
-    load = functools.partial(llama, is_rehearsal=work.is_rehearsal)
+def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
+    load = functools.partial(llama, is_rehearsal=is_rehearsal)
     options: dict[str, Any] = {"num_draft_tokens": NUM_DRAFTS, "acceptance": "synthetic"}
     target = load("3b")
     generators = {
@@ -236,24 +249,17 @@ def _measure_all_drafts(work: Work, choice: str) -> str:
     eagle = dataclasses.replace(ENTRY, build=_build_eagle)
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
-    batches = {name: Batch(one, _settings(RATES[0])) for name, one in generators.items()}
-    batches["plain"] = Batch(plain("3b", is_rehearsal=work.is_rehearsal), _settings(RATES[0]))
-    jobs = {name: functools.partial(batch.visit, 1) for name, batch in batches.items()}
-    ready = work.together(jobs)
-    decisions = []
-    for name, batch in batches.items():
-        if name != "plain" and name in ready and "plain" in ready:
-            decisions.append(_time_drafter(work, choice, name, batch, batches["plain"]))
-    return "; ".join(decisions) or "nothing was compiled in time"
+    generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)
+    return {name: Batch(generator, _settings(RATES[0])) for name, generator in generators.items()}
 
 
-def _time_drafter(work: Work, choice: str, name: str, batch: Batch, other: Batch) -> str:
+def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch: Batch) -> str:
     """Records a drafter's rounds beside plain ones; returns how many times as fast they are."""
     speeds = []
     for rate in RATES if name != "lookup" else RATES[1:2]:
         work.check_time()
-        other.restart(_settings(rate))
-        plain_rounds = other.time(_ROUNDS_A_VISIT, _DRAFT_VISITS)
+        plain_batch.restart(_settings(rate))
+        plain_rounds = plain_batch.time(_ROUNDS_A_VISIT, _DRAFT_VISITS)
         batch.restart(_settings(rate))
         rounds = batch.time(_ROUNDS_A_VISIT, _DRAFT_VISITS)
         speeds.append(_record_drafts(work, choice, name, rate, rounds, plain_rounds))

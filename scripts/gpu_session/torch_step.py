@@ -65,9 +65,9 @@ def run(work: Work) -> str:
 def _beside(work: Work, record: Mapping[str, Any]) -> str:
     """Records a step beside the best plain rounds of the same shape; returns both in words."""
     size, seconds = record["step"], record["seconds"]
-    rounds = [one for one in work.session.figures("models", "rounds")
-              if (one["model"], one["rows"]) == (size, 1)]  # fmt: skip
-    best = min((one["milliseconds"] for one in rounds), default=None)
+    rounds = [figure for figure in work.session.figures("models", "rounds")
+              if (figure["model"], figure["rows"]) == (size, 1)]  # fmt: skip
+    best = min((figure["milliseconds"] for figure in rounds), default=None)
     times = None if best is None else 1e3 * seconds / best
     work.record(
         "torch", model=size, milliseconds=1e3 * seconds, versions=record["versions"],

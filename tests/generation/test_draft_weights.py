@@ -12,7 +12,7 @@ from jspec.common.memory import Room
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
-from jspec.kernels import candidates, contest, race, trial
+from jspec.kernels import candidates, contest, trial, verdicts
 from jspec.weights.quantize import holds_compact, is_kernel, quantize
 from tests.tiny_models import make_model, save_folder
 
@@ -23,9 +23,13 @@ def times(monkeypatch, tmp_path):
     times = {"none": 1.0, "int8": 0.6}
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
     for module, name, value in (
-        (candidates, "_has_choice", lambda: True), (race, "_MOST_BLOCKS", 2), (race, "_TURNS", 2),
-        (trial, "_SLOTS", 128), (contest, "_VERDICTS", {}), (race, "medians", lambda calls: times),
-    ):  # fmt: skip
+        (candidates, "_has_choice", lambda: True),
+        (contest, "_MOST_BLOCKS", 2),
+        (contest, "_TURNS", 2),
+        (contest, "medians", lambda calls: times),
+        (trial, "_SLOTS", 128),
+        (verdicts, "_VERDICTS", {}),
+    ):
         monkeypatch.setattr(module, name, value)
     return times
 
@@ -64,7 +68,7 @@ def test_the_verdict_is_kept(times, tmp_path):
         "none": {"1": 0.25, "5": 0.25},  # of 2 blocks, 2 turns
         "int8": {"1": 0.15, "5": 0.15},
     }
-    contest._VERDICTS.clear()
+    verdicts._VERDICTS.clear()
     times.clear()  # another race would fail
     assert with_fast_weights(make_model(), "rejection", rounded_model).quantization == "int8"
 

@@ -12,7 +12,7 @@ import pytest
 from jspec import kernels
 from jspec.drafters import chain as draw
 from jspec.generation import graph_trial
-from jspec.kernels import backend, contest, verdicts
+from jspec.kernels import backend, verdicts
 from jspec.models import cache
 from jspec.speculation import beam
 from tests.tiny_models import make_generator
@@ -59,7 +59,7 @@ def trial(gpu, monkeypatch, capfd):
             return run
 
         monkeypatch.setattr(backend, "_VERDICT", {})
-        monkeypatch.setattr(contest, "_VERDICTS", {})
+        monkeypatch.setattr(verdicts, "_VERDICTS", {})
         verdicts._note_once.cache_clear()
         monkeypatch.setattr(graph_trial, "make_runner", make)
         graph_trial.check_one_graph()
@@ -211,9 +211,9 @@ def test_a_graph_that_ended_its_process_is_not_tried_again(trial, monkeypatch, t
 
     path = tmp_path / "kernels.json"
     with monkeypatch.context() as patch:
-        patch.setattr(contest, "keep_verdict", lambda key, verdict: verdict and keep(key, verdict))
-        keep = verdicts.keep_verdict
-        patch.setattr(contest, "_reach", end)
+        keep = verdicts._keep
+        patch.setattr(verdicts, "_keep", lambda key, verdict: verdict and keep(key, verdict))
+        patch.setattr(verdicts, "_reach", end)
         with pytest.raises(KeyboardInterrupt):
             trial()
     assert "is_unfinished" in path.read_text()

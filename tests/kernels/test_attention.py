@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import attention, build
+from jspec.kernels import attention
 from jspec.kernels import library as native
 from jspec.kernels.attention import _NATIVE_DIMS
 from jspec.models.cache import KVCache
@@ -57,9 +57,9 @@ def test_a_query_alone_is_as_in_its_block(shape):
     queries, keys, values, visible = draw(shape, "bfloat16")
     together = np.asarray(attend(queries, keys, values, visible))
     for token in range(0, shape[1], 1 + shape[1] // 20):
-        one = slice(token, token + 1)
-        alone = attend(queries[:, one], keys, values, visible[:, one])
-        np.testing.assert_array_equal(alone, together[:, one])
+        place = slice(token, token + 1)
+        alone = attend(queries[:, place], keys, values, visible[:, place])
+        np.testing.assert_array_equal(alone, together[:, place])
 
 
 def test_slots_behind_the_last_visible_one_are_not_read():
@@ -115,9 +115,9 @@ def test_derivatives_and_batching_are_those_of_xlas_attention():
     def loss(attention, *operands):
         return jnp.sum(jnp.sin(attention(*operands, visible)))
 
-    own = jax.grad(loss, (1, 2, 3))(attend, queries, keys, values)
+    slopes = jax.grad(loss, (1, 2, 3))(attend, queries, keys, values)
     xlas = jax.grad(loss, (1, 2, 3))(attend_by_xla, queries, keys, values)
-    for ours, theirs in zip(own, xlas, strict=True):
+    for ours, theirs in zip(slopes, xlas, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     stacked = [jnp.stack([leaf, leaf[::-1]]) for leaf in (queries, keys, values, visible)]
     np.testing.assert_allclose(
@@ -146,15 +146,15 @@ def test_the_cache_uses_it_for_whole_vectors_only():
     ],
 )
 def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):
-    if not all(option[2:] in build._processor().split() for option in options):
+    if not all(option[2:] in native._processor().split() for option in options):
         pytest.skip("this processor has no such vectors")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
     name = "_".join(["jspec_attention_elsewhere", *(option[2:] for option in options)])
-    handler = jax.ffi.pycapsule(build.load_library().jspec_attention)
+    handler = jax.ffi.pycapsule(native.load_library(native.cpp_recipe()).jspec_attention)
     jax.ffi.register_ffi_target(name, handler, platform="cpu")
     queries, keys, values, visible = draw((2, 6, 8, 2, 50, 32), "bfloat16")
     result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-    found = jax.jit(jax.ffi.ffi_call(name, result))(queries, keys, values, visible)
+    mixed = jax.jit(jax.ffi.ffi_call(name, result))(queries, keys, values, visible)
     exact = attend_by_xla(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
-    np.testing.assert_allclose(found, exact, atol=5e-6)
+    np.testing.assert_allclose(mixed, exact, atol=5e-6)

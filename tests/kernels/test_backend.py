@@ -96,11 +96,11 @@ def test_a_program_for_another_device_is_traced_anew():
     def text():
         return product.lower(row, kernel).as_text()
 
-    own = text()
+    native = text()
     with kernels.compiling_for("gpu"):
         assert backend.backend() == "gpu"
         assert kernels.prefers_unrolled_loops()
         assert "jspec" not in (foreign := text())
-        assert foreign != own
+        assert foreign != native
     assert backend.backend() == jax.default_backend()
-    assert text() == own
+    assert text() == native

@@ -20,7 +20,7 @@ import pytest
 
 from jspec import kernels
 from jspec.common.errors import InputError
-from jspec.kernels import candidates, contest, library, race, trial, verdicts
+from jspec.kernels import candidates, contest, library, trial, verdicts
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder, init_cache, make_apply
 from jspec.models.cache import PagedKVCache, causal_mask
@@ -61,8 +61,8 @@ def stage(monkeypatch, tmp_path):
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.delenv("JSPEC_KERNELS", raising=False)
     for module, name, value in (
-        (race, "medians", medians), (race, "_MOST_BLOCKS", 2), (race, "_TURNS", 2),
-        (trial, "_SLOTS", 128), (contest, "_VERDICTS", {}), (candidates, "_CHOICES", {}),
+        (contest, "medians", medians), (contest, "_MOST_BLOCKS", 2), (contest, "_TURNS", 2),
+        (trial, "_SLOTS", 128), (verdicts, "_VERDICTS", {}), (candidates, "_CHOICES", {}),
         (candidates, "_HAS_FAILED", threading.Event()),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -89,8 +89,8 @@ def stand_in(name="cuda", spoil=kept, change=unchanged):
     def run(config, block_offset, params, x, rope, visible, cache):
         params, rope, visible = change(params, rope, visible)
         module = decoder.Block(config)
-        found = module.apply({"params": params}, x, rope, visible, cache, block_offset)
-        return spoil(*found, x.shape[1])
+        results = module.apply({"params": params}, x, rope, visible, cache, block_offset)
+        return spoil(*results, x.shape[1])
 
     return Candidate(name, is_narrow, run)
 
@@ -104,7 +104,7 @@ def call(width=3, capacity=40, **changed):
 
 
 def verdict():
-    (only,) = contest._VERDICTS.values()
+    (only,) = verdicts._VERDICTS.values()
     return only
 
 
@@ -126,7 +126,7 @@ def test_a_right_and_fast_candidate_computes_blocks_of_all_widths(stage, capsys)
         stage.ran.clear()
         call(width, capacity)
         assert stage.ran == [("cuda", width)] * (width <= 16)
-    assert len(contest._VERDICTS) == 1
+    assert len(verdicts._VERDICTS) == 1
     assert verdict()["choice"] == "cuda"
     assert capsys.readouterr().err == (
         "jspec: trying the kernels for a decoder block on this device, once\n"
@@ -160,7 +160,7 @@ def test_what_trials_compute_is_not_reported(stage, monkeypatch):
     monkeypatch.setattr(candidates, "product_candidates", lambda: [product])
     cache = init_cache(config, batch_size=2, capacity=40, dtype=jnp.bfloat16)
     compute(config, params["layers_0"], cache.layer(0))
-    chosen = {verdict["what"]: verdict["choice"] for verdict in contest._VERDICTS.values()}
+    chosen = {verdict["what"]: verdict["choice"] for verdict in verdicts._VERDICTS.values()}
     assert chosen == {"a decoder block": "cuda", "a packed product": "layer"}
     assert candidates._CHOICES[config] == {"cuda"}
 
@@ -176,7 +176,7 @@ def test_a_verdict_is_reached_once_by_several_threads(stage):
             return {"choice": "cuda"}
 
         start.wait()
-        return contest.choose(("key", number % 3), names, reach)
+        return verdicts.choose(("key", number % 3), names, reach)
 
     with concurrent.futures.ThreadPoolExecutor(6) as threads:
         assert list(threads.map(decide, range(6))) == ["cuda"] * 6
@@ -412,7 +412,7 @@ def test_what_is_kept_is_doubted(damage, line, stage, monkeypatch, capsys):
     stage.take(stand_in())
     call(3)
     damage(stage.path / "kernels.json")
-    contest._VERDICTS.clear()
+    verdicts._VERDICTS.clear()
     stage.timed.clear()
     capsys.readouterr()
     call(3)
@@ -420,7 +420,7 @@ def test_what_is_kept_is_doubted(damage, line, stage, monkeypatch, capsys):
     first, *others = capsys.readouterr().err.splitlines()
     assert line.format(driver="580.65.06") in first
     assert others == ["jspec: trying the kernels for a decoder block on this device, once"]
-    contest._VERDICTS.clear()
+    verdicts._VERDICTS.clear()
     call(3)
     assert len(stage.timed) == 2
     assert capsys.readouterr().err == ""
@@ -457,7 +457,7 @@ def test_a_trial_that_ended_its_process_is_not_begun_again(stage, monkeypatch, c
 
     stage.take(stand_in())
     with monkeypatch.context() as patch:
-        patch.setattr(contest, "_reach", end)
+        patch.setattr(verdicts, "_reach", end)
         with pytest.raises(KeyboardInterrupt):
             call(3)
     assert "is_unfinished" in seen[0]
@@ -489,7 +489,7 @@ def test_the_user_chooses(name, stage, monkeypatch, capsys):
     stage.take(stand_in(spoil=lambda x, cache, width: (x + 1, cache)))
     call(3)
     assert stage.ran == [("cuda", 3)] * (name == "cuda")
-    assert contest._VERDICTS == {}
+    assert verdicts._VERDICTS == {}
     assert capsys.readouterr().err == ""
     assert {CONFIG: {name if name == "cuda" else "xla"}} == candidates._CHOICES
 
@@ -511,7 +511,7 @@ def test_nothing_is_tried_for_a_device_that_is_not_here(stage, monkeypatch):
         jax.clear_caches()
         jax.eval_shape(make_apply(CONFIG), PARAMS, jnp.zeros([1, 3], jnp.int32), cache)
         assert stage.ran == [("cuda", 3)]
-    assert contest._VERDICTS == {}
+    assert verdicts._VERDICTS == {}
 
 
 def test_a_cpu_has_no_candidates_and_a_gpu_needs_products_of_bfloat16(monkeypatch):
@@ -549,7 +549,7 @@ def test_a_right_candidate_passes_whatever_the_model(name, kind, has_pages, stag
         cache = PagedKVCache(**layers, length=cache.length, table=table)
     stage.take(stand_in())
     compute(config, params["layers_0"], cache)
-    assert {one["choice"] for one in contest._VERDICTS.values()} == {"cuda"}
+    assert {one["choice"] for one in verdicts._VERDICTS.values()} == {"cuda"}
 
 
 def compute(config, layer, cache, block_offset=2):
@@ -573,10 +573,10 @@ def test_other_weights_are_another_shape(stage):
     cache = init_cache(CONFIG, batch_size=2, capacity=40, dtype=jnp.bfloat16)
     compute(CONFIG, layer, cache.layer(0))
     compute(CONFIG, layer, cache.layer(0), block_offset=0)
-    assert len(contest._VERDICTS) == 1
+    assert len(verdicts._VERDICTS) == 1
     rounded = make_model("llama", "int8")[1]["layers_0"]
     compute(CONFIG, rounded, cache.layer(0))
-    assert len(contest._VERDICTS) == 2
+    assert len(verdicts._VERDICTS) == 2
 
 
 @pytest.mark.parametrize(("spoil", "choice"), [(1.0, "cuda"), (1.02, "xla")])
@@ -614,20 +614,20 @@ def test_a_packed_product_is_compared_with_float64(stage, monkeypatch):
 def test_a_race_times_cold_blocks_in_turn(monkeypatch):
     """As many as fill 256 MB, at most 32, or half of the free memory; each candidate's median."""
     draw = jax.tree_util.Partial(lambda seed: trial.Operands(jnp.zeros([40 << 18]), *[()] * 3))
-    assert len(race._draw_layers(draw, 1)) == 7  # of 40 MB
-    monkeypatch.setattr(race, "available_bytes", lambda: 250 << 20)
-    assert len(race._draw_layers(draw, 1)) == 3
-    assert len(race._draw_layers(draw, 2)) == 1
-    calls, now = [], iter(range(1000))
+    assert len(contest._draw_layers(draw, 1)) == 7  # of 40 MB
+    monkeypatch.setattr(contest, "available_bytes", lambda: 250 << 20)
+    assert len(contest._draw_layers(draw, 1)) == 3
+    assert len(contest._draw_layers(draw, 2)) == 1
+    calls, ticking = [], iter(range(1000))
     ticks = {"a": 1, "b": 5}
 
     def run(name):
         calls.append(name)
         for _ in range(ticks[name]):
-            next(now)
+            next(ticking)
 
     named = {name: (lambda name=name: run(name)) for name in ticks}
-    assert race.medians(named, lambda: float(next(now))) == {"a": 2.0, "b": 6.0}
+    assert contest.medians(named, lambda: float(next(ticking))) == {"a": 2.0, "b": 6.0}
     assert calls == ["a", "b"] * 7
 
 

@@ -28,7 +28,7 @@ def stand_in(monkeypatch):
 
     def attend_by_head(queries, keys, values, mask):
         """Takes [b n t h] and [b k s h], as cuDNN does."""
-        rows = (each.transpose(0, 2, 1, 3) for each in (queries, keys, values))
+        rows = (part.transpose(0, 2, 1, 3) for part in (queries, keys, values))
         mixed = jax.nn.dot_product_attention(*rows, mask=mask, scale=1.0, implementation="xla")
         return mixed.transpose(0, 2, 1, 3)
 
@@ -139,9 +139,9 @@ def test_its_derivatives_are_those_of_xlas_attention(stand_in, calls):
         return jnp.sum(jnp.sin(attend(queries, keys, values, visible)))
 
     operands = queries, cache.keys[0], cache.values[0]
-    found = jax.grad(functools.partial(loss, attend), (0, 1, 2))(*operands)
+    slopes = jax.grad(functools.partial(loss, attend), (0, 1, 2))(*operands)
     expected = jax.grad(functools.partial(loss, attend_by_xla), (0, 1, 2))(*operands)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, slopes, expected)
     assert calls == [64]  # tried, and not used
 
 

@@ -36,9 +36,9 @@ def start(tmp_path):
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text(plugin or "def initialize(): pass\n")
         paths = os.pathsep.join([str(tmp_path), *sys.path])
-        own = {"JAX_PLATFORMS": "", "PYTHONPATH": paths, **variables}
+        changes = {"JAX_PLATFORMS": "", "PYTHONPATH": paths, **variables}
         command = [sys.executable, "-c", _CHECK]
-        done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+        done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
     return run

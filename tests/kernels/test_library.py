@@ -5,10 +5,9 @@ import subprocess
 
 import pytest
 
-from jspec.kernels import build
-from jspec.kernels.library import _prepare
+from jspec.kernels import library as native
 
-is_available = _prepare.__wrapped__  # without the memory of the process
+prepare = native._prepare_cpp.__wrapped__  # without the memory of the process
 
 
 @pytest.fixture
@@ -18,11 +17,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, tmp_path):
-    sources, own = build._SOURCES, tmp_path / "cpp"  # two operations are soon compiled
-    own.mkdir()
+    sources, folder = native._CPP, tmp_path / "cpp"  # two operations are soon compiled
+    folder.mkdir()
     for name in ("pack.cc", "swiglu.cc", *(path.name for path in sources.glob("*.h"))):
-        shutil.copy(sources / name, own)
-    monkeypatch.setattr(build, "_SOURCES", own)
+        shutil.copy(sources / name, folder)
+    monkeypatch.setattr(native, "_CPP", folder)
     runs = []
     run = subprocess.run
 
@@ -31,11 +30,11 @@ def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch
         return run(command, **kwargs)
 
     monkeypatch.setattr(subprocess, "run", counted)
-    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))
-    path = cache / "native" / f"jspec-{build.fingerprint()}.so"
+    monkeypatch.setattr(native, "_CPP_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))
+    path = cache / "native" / f"jspec-{native.cpp_recipe().fingerprint()}.so"
     for number in (1, 2):
         for _ in range(2):
-            build.load_library()
+            native.load_library(native.cpp_recipe())
         assert sum(runs) == number
         assert path.stat().st_size > 10_000
         beside = sorted(path.parent.iterdir())
@@ -46,9 +45,9 @@ def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch
 
 
 def test_another_processor_gets_a_library_of_its_own(monkeypatch):
-    own = build.fingerprint()
-    monkeypatch.setattr(build, "_processor", lambda: "another")
-    assert build.fingerprint() != own
+    fingerprint = native.cpp_recipe().fingerprint()
+    monkeypatch.setattr(native, "_processor", lambda: "another")
+    assert native.cpp_recipe().fingerprint() != fingerprint
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,8 @@ def test_without_a_compiler_xla_computes_and_one_line_says_so(
     cache, monkeypatch, capsys, compiler, reason
 ):
     """The line is jspec's own: no time, file and number of a logger before it."""
-    monkeypatch.setattr(build, "_compiler", lambda: compiler)
-    assert not is_available()
+    monkeypatch.setattr(native, "_cpp_compiler", lambda: compiler)
+    assert prepare() is None
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jspec: ")
     assert reason in line
@@ -75,10 +74,10 @@ def test_without_a_compiler_xla_computes_and_one_line_says_so(
 def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file"))
-    assert not is_available()
+    assert prepare() is None
     assert "XLA computes everything" in capsys.readouterr().err
 
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("JSPEC_NATIVE", "0")
-    assert not is_available()
+    assert not native.is_available()

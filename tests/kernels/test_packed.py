@@ -89,8 +89,8 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
     by_cpp = 3e-5 if dtype == jnp.bfloat16 else 1e-6
     bound = by_cpp if is_native else by_xla
     for count in (1, 8, 11):
-        found = np.asarray(packed_product(rows[:count].astype(jnp.float32), kernel))
-        assert np.abs(found - expected[:count]).max() <= bound * np.abs(expected).max()
+        outputs = np.asarray(packed_product(rows[:count].astype(jnp.float32), kernel))
+        assert np.abs(outputs - expected[:count]).max() <= bound * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
@@ -115,8 +115,8 @@ def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
     # On other devices than a CPU XLA rounds them to the kernel's bfloat16, too.
     tolerance = 2e-5 if jax.default_backend() == "cpu" else 4e-3
     for count in (1, 8, 11):
-        found = np.asarray(packed_product(rows[:count], kernel))
-        assert np.abs(found - expected[:count]).max() <= tolerance * np.abs(expected).max()
+        outputs = np.asarray(packed_product(rows[:count], kernel))
+        assert np.abs(outputs - expected[:count]).max() <= tolerance * np.abs(expected).max()
 
 
 def test_rows_of_like_numbers_are_multiplied_exactly():
@@ -129,8 +129,8 @@ def test_rows_of_like_numbers_are_multiplied_exactly():
     for row in (size, -size, np.where(np.arange(NUM_INPUTS) % 3, size, -size)):
         row = jnp.asarray(row[None], jnp.bfloat16)
         expected = np.asarray(row, np.float64) @ weights.astype(np.float64).T
-        found = np.asarray(packed_product(row, kernel))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+        outputs = np.asarray(packed_product(row, kernel))
+        np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("takes_bytes", [False, True])
@@ -144,9 +144,9 @@ def test_one_rows_nan_stays_its_own(bad, takes_bytes):
         kernel = kernel.replace(takes_bytes=True)
     good = np.asarray(packed_product(jnp.asarray(rows), kernel))
     rows[0, 40] = bad
-    found = np.asarray(packed_product(jnp.asarray(rows), kernel))
-    assert not np.isfinite(found[0]).any()
-    np.testing.assert_array_equal(found[1], good[1])
+    outputs = np.asarray(packed_product(jnp.asarray(rows), kernel))
+    assert not np.isfinite(outputs[0]).any()
+    np.testing.assert_array_equal(outputs[1], good[1])
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -168,8 +168,8 @@ def test_rows_of_a_table(kind):
     raw, weights = random_rows(kind)
     table = make_kernel(raw, kind, weights.shape, jnp.float32)
     ids = np.array([[3, 49, 0], [17, 16, 15]])
-    found = jax.jit(packed_rows)(table, jnp.asarray(ids))
-    np.testing.assert_allclose(found, weights[ids], rtol=1e-6)
+    table_rows = jax.jit(packed_rows)(table, jnp.asarray(ids))
+    np.testing.assert_allclose(table_rows, weights[ids], rtol=1e-6)
 
 
 @pytest.mark.usefixtures("optimised")

@@ -44,8 +44,8 @@ def test_zeros_beside_rows_change_nothing(kind, monkeypatch):
     jax.clear_caches()
     expected = np.asarray(jax.jit(function)(rows, kernel))
     for count in (1, 5, 15):
-        found = jax.jit(function)(rows[:count], kernel)
-        np.testing.assert_array_equal(found, expected[:count])
+        outputs = jax.jit(function)(rows[:count], kernel)
+        np.testing.assert_array_equal(outputs, expected[:count])
     jax.clear_caches()
 
 

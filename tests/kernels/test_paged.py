@@ -78,8 +78,8 @@ def test_a_block_is_written_over_the_edges_of_pages(by, num_tokens):
         new = block[row].astype(jnp.bfloat16).astype(jnp.float32).swapaxes(0, 1)
         count = min(num_tokens, 2 * PAGE - start)
         expected[:, start : start + count] = new[:, :count]
-        found = written[table[row]].swapaxes(0, 1).reshape(expected.shape)
-        np.testing.assert_array_equal(found, expected)
+        slots = written[table[row]].swapaxes(0, 1).reshape(expected.shape)
+        np.testing.assert_array_equal(slots, expected)
     others = np.delete(written, np.asarray(table).ravel(), axis=0)
     assert (others == 7).all(), "a page of nobody here was written"
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import build
 from jspec.kernels import library as native
 from jspec.kernels.product import float_product, prefill_widths
 from jspec.models.layers import linear
@@ -109,9 +108,9 @@ def test_derivatives_are_those_of_xlas_product():
     def loss(multiply, rows, kernel):
         return jnp.sum(jnp.sin(multiply(rows, kernel)))
 
-    own = jax.grad(loss, (1, 2))(product, rows, kernel)
+    slopes = jax.grad(loss, (1, 2))(product, rows, kernel)
     xlas = jax.grad(loss, (1, 2))(product_by_xla, rows, kernel)
-    for ours, theirs in zip(own, xlas, strict=True):
+    for ours, theirs in zip(slopes, xlas, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -126,7 +125,7 @@ def build_elsewhere(monkeypatch, tmp_path, *options):
     """Builds the library for another processor, and returns it."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
-    library = build.load_library()
+    library = native.load_library(native.cpp_recipe())
     library.jspec_has_pairs.restype = ctypes.c_bool
     return library
 
@@ -151,7 +150,7 @@ def check_product_elsewhere(library, name):
 
 def test_processors_without_tiles_have_products_too(monkeypatch, tmp_path):
     """The library as it is built where there is AVX-512 BF16, but no AMX."""
-    if "amx_bf16" not in build._processor():
+    if "amx_bf16" not in native._processor():
         pytest.skip("this processor has none itself")
     library = build_elsewhere(monkeypatch, tmp_path, "-march=native", "-mno-amx-bf16")
     assert library.jspec_has_pairs()

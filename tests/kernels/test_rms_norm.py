@@ -82,8 +82,8 @@ def test_a_rows_result_does_not_depend_on_its_neighbours():
 def test_derivatives_are_those_of_xla(dtype):
     inputs, scale = draw((2, 3, 70), dtype)
     epsilon = jnp.float32(1e-5)
-    own = jax.grad(lambda x, s: jnp.sum(jnp.sin(norm(x, s))), (0, 1))(inputs, scale)
+    slopes = jax.grad(lambda x, s: jnp.sum(jnp.sin(norm(x, s))), (0, 1))(inputs, scale)
     xlas = jax.grad(lambda x, s: jnp.sum(jnp.sin(rms_norm.__wrapped__(x, s, epsilon))), (0, 1))
-    for ours, theirs in zip(own, xlas(inputs, scale), strict=True):
+    for ours, theirs in zip(slopes, xlas(inputs, scale), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, atol=1e-5)

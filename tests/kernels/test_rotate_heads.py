@@ -27,8 +27,8 @@ def test_they_are_those_of_xla(shape):
     """Guards against a value head that is turned, and keys that are scaled."""
     operands = draw(shape)
     assert "jspec_rotate_heads" in jax.jit(rotate_heads).lower(*operands).as_text()
-    own = jax.jit(rotate_heads)(*operands)
-    for ours, theirs in zip(own, rotate_heads_by_xla(*operands), strict=True):
+    rotated = jax.jit(rotate_heads)(*operands)
+    for ours, theirs in zip(rotated, rotate_heads_by_xla(*operands), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
         assert np.abs(ours).max() > 0.1
 
@@ -38,8 +38,8 @@ def test_a_tokens_heads_do_not_depend_on_its_neighbours():
     together = jax.jit(rotate_heads)(*operands)
     for token in (0, 1, 299):
         alone = jax.jit(rotate_heads)(*(leaf[:, token : token + 1] for leaf in operands))
-        for one, all_ in zip(alone, together, strict=True):
-            np.testing.assert_array_equal(one[:, 0], all_[:, token])
+        for heads, all_ in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(heads[:, 0], all_[:, token])
 
 
 def test_derivatives_are_those_of_xla():
@@ -49,8 +49,8 @@ def test_derivatives_are_those_of_xla():
         queries, keys, values = rotate(qkv, *operands[1:])
         return jnp.sum(jnp.sin(queries)) + jnp.sum(jnp.cos(keys)) + jnp.sum(jnp.sin(values))
 
-    own, xlas = (
+    slopes, xlas = (
         jax.grad(loss, 1)(rotate, operands[0]) for rotate in (rotate_heads, rotate_heads_by_xla)
     )
-    np.testing.assert_allclose(own, xlas, atol=1e-6)
+    np.testing.assert_allclose(slopes, xlas, atol=1e-6)
     assert native.is_available()

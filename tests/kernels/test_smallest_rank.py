@@ -98,6 +98,6 @@ def test_a_rows_threshold_does_not_depend_on_its_neighbours():
     target = jnp.full([4, 6, 1], 0.9)
     together = np.asarray(smallest_rank(rank, probs, target))
     for b, t in np.ndindex(4, 6):
-        own = slice(b, b + 1), slice(t, t + 1)
-        alone = smallest_rank(rank[own], probs[own], target[own])
-        np.testing.assert_array_equal(alone, together[own])
+        place = slice(b, b + 1), slice(t, t + 1)
+        alone = smallest_rank(rank[place], probs[place], target[place])
+        np.testing.assert_array_equal(alone, together[place])

@@ -48,6 +48,6 @@ def test_a_rows_result_does_not_depend_on_its_neighbours():
 
 def test_derivatives_are_those_of_xla():
     gate_up = draw((2, 3, 2, 20))
-    own = jax.grad(lambda x: jnp.sum(jnp.sin(swiglu(x))))(gate_up)
+    slopes = jax.grad(lambda x: jnp.sum(jnp.sin(swiglu(x))))(gate_up)
     xlas = jax.grad(lambda x: jnp.sum(jnp.sin(swiglu.__wrapped__(x))))(gate_up)
-    np.testing.assert_allclose(own, xlas, atol=1e-5)
+    np.testing.assert_allclose(slopes, xlas, atol=1e-5)

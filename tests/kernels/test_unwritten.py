@@ -11,15 +11,15 @@ from jspec.kernels.library import is_available
 
 @pytest.mark.parametrize("is_read", [True, jnp.array(True)])
 def test_what_is_read_is_zero(is_read):
-    found = jax.jit(lambda: zeros_if(is_read, 3, 5))()
-    np.testing.assert_array_equal(found, np.zeros([3, 5], np.float32))
+    numbers = jax.jit(lambda: zeros_if(is_read, 3, 5))()
+    np.testing.assert_array_equal(numbers, np.zeros([3, 5], np.float32))
 
 
 def test_what_is_not_read_is_not_written():
     program = jax.jit(lambda is_read: zeros_if(is_read, 7, 4096)[:2].at[0, 0].set(1.0))
     if is_available():
         assert "jspec_unwritten" in program.lower(True).as_text()
-    found = program(jnp.array(False))
-    assert found.shape == (2, 4096)
-    assert found[0, 0] == 1
+    numbers = program(jnp.array(False))
+    assert numbers.shape == (2, 4096)
+    assert numbers[0, 0] == 1
     assert not np.asarray(program(jnp.array(True)))[1].any()

@@ -102,9 +102,9 @@ def test_derivatives_are_those_of_xlas_write():
             jnp.sin(write(layer, block, start)) * jnp.arange(SLOTS, dtype=jnp.float32)[:, None]
         )
 
-    own = jax.grad(loss, (1, 2))(write_rows, layer, block)
+    slopes = jax.grad(loss, (1, 2))(write_rows, layer, block)
     for ours, theirs in zip(
-        own, jax.grad(loss, (1, 2))(write_rows_by_xla, layer, block), strict=True
+        slopes, jax.grad(loss, (1, 2))(write_rows_by_xla, layer, block), strict=True
     ):
         np.testing.assert_allclose(ours, theirs)
     assert native.is_available()

@@ -25,10 +25,14 @@ def call(tmp_path):
     """Returns a function that runs the script: status, output and errors."""
 
     def run(*arguments, **variables):
-        own = {"JSPEC_CACHE": str(tmp_path), "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+        usual = {
+            "JSPEC_CACHE": str(tmp_path),
+            "XLA_FLAGS": "",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+        }
         done = subprocess.run(
             [sys.executable, str(_SCRIPT), *arguments], capture_output=True, text=True,
-            env={**os.environ, **own, **variables}, timeout=300,
+            env={**os.environ, **usual, **variables}, timeout=300,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 

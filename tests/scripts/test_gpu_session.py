@@ -21,6 +21,7 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
+from jspec.kernels.cuda_product import Fused
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan
@@ -90,7 +91,11 @@ def test_a_call_goes_on_where_the_last_one_ended(start, tmp_path):
     assert run_steps(start(), steps, until=60) == {}
     assert run_steps(start(), steps, until=60) == {}
     assert calls == ["a", "b", "a"]
-    ends = [(one["step"], one["outcome"]) for one in lines_of(tmp_path) if one["kind"] == "step"]
+    ends = [
+        (record["step"], record["outcome"])
+        for record in lines_of(tmp_path)
+        if record["kind"] == "step"
+    ]
     assert ends == [("a", "failed"), ("b", "done"), ("a", "done")]
     assert start().figures("b", "figure")[0]["size"] == 3
 
@@ -128,12 +133,18 @@ def test_a_step_that_fails_or_hangs_stops_no_other(start, tmp_path, monkeypatch)
         "hangs": "its time was over, and it did not come back", "overruns": "its time was over",
         "raises": "ZeroDivisionError: division by zero",
     }  # fmt: skip
-    outcomes = {one["step"]: one["outcome"] for one in lines_of(tmp_path) if one["kind"] == "step"}
+    outcomes = {
+        record["step"]: record["outcome"]
+        for record in lines_of(tmp_path)
+        if record["kind"] == "step"
+    }
     assert outcomes == {"hangs": "ended", "overruns": "ended", "out": "left out",
                         "raises": "failed", "last": "done"}  # fmt: skip
     time.sleep(1.5)
     assert late == ["refused"]
-    assert [one["name"] for one in lines_of(tmp_path) if one["kind"] == "figure"] == ["early"]
+    assert [record["name"] for record in lines_of(tmp_path) if record["kind"] == "figure"] == [
+        "early"
+    ]
     assert not children[0].is_running()
 
 
@@ -200,7 +211,7 @@ def test_the_end_says_what_is_not_done_and_why(start, capsys):
     )
     plan._end_call(begun, {}, 60)
     assert capsys.readouterr().out.endswith("s  all steps are done\n")
-    assert [one["status"] for one in begun.records] == [1, 0]
+    assert [record["status"] for record in begun.records] == [1, 0]
 
 
 def answer(method, tokens, error=None, **changes):
@@ -217,7 +228,10 @@ def test_a_wrong_token_is_found_by_its_index():
         (fault,) = correctness.faults_of([right[0], answer("in a batch", tokens)], reference)
         assert (fault["index"], fault["said"]) == (index, "differs from alone")
     silent = [answer("alone", [1, 5, 3]), answer("in a batch", [1, 5, 3])]
-    assert [one["index"] for one in correctness.faults_of(silent, reference)] == [1, 1]
+    assert [fault_record["index"] for fault_record in correctness.faults_of(silent, reference)] == [
+        1,
+        1,
+    ]
     (fault,) = correctness.faults_of([answer("alone", [1, 2], "the model gave NaN")], reference)
     assert (fault["index"], fault["said"]) == (2, "the model gave NaN")
     assert correctness.faults_of([answer("alone", [7], rule="rejection")], reference) == []
@@ -264,9 +278,11 @@ def test_old_loops_carry_their_condition(monkeypatch):
     assert (jax.lax.while_loop, kernels.run_options) == before
     sizes = [
         len(
-            next(eqn for eqn in one.eqns if eqn.primitive.name == "while").params["cond_jaxpr"].eqns
+            next(eqn for eqn in program.eqns if eqn.primitive.name == "while")
+            .params["cond_jaxpr"]
+            .eqns
         )
-        for one in (new, old)
+        for program in (new, old)
     ]
     assert sizes == [1, 0]
 
@@ -322,12 +338,12 @@ def test_the_race_decides_late_whether_its_loop_runs(condition):
     """The inner loop makes a trip each time: without it the values would be others."""
     values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
     kernel = jnp.asarray(np.random.default_rng(1).normal(size=(16, 16)), jnp.float32) / 4
-    found = jax.jit(correctness.make_program(condition))(values, kernel)
-    other = "computed" if condition == "carried" else "carried"
-    np.testing.assert_allclose(found, jax.jit(correctness.make_program(other))(values, kernel))
-    assert float(jnp.abs(found).max()) <= 1
+    results = jax.jit(correctness.make_program(condition))(values, kernel)
+    opposite = "computed" if condition == "carried" else "carried"
+    np.testing.assert_allclose(results, jax.jit(correctness.make_program(opposite))(values, kernel))
+    assert float(jnp.abs(results).max()) <= 1
     # cos(x) * 1.5 + 1 over its largest: most values are positive, which tanh alone gives half of.
-    assert float((found > 0).mean()) > 0.6
+    assert float((results > 0).mean()) > 0.6
 
 
 def test_what_the_race_says():
@@ -343,11 +359,11 @@ def test_candidates_multiply_alike(name):
     keys = iter(jax.random.split(jax.random.key(0), 4))
     rows, weights = (jax.random.normal(next(keys), shape) for shape in ((5, 64), (48, 64)))
     norm, residual = jax.random.normal(next(keys), (64,)), jax.random.normal(next(keys), (5, 24))
-    options = {"norm": norm, "epsilon": 1e-5, "activation": "silu", "residual": residual}
-    expected = products.candidates()["xla"](rows, weights, **options)
-    found = products.candidates()[name](rows, weights, **options)
+    fused = Fused(norm, 1e-5, activation="silu", residual=residual)
+    expected = products.candidates()["xla"](rows, weights, fused)
+    outputs = products.candidates()[name](rows, weights, fused)
     assert expected.shape == (5, 24)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_aims_without_a_figure_are_unknown(start):
@@ -405,10 +421,10 @@ def test_a_model_is_joined_and_checked(tmp_path, monkeypatch):
 
 def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
     """Before anything is measured or written."""
-    other, rehearsal = tmp_path / "other", tmp_path / "measured"
-    for folder in (other, rehearsal):
+    foreign, rehearsal = tmp_path / "other", tmp_path / "measured"
+    for folder in (foreign, rehearsal):
         folder.mkdir()
-    (other / "notes.txt").touch()
+    (foreign / "notes.txt").touch()
     record = {"kind": "call", "call": 1, "is_rehearsal": False}
     (rehearsal / "session.jsonl").write_text(json.dumps(record) + "\n")
     expected = {
@@ -416,12 +432,12 @@ def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
         ("--until=x", "--rehearse"): "until",
         (): "a GPU that JAX can use, or --rehearse",
         ("--rehearse", "--models=/no/such/folder"): "a folder in --models",
-        ("--rehearse", f"--results={other}"): "an empty folder or one with session.jsonl",
+        ("--rehearse", f"--results={foreign}"): "an empty folder or one with session.jsonl",
         ("--rehearse", f"--results={rehearsal}"): "a journal of a rehearsal",
         ("--rehearse", "everything"): "flags only",
     }
     env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
-    outcomes = run_many(f"{PROGRAM}.__main__", [list(one) for one in expected], env=env)
+    outcomes = run_many(f"{PROGRAM}.__main__", [list(arguments) for arguments in expected], env=env)
     for message, outcome in zip(expected.values(), outcomes, strict=True):
         assert message in check_refusal(*outcome)
     assert len((rehearsal / "session.jsonl").read_text().splitlines()) == 1
@@ -445,23 +461,25 @@ def test_a_rehearsal_leaves_a_record_of_every_step(compile_cache, tmp_path):
     status, printed, errors = run(PROGRAM, *arguments, env=env, timeout=1500)
     assert status == 0, printed + errors
     records = lines_of(tmp_path / "out")
-    ends = {one["step"]: one["outcome"] for one in records if one["kind"] == "step"}
+    ends = {record["step"]: record["outcome"] for record in records if record["kind"] == "step"}
     assert ends.pop("why") == "left out"
     assert ends == {step.name: "done" for step in plan.STEPS if step.name != "why"}
-    (call,) = [one for one in records if one["kind"] == "call"]
+    (call,) = [record for record in records if record["kind"] == "call"]
     assert {"commit", "date", "versions", "device", "command"} <= call.keys()
-    names = {(one["step"], one["name"]) for one in records if one["kind"] == "figure"}
+    names = {(record["step"], record["name"]) for record in records if record["kind"] == "figure"}
     assert names >= {
         ("race", "distances"), ("seeds", "verdict"), ("audit", "check"), ("products", "layer"),
         ("products", "product"), ("models", "rounds"), ("models", "call"), ("models", "host"),
         ("drafts", "drafts"), ("torch", "torch"), ("aims", "aim"),
     }  # fmt: skip
-    figures = [one for one in records if (one["kind"], one.get("step")) == ("figure", "seeds")]
-    by_arm = {one["arm"]: one["number"] for one in figures if one["name"] == "answers"}
+    figures = [
+        record for record in records if (record["kind"], record.get("step")) == ("figure", "seeds")
+    ]
+    by_arm = {record["arm"]: record["number"] for record in figures if record["name"] == "answers"}
     assert set(by_arm) == {arm.name for arm in correctness.FIRST}
     assert len(set(by_arm.values())) == 1
     assert min(by_arm.values()) > 0
-    measured = [one for one in records if one.get("name") == "aim"]
+    measured = [record for record in records if record.get("name") == "aim"]
     assert len(measured) == len(AIMS)
     status, printed, _ = run(PROGRAM, *arguments, env=env, timeout=300)
     assert printed.count("is in the journal already") == len(ends)

@@ -39,12 +39,12 @@ def test_a_torn_run_goes_on(call, tmp_path):
     """The answers are those of an undisturbed run, each prompt once."""
     path = tmp_path / "answers.jsonl"
     assert call("--temperature=1")[0] == 0
-    whole = sorted(read(path), key=lambda one: one["index"])
-    assert [one["index"] for one in whole] == list(range(5))
+    whole = sorted(read(path), key=lambda record: record["index"])
+    assert [record["index"] for record in whole] == list(range(5))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[2][:20])
     assert call("--temperature=1", times=2)[0] == 0  # the second has nothing to do
-    assert sorted(read(path), key=lambda one: one["index"]) == whole
+    assert sorted(read(path), key=lambda record: record["index"]) == whole
 
 
 def test_a_file_of_another_is_left_alone(call, tmp_path):

@@ -147,24 +147,24 @@ def test_the_limit_follows_from_the_seconds_without_a_mistake():
 
 def test_results_are_kept_of_what_was_noticed_and_has_not_changed(project, tmp_path):
     """Guards against a survivor, or an entry that was changed since, that is not run again."""
-    one, other, third = mistake("a", "b"), mistake("c", "d"), mistake("e", "f")
+    first, second, third = mistake("a", "b"), mistake("c", "d"), mistake("e", "f")
     path = tmp_path / "results.json"
     read = functools.partial(mutate.read_results, str(path), root=project)
-    assert read([one]) == []
-    digest = mutate.digest_of(one, project)
-    noticed = one | {"noticed_by": "time limit", "seconds": 1.0, "digest": digest}
-    survivor = other | {"noticed_by": None, "seconds": 1.0, "digest": digest}
+    assert read([first]) == []
+    digest = mutate.digest_of(first, project)
+    noticed = first | {"noticed_by": "time limit", "seconds": 1.0, "digest": digest}
+    survivor = second | {"noticed_by": None, "seconds": 1.0, "digest": digest}
     changed = noticed | third | {"becomes": "g"}
     path.write_text(json.dumps({"mistakes": [noticed, survivor, changed]}))
-    assert read([one, other, third]) == [noticed]
+    assert read([first, second, third]) == [noticed]
     for name in ("counting.py", "tests/test_counting.py"):
         right = (project / name).read_text()
         (project / name).write_text(right + "\n")
-        assert read([one]) == [], "its code or its tests have changed"
+        assert read([first]) == [], "its code or its tests have changed"
         (project / name).write_text(right)
-    path.write_text(json.dumps({"mistakes": [one]}))
+    path.write_text(json.dumps({"mistakes": [first]}))
     with pytest.raises(InputError, match="expected results of a mutation run"):
-        read([one])
+        read([first])
 
 
 def test_a_time_limit_is_counted_apart():

@@ -186,7 +186,7 @@ ffi::Error WithNumbers(ffi::AnyBuffer& buffer, const Work& work) {
 template <typename T>
 class Space {
  public:
-  // Returns room for `count` numbers; earlier contents are lost.
+  // Returns space for `count` numbers; earlier contents are lost.
   T* Take(int64_t count) {
     vectors_.resize((count * sizeof(T) + sizeof(Lanes) - 1) / sizeof(Lanes));
     return reinterpret_cast<T*>(vectors_.data());

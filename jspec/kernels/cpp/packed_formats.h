@@ -70,28 +70,19 @@ struct Scales {
 // minimum is subtracted, what is subtracted from each code; Read, which fills in the scales; and
 // Codes, those of the inputs 4 * four to 4 * four + 3 of a group.
 
-template <bool kHasMinimum>
-struct Q4 {
-  static constexpr int kBytes = kHasMinimum ? 20 : 18, kGroups = 1, kCodes = kBytes - 16;
+// Four bits of each code, and in Q5 a fifth.
+template <bool kFifth, bool kHasMinimum>
+struct Nibbles {
+  static constexpr int kCodes = (kHasMinimum ? 4 : 2) + (kFifth ? 4 : 0), kBytes = kCodes + 16;
+  static constexpr int kGroups = 1, kOffset = kHasMinimum ? 0 : kFifth ? 16 : 8;
   static constexpr bool kHalves = false, kMinimum = kHasMinimum;
-  static constexpr int kOffset = kHasMinimum ? 0 : 8;
   static void Read(Block block, const Scales& scales) {
     scales.factor[0] = LoadHalves(block, 0);
     if (kMinimum) scales.minimum[0] = -LoadHalves(block, 2);
   }
   static Words Codes(Block block, int, int four) {
-    return Bits(LoadFours(block, kCodes + 4 * (four % 4)), four / 4 * 4, 4);
-  }
-};
-
-template <bool kHasMinimum>
-struct Q5 {
-  static constexpr int kBytes = kHasMinimum ? 24 : 22, kGroups = 1, kCodes = kBytes - 16;
-  static constexpr bool kHalves = false, kMinimum = kHasMinimum;
-  static constexpr int kOffset = kHasMinimum ? 0 : 16;
-  static void Read(Block block, const Scales& scales) { Q4<kHasMinimum>::Read(block, scales); }
-  static Words Codes(Block block, int, int four) {
     const Words low = Bits(LoadFours(block, kCodes + 4 * (four % 4)), four / 4 * 4, 4);
+    if constexpr (!kFifth) return low;
     // Bit i of each output's 32 belongs to input i: the multiplication spreads four over the bytes.
     const Words bits = (LoadFours(block, kCodes - 4) >> (4 * four)) & 0xfu;
     return low | Bits(bits * 0x00204081u, 0, 1) << 4;
@@ -113,31 +104,24 @@ inline void ReadSixBits(Block block, const Scales& scales) {
   const Lanes factor = LoadHalves(block, 0), minimum = LoadHalves(block, 2);
   for (int i = 0; i < 4; ++i) {
     const Words first = LoadBytes(block, 4 + i), second = LoadBytes(block, 8 + i);
-    const Words both = LoadBytes(block, 12 + i);
+    const Words third = LoadBytes(block, 12 + i);
     scales.factor[i] = factor * ToLanes(first & 63);
     scales.minimum[i] = minimum * ToLanes(second & 63);
-    scales.factor[i + 4] = factor * ToLanes((both & 15) | (first >> 6) << 4);
-    scales.minimum[i + 4] = minimum * ToLanes((both >> 4) | (second >> 6) << 4);
+    scales.factor[i + 4] = factor * ToLanes((third & 15) | (first >> 6) << 4);
+    scales.minimum[i + 4] = minimum * ToLanes((third >> 4) | (second >> 6) << 4);
   }
 }
 
-struct Q4K {
-  static constexpr int kBytes = 144, kGroups = 8;
+// Q4_K, and with a fifth bit Q5_K.
+template <bool kFifth>
+struct SixBitScales {
+  static constexpr int kBytes = kFifth ? 176 : 144, kGroups = 8, kOffset = 0;
   static constexpr bool kHalves = false, kMinimum = true;
-  static constexpr int kOffset = 0;
   static void Read(Block block, const Scales& scales) { ReadSixBits(block, scales); }
   static Words Codes(Block block, int group, int four) {
-    return Bits(LoadFours(block, 16 + group / 2 * 32 + 4 * four), group % 2 * 4, 4);
-  }
-};
-
-struct Q5K {
-  static constexpr int kBytes = 176, kGroups = 8;
-  static constexpr bool kHalves = false, kMinimum = true;
-  static constexpr int kOffset = 0;
-  static void Read(Block block, const Scales& scales) { ReadSixBits(block, scales); }
-  static Words Codes(Block block, int group, int four) {
-    const Words low = Bits(LoadFours(block, 48 + group / 2 * 32 + 4 * four), group % 2 * 4, 4);
+    const int codes = kBytes - 128 + group / 2 * 32 + 4 * four;
+    const Words low = Bits(LoadFours(block, codes), group % 2 * 4, 4);
+    if constexpr (!kFifth) return low;
     return low | Bits(LoadFours(block, 16 + 4 * four), group, 1) << 4;
   }
 };

@@ -135,15 +135,15 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi:
   JSPEC_PRODUCT(name##_product, Product<__VA_ARGS__, false>);          \
   JSPEC_PRODUCT(name##_byte_product, Product<__VA_ARGS__, true>)
 
-JSPEC_PACKED(q4_0, Q4<false>);
-JSPEC_PACKED(q4_1, Q4<true>);
-JSPEC_PACKED(q5_0, Q5<false>);
-JSPEC_PACKED(q5_1, Q5<true>);
+JSPEC_PACKED(q4_0, Nibbles<false, false>);
+JSPEC_PACKED(q4_1, Nibbles<false, true>);
+JSPEC_PACKED(q5_0, Nibbles<true, false>);
+JSPEC_PACKED(q5_1, Nibbles<true, true>);
 JSPEC_PACKED(q8_0, Q8);
 JSPEC_PACKED(q2_k, Q2K);
 JSPEC_PACKED(q3_k, Q3K);
-JSPEC_PACKED(q4_k, Q4K);
-JSPEC_PACKED(q5_k, Q5K);
+JSPEC_PACKED(q4_k, SixBitScales<false>);
+JSPEC_PACKED(q5_k, SixBitScales<true>);
 JSPEC_PACKED(q6_k, Q6K);
 
 #endif

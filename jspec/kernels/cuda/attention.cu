@@ -475,45 +475,13 @@ cudaError_t LaunchAttention(cudaStream_t stream, const AttentionCall& call, bool
 
 namespace {
 
-namespace ffi = xla::ffi;
-using Result = ffi::Result<Buffer>;
-
-ffi::Error Attend(cudaStream_t stream, float epsilon, float scale, float cap, Buffer, Buffer,
-                  Buffer qkv, Buffer cos, Buffer sin, Buffer start, Buffer visible, Buffer table,
-                  Buffer query_norm, Buffer key_norm, Result keys, Result values, Result mixed,
-                  Result parts, Result sums) {
-  AttentionCall call = CallOf({*keys, *values, cos, sin, start, visible, table, query_norm, key_norm,
-                               *parts, *sums});
-  call.epsilon = epsilon;
-  call.scale = scale;
-  call.cap = cap;
-  call.qkv = DataOf<float>(qkv);
-  call.mixed = DataOf<uint16_t>(*mixed);
-  return ErrorOf(LaunchAttention(stream, call, false, false), "the attention");
+cudaError_t RunAttention(cudaStream_t stream, const Call& call) {
+  AttentionCall attention = AttentionOf(call);
+  attention.qkv = DataOf<float>(call.operand(2));
+  return LaunchAttention(stream, attention, false, false);
 }
 
 }  // namespace
 }  // namespace jspec
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_cuda_attention, jspec::Attend,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Attr<float>("epsilon")
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap")
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JSPEC_CUDA_HANDLER(jspec_cuda_attention, "the attention", jspec::RunAttention);

@@ -28,34 +28,36 @@ struct AttentionCall {
 cudaError_t LaunchAttention(cudaStream_t stream, const AttentionCall& call, bool overlaps_before,
                             bool overlaps);
 
-// Operands of an attention but for qkv; keys and values are results, in the operands' memory.
-struct AttentionBuffers {
-  Buffer keys, values, cos, sin, start, visible, table, query_norm, key_norm, parts, sums;
-};
-
-inline AttentionCall CallOf(const AttentionBuffers& buffers) {
-  const auto sizes = buffers.parts.dimensions();
-  AttentionCall call = {};
-  call.b = sizes[0];
-  call.t = buffers.cos.dimensions()[1];
-  call.k = sizes[1];
-  call.g = sizes[2] / call.t;
-  call.h = sizes[4];
-  call.s = buffers.visible.dimensions()[2];
-  call.num_splits = sizes[3];
-  call.cos = DataOf<float>(buffers.cos);
-  call.sin = DataOf<float>(buffers.sin);
-  call.start = DataOf<int>(buffers.start);
-  call.visible = DataOf<uint8_t>(buffers.visible);
-  call.query_norm = FloatsOf(buffers.query_norm);
-  call.key_norm = FloatsOf(buffers.key_norm);
-  call.table = DataOf<int>(buffers.table);
-  call.page = buffers.keys.dimensions()[2];
-  call.keys = DataOf<uint16_t>(buffers.keys);
-  call.values = DataOf<uint16_t>(buffers.values);
-  call.parts = DataOf<float>(buffers.parts);
-  call.sums = DataOf<float2>(buffers.sums);
-  return call;
+// Operands: keys, values, qkv, cos, sin, start, visible, table, query norm, key norm. Results: keys
+// and values, in the operands' memory, mixed, parts, sums. A layer has these and others after them.
+// `qkv` is not set: a layer's are no operand.
+inline AttentionCall AttentionOf(const Call& call) {
+  const auto sizes = call.result(3).dimensions();
+  AttentionCall attention = {};
+  attention.b = sizes[0];
+  attention.t = call.operand(3).dimensions()[1];
+  attention.k = sizes[1];
+  attention.g = sizes[2] / attention.t;
+  attention.h = sizes[4];
+  attention.s = call.operand(6).dimensions()[2];
+  attention.num_splits = sizes[3];
+  attention.cos = DataOf<float>(call.operand(3));
+  attention.sin = DataOf<float>(call.operand(4));
+  attention.start = DataOf<int>(call.operand(5));
+  attention.visible = DataOf<uint8_t>(call.operand(6));
+  attention.query_norm = FloatsOf(call.operand(8));
+  attention.key_norm = FloatsOf(call.operand(9));
+  attention.epsilon = call.attribute<float>("epsilon");
+  attention.scale = call.attribute<float>("scale");
+  attention.cap = call.attribute<float>("cap");
+  attention.table = DataOf<int>(call.operand(7));
+  attention.page = call.result(0).dimensions()[2];
+  attention.keys = DataOf<uint16_t>(call.result(0));
+  attention.values = DataOf<uint16_t>(call.result(1));
+  attention.mixed = DataOf<uint16_t>(call.result(2));
+  attention.parts = DataOf<float>(call.result(3));
+  attention.sums = DataOf<float2>(call.result(4));
+  return attention;
 }
 
 }  // namespace jspec

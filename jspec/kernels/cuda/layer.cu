@@ -12,112 +12,58 @@
 namespace jspec {
 namespace {
 
-namespace ffi = xla::ffi;
-using Result = ffi::Result<Buffer>;
+// Returns one of the layer's four products, with weights, units, multipliers and bias.
+Product ProductOf(const Call& call, int index) {
+  const auto buffer = [&](int part) { return call.operand(12 + index * 4 + part); };
+  Product product;
+  product.weights = DataOf<void>(buffer(0));
+  product.units = DataOf<float>(buffer(1));
+  product.multipliers = DataOf<int8_t>(buffer(2));
+  product.bias = FloatsOf(buffer(3));
+  product.storage = Storage(call.attribute<ffi::Span<const int64_t>>("storages")[index]);
+  product.takes_bytes = call.attribute<ffi::Span<const int64_t>>("takes_bytes")[index];
+  product.overlaps = call.attribute<bool>("overlaps") && index > 0;
+  return product;
+}
 
-// The kernels of the four products; each has its weights, units, multipliers and bias.
-struct Kernels {
-  ffi::RemainingArgs buffers;
-  ffi::Span<const int64_t> storages, takes_bytes;
-
-  Product Of(int index) const {
-    const auto buffer = [&](int part) { return *buffers.get<Buffer>(index * 4 + part); };
-    Product product;
-    product.weights = DataOf<void>(buffer(0));
-    product.units = DataOf<float>(buffer(1));
-    product.multipliers = DataOf<int8_t>(buffer(2));
-    product.bias = FloatsOf(buffer(3));
-    product.storage = Storage(storages[index]);
-    product.takes_bytes = takes_bytes[index];
-    return product;
-  }
-};
-
-ffi::Error Layer(cudaStream_t stream, ffi::Span<const int64_t> storages,
-                 ffi::Span<const int64_t> takes_bytes, int32_t activation, float epsilon,
-                 float scale, float cap, float residual_scale, bool overlaps, Buffer, Buffer,
-                 Buffer x, Buffer cos, Buffer sin, Buffer start, Buffer visible, Buffer table,
-                 Buffer query_norm, Buffer key_norm, Buffer attention_norm, Buffer mlp_norm,
-                 ffi::RemainingArgs buffers, Result keys, Result values, Result outputs, Result qkv,
-                 Result mixed, Result parts, Result sums, Result middle, Result gated) {
-  const Kernels kernels = {buffers, storages, takes_bytes};
-  const int num_rows = x.dimensions()[0];
+// Operands: those of attention, of which the third is the stream x; the norms before attention and
+// before the feed-forward layer; those of the products. Results: those of attention; queries, keys
+// and values; the stream in the middle; gated; the stream.
+cudaError_t RunLayer(cudaStream_t stream, const Call& call) {
+  const Buffer x = call.operand(2), mixed = call.result(2), qkv = call.result(5);
+  const Buffer middle = call.result(6), gated = call.result(7), outputs = call.result(8);
+  AttentionCall attention = AttentionOf(call);
+  attention.qkv = DataOf<float>(qkv);
+  const bool overlaps = call.attribute<bool>("overlaps");
   cudaError_t error = cudaSuccess;
-  // Each product goes from rows to a result, both matrices.
-  const auto multiply = [&](int index, const Buffer& rows, Result& result, Product product) {
-    product.rows = FloatsOf(rows);
-    product.result = result->untyped_data();
-    product.has_bfloat16_result = result->element_type() == ffi::BF16;
-    product.num_rows = num_rows;
-    product.num_inputs = rows.dimensions()[1];
-    product.num_outputs = result->dimensions()[1];
-    product.overlaps = overlaps && index > 0;
+  const auto multiply = [&](const Buffer& rows, const Buffer& result, Product product) {
+    Connect(product, rows, result);
     if (error == cudaSuccess) error = LaunchProduct(stream, product);
   };
   const auto normed = [&](int index, const Buffer& norm) {
-    Product product = kernels.Of(index);
+    Product product = ProductOf(call, index);
     product.norm = FloatsOf(norm);
-    product.epsilon = epsilon;
+    product.epsilon = attention.epsilon;
     return product;
   };
   const auto added = [&](int index, const Buffer& residual) {
-    Product product = kernels.Of(index);
-    product.scale = residual_scale;
+    Product product = ProductOf(call, index);
+    product.scale = call.attribute<float>("residual_scale");
     product.residual = DataOf<float>(residual);
     return product;
   };
 
-  multiply(0, x, qkv, normed(0, attention_norm));
-  AttentionCall call = CallOf(
-      {*keys, *values, cos, sin, start, visible, table, query_norm, key_norm, *parts, *sums});
-  call.epsilon = epsilon;
-  call.scale = scale;
-  call.cap = cap;
-  call.qkv = DataOf<float>(*qkv);
-  call.mixed = DataOf<uint16_t>(*mixed);
-  if (error == cudaSuccess) error = LaunchAttention(stream, call, overlaps, overlaps);
-  multiply(1, *mixed, middle, added(1, x));
-  Product gate = normed(2, mlp_norm);
-  gate.activation = Activation(activation);
-  multiply(2, *middle, gated, gate);
-  multiply(3, *gated, outputs, added(3, *middle));
-  return ErrorOf(error, "the layer");
+  multiply(x, qkv, normed(0, call.operand(10)));
+  if (error == cudaSuccess) error = LaunchAttention(stream, attention, overlaps, overlaps);
+  multiply(mixed, middle, added(1, x));
+  Product gate = normed(2, call.operand(11));
+  gate.activation = Activation(call.attribute<int32_t>("activation"));
+  multiply(middle, gated, gate);
+  multiply(gated, outputs, added(3, middle));
+  return error;
 }
 
 }  // namespace
 }  // namespace jspec
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_cuda_layer, jspec::Layer,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Attr<xla::ffi::Span<const int64_t>>("storages")
-                                  .Attr<xla::ffi::Span<const int64_t>>("takes_bytes")
-                                  .Attr<int32_t>("activation")
-                                  .Attr<float>("epsilon")
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap")
-                                  .Attr<float>("residual_scale")
-                                  .Attr<bool>("overlaps")
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .Arg<jspec::Buffer>()
-                                  .RemainingArgs()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>()
-                                  .Ret<jspec::Buffer>(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JSPEC_CUDA_HANDLER(jspec_cuda_layer, "the layer", jspec::RunLayer);

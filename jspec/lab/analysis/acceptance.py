@@ -25,13 +25,13 @@ def expected_acceptance(target_probs: Distributions, draft_probs: Distributions)
     return jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1)
 
 
-def divergence(one: Distributions, other: Distributions) -> Values:
+def divergence(target: Distributions, draft: Distributions) -> Values:
     """Returns how far two distributions are apart, from 0 (equal) to 1 (disjoint).
 
     The total variation, half the sum of |one(x) - other(x)|, which is D of arXiv 2211.17192, Def.
     3.2; 1 minus it is the acceptance (Thm 3.5, Lemma 3.3).
     """
-    return jnp.sum(jnp.abs(one - (one + other) / 2), axis=-1)
+    return jnp.sum(jnp.abs(target - (target + draft) / 2), axis=-1)
 
 
 def lenient_acceptance(

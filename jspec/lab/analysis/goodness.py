@@ -76,5 +76,5 @@ def samples_needed(fit: Fit, level: float) -> int | None:
     if fit.p_value >= _SEEN or not degrees:
         return None
     probs = max(fit.p_value, 1e-300), level  # an impossible sample has p = 0
-    found, wanted = (scipy.stats.chi2.isf(p, degrees) - degrees for p in probs)
-    return math.ceil(_MARGIN * fit.num_samples * wanted / found)
+    reached, wanted = (scipy.stats.chi2.isf(p, degrees) - degrees for p in probs)
+    return math.ceil(_MARGIN * fit.num_samples * wanted / reached)

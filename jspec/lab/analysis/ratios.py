@@ -47,9 +47,9 @@ def mean_and_interval(sums: Shaped[np.ndarray, "p"], counts: Shaped[np.ndarray, 
 
 def shares_by_accepted(rounds: PromptRounds, most: int) -> list[Ratio | None]:
     """Returns the shares of the rounds that accept 0, 1, ... `most` drafts."""
-    counts = [[accepted for _, accepted, _ in own] for own in rounds]
+    counts = [[accepted for _, accepted, _ in prompt] for prompt in rounds]
     sizes = list(map(len, counts))
-    return [share([own.count(n) for own in counts], sizes) for n in range(most + 1)]
+    return [share([prompt.count(n) for prompt in counts], sizes) for n in range(most + 1)]
 
 
 def share(parts: Sequence[float], wholes: Sequence[float]) -> Ratio | None:
@@ -98,14 +98,14 @@ def speed_ratio(
 Amounts = Mapping[tuple[int, Any], tuple[float, float]]  # seconds and amount, by repeat and prompt
 
 
-def compare_amounts(own: Amounts, base: Amounts) -> tuple[Ratio | None, int, int]:
-    """Returns how many times more a second `own` has than `base`, over the prompts and repeats that
-    both have done, and their numbers; None where they share nothing that took time.
+def compare_amounts(amounts: Amounts, base: Amounts) -> tuple[Ratio | None, int, int]:
+    """Returns how many times more a second `amounts` have than `base`, over the prompts and repeats
+    that both have done, and their numbers; None where they share nothing that took time.
 
     A run that is not over has begun a repeat: it counts if that leaves more than without it.
     """
-    both = own.keys() & base.keys()
-    shared = {place for place in both if min(*own[place], *base[place]) > 0}
+    common = amounts.keys() & base.keys()
+    shared = {place for place in common if min(*amounts[place], *base[place]) > 0}
     repeats = sorted({repeat for repeat, _ in shared})
     best: tuple[list[int], list[Any]] = [], []
     for count in range(1, len(repeats) + 1):
@@ -115,7 +115,7 @@ def compare_amounts(own: Amounts, base: Amounts) -> tuple[Ratio | None, int, int
             best = repeats[:count], prompts
     leaves = [
         np.array([[side[repeat, prompt][leaf] for prompt in best[1]] for repeat in best[0]])
-        for side in (own, base)
+        for side in (amounts, base)
         for leaf in (0, 1)
     ]
     return speed_ratio(*leaves) if best[1] else None, len(best[1]), len(best[0])
@@ -123,8 +123,8 @@ def compare_amounts(own: Amounts, base: Amounts) -> tuple[Ratio | None, int, int
 
 def acceptance(rounds: PromptRounds) -> Ratio | None:
     """Returns the share of the proposed drafts that are accepted; None without drafts."""
-    accepted = [sum(n for _, n, _ in own) for own in rounds]
-    return share(accepted, [sum(proposed for proposed, _, _ in own) for own in rounds])
+    accepted = [sum(n for _, n, _ in prompt) for prompt in rounds]
+    return share(accepted, [sum(proposed for proposed, _, _ in prompt) for prompt in rounds])
 
 
 def observed_alpha(rounds: PromptRounds) -> Ratio | None:
@@ -133,7 +133,7 @@ def observed_alpha(rounds: PromptRounds) -> Ratio | None:
     A draft after a rejected one is not examined. So this, the alpha of Leviathan et al. (arXiv
     2211.17192) as rounds show it, does not fall with the number of drafts, as `acceptance` does.
     """
-    accepted = [sum(n for _, n, _ in own) for own in rounds]
+    accepted = [sum(n for _, n, _ in prompt) for prompt in rounds]
     return share(accepted, list(map(_num_examined, rounds)))
 
 
@@ -152,11 +152,13 @@ def acceptance_by_position(rounds: PromptRounds, *, is_conditional: bool) -> lis
     Conditional: among the rounds alone in which all drafts before it were accepted.
     """
     rates: list[Ratio] = []
-    for place in range(max((proposed for own in rounds for proposed, _, _ in own), default=0)):
+    for place in range(
+        max((proposed for prompt in rounds for proposed, _, _ in prompt), default=0)
+    ):
         least = place if is_conditional else 0
         reached = [
-            [n > place for proposed, n, _ in own if proposed > place and n >= least]
-            for own in rounds
+            [n > place for proposed, n, _ in prompt if proposed > place and n >= least]
+            for prompt in rounds
         ]
         if (rate := share(list(map(sum, reached)), list(map(len, reached)))) is None:
             break

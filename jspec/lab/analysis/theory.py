@@ -95,8 +95,8 @@ def table1() -> Table:
     """Returns Table 1: arithmetic operations and speed for free drafts (c = ĉ = 0)."""
     rows = []
     for alpha, number in _TABLE1:
-        both = operations_growth(alpha, number), walltime_improvement(alpha, number, 0.0)
-        rows.append([alpha, number, *(round(value, 2) for value in both)])
+        gains = operations_growth(alpha, number), walltime_improvement(alpha, number, 0.0)
+        rows.append([alpha, number, *(round(value, 2) for value in gains)])
     note = (
         "Table 1 of arXiv 2211.17192 (Thms 3.11 and 3.8 with c = ĉ = 0). These are its digits: "
         "it rounds to the nearest second decimal everywhere and truncates nowhere (operations "

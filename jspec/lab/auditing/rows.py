@@ -147,12 +147,14 @@ class Rows:
         `params` and `settings` replace the target's and the subject's. The rows' seeds are
         `first_seed` and the numbers after it.
         """
-        both = ModelParams(params or self.subject.target.params, self._draft_params)
-        start = self._start(both, self._with_alphabet(settings or self.settings))
+        params_of_both = ModelParams(params or self.subject.target.params, self._draft_params)
+        start = self._start(params_of_both, self._with_alphabet(settings or self.settings))
         for first in range(first_seed, first_seed + num_rows, self._rows_per_run):
             state = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._rows_per_run, axis=0), start)
             seeds = jnp.arange(first, first + self._rows_per_run, dtype=jnp.uint32)
-            state, infos = self._engine.run(both, state.replace(seed=seeds), self.num_rounds)
+            state, infos = self._engine.run(
+                params_of_both, state.replace(seed=seeds), self.num_rounds
+            )
             if params is None:
                 self.num_proposed += int(infos.num_proposed.sum())
                 self.num_accepted += int(infos.num_accepted.sum())

@@ -56,9 +56,9 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
       InputError: the run that was broken off had other prompts.
     """
     prompts, tasks = choose_prompts(asked)
-    own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
+    options = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
     target, draft = asked.models()
-    generators = asked.generators(target, draft, **own)
+    generators = asked.generators(target, draft, **options)
     if asked.with_transformers:
         check_vocabularies(target, draft)
     settings, some = asked.settings(), next(iter(generators.values()))
@@ -90,15 +90,15 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     }
     answers: Answers = {}
     known = {
-        name: [[Generated(*answer) for answer in row] for row in own]
-        for name, own in begun.get("answers", {}).items()
+        name: [[Generated(*answer) for answer in row] for row in rows]
+        for name, rows in begun.get("answers", {}).items()
     }
     for answers in answer_in_turn(methods, ids, asked.repeats, known):
         yield Outcome(record | {"answers": answers})
     timings = timings_of(answers)
     record |= {
         "answers": answers,
-        "timings": {name: own.to_json() for name, own in timings.items()},
+        "timings": {name: timing.to_json() for name, timing in timings.items()},
         "methods": summarise(timings, is_one_text=gives_one_text(settings, asked.acceptance)),
         "spec_bench": columns_by_method(timings, bases, tasks),
     }

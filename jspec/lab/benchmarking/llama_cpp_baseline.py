@@ -104,9 +104,9 @@ class LlamaCpp(NamedTuple):
         return made
 
     def _answer(self, program: list, prompt: list[int], seed: int) -> Generated:
-        room = len(prompt) + self.max_new_tokens + _SPARE_SLOTS
+        num_slots = len(prompt) + self.max_new_tokens + _SPARE_SLOTS
         usual = ["-t", len(os.sched_getaffinity(0)), "--temp", self.temperature, "-s", seed]
-        usual += ["-c", room, "-b", room]
+        usual += ["-c", num_slots, "-b", num_slots]
         if self.temperature:
             usual += ["--top-k", 0, "--top-p", 1, "--min-p", 0]
         command = [self.folder / program[0], *program[1:], *usual]

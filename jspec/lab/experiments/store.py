@@ -64,7 +64,9 @@ class Store(contextlib.AbstractContextManager):
             check_or_write_config(self.folder / _CONFIG, config, command=self._command())
         self._results = Journal(results)
         records = self._results.read()
-        self.outcomes = {str(one.get("cell")): DONE for one in records if one.get("status") == DONE}
+        self.outcomes = {
+            str(record.get("cell")): DONE for record in records if record.get("status") == DONE
+        }
 
     def _command(self) -> str:
         """Returns the command of the last run here; "" if there was none."""

@@ -184,8 +184,8 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
 def _prediction(timed: Timed, costs: RoundCosts) -> dict[str, str]:
     """Returns what was measured of a method, and what the costs predict for its answers."""
     assert timed.speedup is not None
-    shared = {cell.prompts for cell in timed.own} & {cell.prompts for cell in timed.base}
-    groups = answers_by_prompt([cell for cell in timed.own if cell.prompts in shared])
+    shared = {cell.prompts for cell in timed.cells} & {cell.prompts for cell in timed.base}
+    groups = answers_by_prompt([cell for cell in timed.cells if cell.prompts in shared])
     seen = [answer for group in groups for answer in group]
     iid, cost_ratio = predict_iid(seen, costs)
     row = {"alpha": number(alpha_of(_rounds(seen)), 3), "c": number(cost_ratio, 3),

@@ -112,7 +112,7 @@ def by_length(scenes: Sequence[Scene], default: int) -> list[dict[int, Scene]]:
     """
     groups: dict[str, dict[int, Scene]] = {}
     for scene in scenes:
-        if scene.batch_size == min(other.batch_size for other in scenes):
+        if scene.batch_size == min(sibling.batch_size for sibling in scenes):
             rest = {key: v for key, v in scene.settings.items() if key != "max_new_tokens"}
             length = int(scene.settings.get("max_new_tokens", default))
             groups.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(length, scene)

@@ -101,17 +101,17 @@ def calls(cell: TimedCell) -> tuple[float, float]:
 class Timed:
     """What the cells of one method say beside the baseline's, at one setting and batch size."""
 
-    def __init__(self, own: Sequence[TimedCell], base: Sequence[TimedCell]) -> None:
-        self.own, self.base = own, base
-        self._answers = answers_by_prompt(own)  # repeats left out
+    def __init__(self, cells: Sequence[TimedCell], base: Sequence[TimedCell]) -> None:
+        self.cells, self.base = cells, base
+        self._answers = answers_by_prompt(cells)  # repeats left out
         self.rounds = [[r for answer in group for r in answer.rounds] for group in self._answers]
-        self._is_single = all(cell.batch_size == 1 for cell in own)
+        self._is_single = all(cell.batch_size == 1 for cell in cells)
         self._clock = decoding if self._is_single else whole
 
     @functools.cached_property
     def compared(self) -> tuple[Ratio | None, int, int]:
         """The speed-up, on how many prompts (or batches) it rests, and on how many repeats."""
-        return compare_amounts(_amounts(self.own, self._clock), _amounts(self.base, self._clock))
+        return compare_amounts(_amounts(self.cells, self._clock), _amounts(self.base, self._clock))
 
     @property
     def speedup(self) -> Ratio | None:
@@ -121,22 +121,22 @@ class Timed:
     @property
     def whole_speedup(self) -> Ratio | None:
         """The same for whole answers, reading the prompt included."""
-        return compare(self.own, self.base, whole)
+        return compare(self.cells, self.base, whole)
 
     @functools.cached_property
     def cost(self) -> Ratio | None:
         """Time of a round of one answer, in rounds of the baseline; None in a batch."""
-        return compare(self.base, self.own, calls) if self._is_single else None
+        return compare(self.base, self.cells, calls) if self._is_single else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """The amount that `speedup` compares."""
-        return _total_rate(map(self._clock, self.own))
+        return _total_rate(map(self._clock, self.cells))
 
     @property
     def milliseconds(self) -> float | None:
         """For which the reader of one answer waits for a token, on average."""
-        rate = _total_rate(map(decoding, self.own))
+        rate = _total_rate(map(decoding, self.cells))
         return 1000 / rate if rate else None
 
     @functools.cached_property
@@ -159,24 +159,27 @@ class Timed:
     @property
     def proposed_per_round(self) -> float | None:
         """Drafts, the mean."""
-        counts = [a_round.num_proposed for own in self.rounds for a_round in own]
+        counts = [a_round.num_proposed for prompt in self.rounds for a_round in prompt]
         return float(np.mean(counts)) if counts else None
 
     @property
     def same_answers(self) -> tuple[int, int]:
         """Answers that are token for token the baseline's, of how many; repeats count once."""
         ours, theirs = (
-            {(cell.prompts, cell.seed): [one.token_ids for one in cell.answers] for cell in cells}
-            for cells in (self.own, self.base)
+            {
+                (cell.prompts, cell.seed): [answer.token_ids for answer in cell.answers]
+                for cell in cells
+            }
+            for cells in (self.cells, self.base)
         )
         shared = ours.keys() & theirs.keys()
         pairs = [pair for key in shared for pair in zip(ours[key], theirs[key], strict=False)]
-        return sum(one == other for one, other in pairs), len(pairs)
+        return sum(answer == expected for answer, expected in pairs), len(pairs)
 
 
-def compare(own: Sequence[TimedCell], base: Sequence[TimedCell], clock: Clock) -> Ratio | None:
-    """Returns how many times faster `own` is than `base`; None where they share nothing timed."""
-    return compare_amounts(_amounts(own, clock), _amounts(base, clock))[0]
+def compare(cells: Sequence[TimedCell], base: Sequence[TimedCell], clock: Clock) -> Ratio | None:
+    """Returns how many times faster `cells` are than `base`; None where nothing shared is timed."""
+    return compare_amounts(_amounts(cells, clock), _amounts(base, clock))[0]
 
 
 def _amounts(
@@ -190,8 +193,8 @@ def _amounts(
     for cell in cells:
         seeds.setdefault((cell.repeat, cell.prompts), {})[cell.seed] = clock(cell)
     most = max(map(len, seeds.values()), default=0)
-    full = {place: zip(*own.values(), strict=True) for place, own in seeds.items()
-            if len(own) == most}  # fmt: skip
+    full = {place: zip(*samples.values(), strict=True) for place, samples in seeds.items()
+            if len(samples) == most}  # fmt: skip
     return {place: (sum(seconds), sum(amount)) for place, (seconds, amount) in full.items()}
 
 

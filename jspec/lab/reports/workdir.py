@@ -150,7 +150,7 @@ class View(NamedTuple):
     ) -> Picture:
         """Returns the figure; see `jspec.common.figures.draw`."""
         at = "" if self.temperature is None else f"temperature {self.temperature:g}"
-        parts = [one.replace(" ", "\xa0") for one in (self.model, at, self.machine, self.date)]
+        parts = [part.replace(" ", "\xa0") for part in (self.model, at, self.machine, self.date)]
         subtitle = " · ".join(filter(None, (self.title, *parts)))
         name += self.suffix
         return draw(name, panels, title=title, subtitle=subtitle, caption=caption, **options)

@@ -8,7 +8,7 @@ import shutil
 import jax
 import pytest
 
-from jspec.kernels import build, cuda_library
+from jspec.kernels import library
 
 FOLDER = pathlib.Path(__file__).parent
 CUDA = FOLDER.parents[2] / "jspec" / "kernels" / "cuda"
@@ -26,7 +26,7 @@ def emulator(request, tmp_path_factory):
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    recipe = build.Recipe(
+    recipe = library.Recipe(
         name="emulated",
         language="C++",
         compiler=compiler,
@@ -39,11 +39,11 @@ def emulator(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cuda") if cache is None else cache.mkdir("cuda")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JSPEC_CACHE", str(folder))
-        library = build.load_library(recipe)
-    for name in cuda_library.handler_names():
-        handler = jax.ffi.pycapsule(getattr(library, f"emulated_{name}"))
+        emulated = library.load_library(recipe)
+    for name in library.cuda_handlers():
+        handler = jax.ffi.pycapsule(getattr(emulated, f"emulated_{name}"))
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
-    return library
+    return emulated
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def in_order(emulator):
 @pytest.fixture
 def nvcc():
     """Returns the compiler of CUDA C++."""
-    compiler = cuda_library.find_nvcc()
+    compiler = library.find_nvcc()
     if compiler is None or not os.path.exists(compiler):
         pytest.skip("no nvcc")
     return compiler

@@ -247,16 +247,16 @@ def test_a_token_gives_the_same_bits_at_every_width(emulator, has_pages):
     qkv, rope, _, cache, norms = make_call(case)
 
     def in_blocks(*widths):
-        own, results, first = cache, [], 0
+        state, results, first = cache, [], 0
         for width in widths:
             step = slice(first, first + width)
-            visible = visible_slots(own, np.tril(np.ones([1, width, width], bool)), None)
+            visible = visible_slots(state, np.tril(np.ones([1, width, width], bool)), None)
             angles = tuple(part[:, step] for part in rope)
-            mixed, own = run(case, qkv[:, step], angles, visible, own, norms)
-            own = own.rollback(own.length + width)
+            mixed, state = run(case, qkv[:, step], angles, visible, state, norms)
+            state = state.rollback(state.length + width)
             results.append(mixed)
             first += width
-        return jnp.concatenate(results, axis=1), own
+        return jnp.concatenate(results, axis=1), state
 
     expected = in_blocks(16)
     for widths in [(5, 5, 6), (1,) * 16]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters.eagle_head import EagleConfig, EagleLayer, init_eagle_params
-from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, cuda_library
+from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, library
 from jspec.models import init_cache
 from jspec.models.cache import TAIL, KVCache, PagedKVCache
 from jspec.models.decoder import Block
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _is_available(monkeypatch):
-    monkeypatch.setattr(cuda_library, "is_available", lambda: True)
+    monkeypatch.setattr(library, "is_cuda_available", lambda: True)
 
 
 def make_layer(name, kind):
@@ -202,7 +202,7 @@ def test_other_calls_and_types_are_left_to_xla():
 
 
 def test_without_the_library_xla_computes(monkeypatch):
-    monkeypatch.setattr(cuda_library, "is_available", lambda: False)
+    monkeypatch.setattr(library, "is_cuda_available", lambda: False)
     config, params = make_layer("llama", None)
     cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16).layer(0)
     assert taking(config, params, jnp.zeros([1, 1, 64]), cache) == ""

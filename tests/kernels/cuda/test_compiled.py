@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec import kernels
-from jspec.kernels import cuda_block, cuda_library
+from jspec.kernels import cuda_block, library
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.models import init_cache, make_apply
 from tests.kernels.cuda.conftest import CUDA
@@ -22,7 +22,7 @@ _KERNELS_OF_A_LAYER = {"attention": 1, "cuda": 5, "layer": 1, "layer-pdl": 1}  #
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_attention_compiles_without_spills(nvcc, architecture, tmp_path):
     """Three kernels for heads of up to 64, 128 and 256, and the sum of the splits."""
-    command = [nvcc, *cuda_library.recipe(architecture).options, "-Xptxas", "-v", "-c"]
+    command = [nvcc, *library.cuda_recipe(architecture).options, "-Xptxas", "-v", "-c"]
     include = f"-I{jax.ffi.include_dir()}"
     source, result = str(CUDA / "attention.cu"), str(tmp_path / "attention.o")
     outcome = subprocess.run(
@@ -64,7 +64,7 @@ def test_decoding_is_one_graph(name, monkeypatch, tmp_path):
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), operands
     )
     with kernels.compiling_for("gpu"):
-        if not cuda_library.is_available():
+        if not library.is_cuda_available():
             pytest.skip("no nvcc")
         options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
         lowered = jax.jit(decode, donate_argnums=2).lower(*shapes)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from jspec import kernels
-from jspec.kernels import build, cuda_library
-from jspec.kernels.cuda_product import multiply
+from jspec.kernels import library
+from jspec.kernels.cuda_product import Fused, multiply
 from jspec.lab.accelerators.devices import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
 
-prepare = cuda_library._prepare.__wrapped__  # without the memory of the process
+prepare = library._prepare_cuda.__wrapped__  # without the memory of the process
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def small(monkeypatch, tmp_path):
     folder.mkdir()
     for name in ("problem.cu", "common.cuh"):
         (folder / name).write_text((CUDA / name).read_text())
-    monkeypatch.setattr(cuda_library, "_SOURCES", folder)
+    monkeypatch.setattr(library, "_CUDA", folder)
     return folder
 
 
 def compile_source(nvcc, source, architecture, tmp_path):
     """Returns what the assembler says of a source's kernels."""
-    recipe = cuda_library.recipe(architecture)
+    recipe = library.cuda_recipe(architecture)
     command = [nvcc, *recipe.options, f"-I{jax.ffi.include_dir()}", "-Xptxas", "-v", "-c"]
     done = subprocess.run(
         [*command, str(source), "-o", str(tmp_path / "kernels.o")], capture_output=True, text=True
@@ -85,13 +85,13 @@ def test_spills_are_seen(nvcc, tmp_path):
 
 def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
     """And is another one for another architecture, or by another compiler."""
-    runs, run = [], build._run
-    monkeypatch.setattr(build, "_run", lambda *given: runs.append(given) or run(*given))
-    recipe = cuda_library.recipe("sm_90a")
+    runs, run = [], library._run
+    monkeypatch.setattr(library, "_run", lambda *given: runs.append(given) or run(*given))
+    recipe = library.cuda_recipe("sm_90a")
     for _ in range(2):
-        assert build.load_library(recipe).jspec_cuda_problem
+        assert library.load_library(recipe).jspec_cuda_problem
     assert len(runs) == 2  # compiled and linked
-    assert cuda_library.recipe("sm_80").path() != recipe.path()
+    assert library.cuda_recipe("sm_80").path() != recipe.path()
     assert sorted(path.suffix for path in recipe.path().parent.iterdir()) == [".sha256", ".so"]
 
 
@@ -104,7 +104,7 @@ def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
     ],
 )
 def test_without_a_compiler_one_line_says_so(small, cache, monkeypatch, capsys, compiler, reason):
-    monkeypatch.setattr(cuda_library, "find_nvcc", lambda: compiler)
+    monkeypatch.setattr(library, "find_nvcc", lambda: compiler)
     assert prepare("9.0") is None
     check_line(capsys, reason)
     assert not list(cache.glob("native/*"))
@@ -163,7 +163,7 @@ def check_line(capsys, reason):
     [("8.0", "sm_80"), ("8.9", "sm_89"), ("9.0", "sm_90a"), ("10.0", "sm_100")],
 )
 def test_architectures_have_nvccs_names(capability, name):
-    assert cuda_library.architecture_of(capability) == name
+    assert library.architecture_of(capability) == name
 
 
 def test_the_compiler_is_the_users_or_jaxs_or_on_the_path(monkeypatch, tmp_path):
@@ -171,43 +171,45 @@ def test_the_compiler_is_the_users_or_jaxs_or_on_the_path(monkeypatch, tmp_path)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     package = tmp_path / "nvidia" / "cu13"
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(cuda_library.shutil, "which", lambda name: f"/path/{name}")
+    monkeypatch.setattr(library.shutil, "which", lambda name: f"/path/{name}")
     for name in ("bin/nvcc", "include/cuda_runtime.h", "nvvm/bin/cicc"):
-        assert cuda_library.find_nvcc() != str(package / "bin/nvcc")
+        assert library.find_nvcc() != str(package / "bin/nvcc")
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
-    found = cuda_library.find_nvcc()
-    assert found is not None
-    assert found.endswith("nvidia/cu13/bin/nvcc")
+    compiler = library.find_nvcc()
+    assert compiler is not None
+    assert compiler.endswith("nvidia/cu13/bin/nvcc")
     monkeypatch.setenv("CUDA_HOME", "/home/cuda")
-    assert cuda_library.find_nvcc() == "/home/cuda/bin/nvcc"
+    assert library.find_nvcc() == "/home/cuda/bin/nvcc"
 
 
 def test_all_handlers_can_be_parts_of_a_graph():
     """XLA leaves a call without the trait out of a graph, and with it the loop around it."""
-    text = "".join(path.read_text() for path in CUDA.glob("*.cu"))
-    names = cuda_library.handler_names()
-    assert "jspec_cuda_product" in names
-    assert text.count("Traits::kCmdBufferCompatible") == len(names)
+    names = library.cuda_handlers()
+    assert names == ["jspec_cuda_attention", "jspec_cuda_layer", "jspec_cuda_product"]
+    texts = {path.name: path.read_text() for path in CUDA.iterdir()}
+    handlers = {name: text.count("DEFINE_HANDLER_SYMBOL") for name, text in texts.items()}
+    assert {name: count for name, count in handlers.items() if count} == {"operands.cuh": 1}
+    assert texts["operands.cuh"].count("{xla::ffi::Traits::kCmdBufferCompatible})") == 1
     emulated = "".join(path.read_text() for path in FOLDER.glob("*.cc"))
     for name in names:
         assert f"JSPEC_EMULATED({name})" in emulated, "every handler is run in the emulator"
 
 
 def test_it_is_off_on_a_cpu_and_where_the_user_says_so(monkeypatch):
-    assert not cuda_library.is_available()
-    monkeypatch.setattr(cuda_library, "backend", lambda: "gpu")
+    assert not library.is_cuda_available()
+    monkeypatch.setattr(library, "backend", lambda: "gpu")
     monkeypatch.setenv("JSPEC_NATIVE", "0")
-    assert not cuda_library.is_available()
+    assert not library.is_cuda_available()
 
 
 @pytest.mark.compile_gpu
 def test_a_program_for_an_h100_has_the_product_in_its_graph():
     """In a process of its own: the tests' own XLA optimises less."""
-    own = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
+    variables = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
     code = "from tests.kernels.cuda.test_library import check_graph\ncheck_graph()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | own, cwd=CUDA.parents[2],
+        [sys.executable, "-c", code], env=os.environ | variables, cwd=CUDA.parents[2],
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -222,10 +224,8 @@ def check_graph():
     def run(rows, up, down, norm):
         def body(carry):
             turn, rows = carry
-            gated = multiply(
-                rows, up, norm=norm, epsilon=1e-5, activation="silu", dtype=jnp.bfloat16
-            )
-            return turn + 1, multiply(gated, down, residual=rows)
+            gated = multiply(rows, up, Fused(norm, 1e-5, activation="silu", dtype=jnp.bfloat16))
+            return turn + 1, multiply(gated, down, Fused(residual=rows))
 
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, (np.int32(0), rows))[1]
 
@@ -234,7 +234,7 @@ def check_graph():
     shapes = ((5, 256), floats), ((1024, 256), pairs), ((256, 512), pairs), ((256,), pairs)
     given = [jax.ShapeDtypeStruct(*shape, sharding=sharding) for shape in shapes]
     with kernels.compiling_for("gpu"), tempfile.TemporaryDirectory() as folder:
-        assert cuda_library.is_available()
+        assert library.is_cuda_available()
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         options = dump | (kernels.run_options() or {})
         jax.jit(run).lower(*given).compile(compiler_options=options)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.kernels import PackedKernel, QuantizedKernel
-from jspec.kernels.cuda_product import ACTIVATIONS, PACKED, multiply, takes_kernel
+from jspec.kernels.cuda_product import ACTIVATIONS, PACKED, Fused, multiply, takes_kernel
 from jspec.kernels.packed import packed_product, round_to_bytes, unpack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import quantized_rows
@@ -151,7 +151,7 @@ def test_it_says_what_float64_says(emulator, kind, name, num_rows, outputs, inpu
     kernel, weights = make_kernel(kind, kernel_outputs, inputs)
     dtype = jnp.bfloat16 if "rows" in parts else jnp.float32
     rows = (2 * normal(4, num_rows, inputs)).astype(dtype)
-    result = multiply(rows, kernel, **options)
+    result = multiply(rows, kernel, Fused(**options))
     check(result, reference(rows, weights, **options), options["dtype"])
 
 
@@ -172,9 +172,9 @@ def test_inputs_that_do_not_fit_shared_memory(emulator, kind):
     inputs, outputs = 5120, 80  # a block takes more than one tile
     kernel, weights = make_kernel(kind, outputs, inputs)
     rows, norm = normal(4, 16, inputs), 1 + normal(1, inputs) / 4
-    result = multiply(rows, kernel, norm=norm, epsilon=1e-5)
+    result = multiply(rows, kernel, Fused(norm=norm, epsilon=1e-5))
     check(result, as_staged(rows, norm, 1e-5) @ weights.T, jnp.float32)
-    alone = multiply(rows[3:4], kernel, norm=norm, epsilon=1e-5)
+    alone = multiply(rows[3:4], kernel, Fused(norm=norm, epsilon=1e-5))
     np.testing.assert_array_equal(result[3:4], alone)
 
 
@@ -186,9 +186,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(emulator, kind):
     kernel, _ = make_kernel(kind, 32, 512)
     rows, norm = normal(4, 20, 512), 1 + normal(1, 512) / 4
     options = {"norm": norm, "epsilon": 1e-5, "activation": "silu"}
-    together = multiply(rows, kernel, **options)
+    together = multiply(rows, kernel, Fused(**options))
     for begin, end in ((0, 1), (3, 8), (2, 18), (19, 20)):
-        part = multiply(rows[begin:end], kernel, **options)
+        part = multiply(rows[begin:end], kernel, Fused(**options))
         np.testing.assert_array_equal(part, together[begin:end])
     spoilt = multiply(rows.at[1].set(jnp.nan), kernel, **options)
     np.testing.assert_array_equal(spoilt[2:], together[2:])
@@ -204,9 +204,9 @@ def test_the_order_of_threads_changes_no_bit(emulator, in_order, kind, order):
     kernel, _ = make_kernel(kind, 160, 512)
     rows, norm = normal(4, 9, 512), 1 + normal(1, 512) / 4
     options = {"norm": norm, "epsilon": 1e-5, "activation": "gelu_tanh"}
-    expected = multiply(rows, kernel, **options)
+    expected = multiply(rows, kernel, Fused(**options))
     with in_order(order):
-        np.testing.assert_array_equal(multiply(rows, kernel, **options), expected)
+        np.testing.assert_array_equal(multiply(rows, kernel, Fused(**options)), expected)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", slow_unless(False, "q4_k")])
@@ -225,7 +225,7 @@ def test_it_is_a_part_of_a_program(emulator):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run(rows):
-        return jax.lax.fori_loop(0, 3, lambda _, x: multiply(x, kernel, residual=x), rows)
+        return jax.lax.fori_loop(0, 3, lambda _, x: multiply(x, kernel, Fused(residual=x)), rows)
 
     rows = normal(4, 3, 64)
     expected = np.asarray(rows, np.float64)
@@ -264,5 +264,5 @@ def test_other_types_and_sizes_are_not_taken(dtype, kind, outputs, inputs, is_ta
 def test_an_unknown_activation_is_refused():
     kernel, _ = make_kernel("bfloat16", 32, 64)
     with pytest.raises(ValueError, match=r"among .*silu.*got 'relu'"):
-        multiply(normal(0, 1, 64), kernel, activation="relu")
+        multiply(normal(0, 1, 64), kernel, Fused(activation="relu"))
     assert None in ACTIVATIONS

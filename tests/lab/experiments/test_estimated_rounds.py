@@ -43,7 +43,7 @@ def test_a_walk_over_the_positions_gives_the_real_rounds(name):
             walk.append((int(figures.is_proposed[position]), kept))
             position += 1 + kept
         found = [(one.num_proposed, one.num_accepted) for one in answer.stats.rounds]
-        assert found[:-1] == walk[: len(found) - 1]  # the last one may have no room for a draft
+        assert found[:-1] == walk[: len(found) - 1]  # the last one may have no space for a draft
         num_kept += sum(kept for _, kept in walk)
     assert num_kept > 20
 

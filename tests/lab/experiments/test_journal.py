@@ -83,14 +83,14 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path):
 @pytest.mark.parametrize("num_written", [0, 5])
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, num_written):
     """Guards against half a line that stays, and against a traceback."""
-    path, write, room = tmp_path / "j", os.write, [num_written]
+    path, write, space = tmp_path / "j", os.write, [num_written]
     journal = Journal(path)
     journal.append({"a": 1})
 
     def fill(file, content):
-        if not room[0]:
+        if not space[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        count, room[0] = write(file, content[: room[0]]), 0
+        count, space[0] = write(file, content[: space[0]]), 0
         return count
 
     with monkeypatch.context() as patch:

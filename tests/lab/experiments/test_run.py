@@ -323,7 +323,7 @@ def test_a_full_disk_ends_the_run(config, tmp_path, monkeypatch):
     assert len(done_cells(work)) == 16
 
 
-def test_a_disk_that_has_no_room_for_the_table_ends_the_run(config, tmp_path, monkeypatch):
+def test_a_disk_that_has_no_space_for_the_table_ends_the_run(config, tmp_path, monkeypatch):
     """Guards against the failure of every cell of the method, one after another."""
     from jspec.lab.experiments import models
 
