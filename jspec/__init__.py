@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     )
     from jspec.generation.generator import Generator
     from jspec.generation.request import Request, SamplingParams
-    from jspec.generation.result import Chunk, Result
-    from jspec.generation.stats import Stats
+    from jspec.generation.result import Chunk, Result, Stats
     from jspec.sampling.processors import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
     from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -38,7 +37,7 @@ _HOMES = {
     "Result": "jspec.generation.result",
     "RuleOptions": "jspec.speculation.acceptance",
     "SamplingParams": "jspec.generation.request",
-    "Stats": "jspec.generation.stats",
+    "Stats": "jspec.generation.result",
     "Verdict": "jspec.speculation.acceptance.types",
     "register_drafter": "jspec.drafters",
     "register_rule": "jspec.speculation.acceptance",

@@ -20,12 +20,11 @@ from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
-from jspec.drafters import DrafterOptions
+from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
+from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
-from jspec.generation.validate_options import check_temperature
 from jspec.lab.auditing.subject import Check, Subject
-from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
@@ -122,10 +121,9 @@ def make_subject(mesh: Mesh | None) -> Subject:
             f"{settings.num_beams}"
         )
     method = read_method(settings)
-    rule = get_rule(method["acceptance"], method["rule_options"])
     if settings.temperature > 0:
-        check_temperature(method["acceptance"], rule.temperatures, settings.temperature)
-    elif rule.temperatures is not Temperatures.ZERO:
+        check_temperature(method.rule_name, method.rule.temperatures, settings.temperature)
+    elif method.rule.temperatures is not Temperatures.ZERO:
         print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     target, draft = load_models(mesh)
@@ -135,7 +133,16 @@ def make_subject(mesh: Mesh | None) -> Subject:
             f"expected max_new_tokens below the context of {context} tokens, got "
             f"{settings.max_new_tokens}"
         )
-    return Subject(target=target, draft=draft, settings=settings, **method)
+    return Subject(
+        target=target,
+        draft=draft,
+        drafter=name_of(method.drafter),
+        num_draft_tokens=method.num_draft_tokens,
+        acceptance=method.rule_name,
+        settings=settings,
+        rule_options=method.rule_options,
+        drafter_options=method.drafter_options,
+    )
 
 
 def describe(subject: Subject) -> str:

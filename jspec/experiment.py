@@ -17,7 +17,7 @@ from absl import flags
 
 from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
-from jspec.cli.config_flag import CONFIG, WORKDIR, config_file
+from jspec.cli.config_flag import CONFIG, config_file, read_workdir
 from jspec.common.errors import InputError
 from jspec.lab.experiments.config import to_plain
 from jspec.lab.experiments.run import run_experiment
@@ -29,8 +29,7 @@ for _flag in mesh_flags.OF_PROCESSES:
 
 def main() -> None:
     """Reads the flags and runs the experiment."""
-    if CONFIG.value is None or not WORKDIR.value:
-        raise InputError("expected --config=NAME and --workdir=DIR")
+    workdir = read_workdir()
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
     base, plain = config_file().resolve().parent.parent, to_plain(CONFIG.value)
     if mesh_flags.MESH.value is not None:
@@ -41,11 +40,11 @@ def main() -> None:
         joined = mesh_flags.flagged_mesh(mesh, "--config.mesh")
     try:
         with joined:
-            num_failed = run_experiment(plain, WORKDIR.value, argv, base)
+            num_failed = run_experiment(plain, workdir, argv, base)
     except KeyboardInterrupt:
         print("\nwhat is finished is kept: the same command goes on", file=sys.stderr)
         raise
-    say = f"the report: python -m jspec.report {shlex.quote(WORKDIR.value)}"
+    say = f"the report: python -m jspec.report {shlex.quote(workdir)}"
     print(say, file=sys.stderr, flush=True)
     if num_failed:
         sys.exit(1)

@@ -24,7 +24,8 @@ from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, prompts_of
 from jspec.generation.request import Request, SamplingParams, nth_seed
-from jspec.generation.stats_text import format_stats
+from jspec.generation.result import Result, format_stats
+from jspec.generation.rows import Row
 from jspec.weights.quantize import KINDS, PACKED_A8
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -82,24 +83,23 @@ def run(mesh: Mesh | None) -> None:
         return compare(_COMPARE.value, settings, texts, mesh)
     method = read_method(settings)
     requests = make_requests(prompts_of(_PROMPT.value, _PROMPTS_FILE.value), settings)
-    costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
+    if _COSTS_FILE.value is not None:
+        method = dataclasses.replace(method, costs=read_costs(_COSTS_FILE.value))
     monitor = AcceptanceMonitor()
-    output = open_output(method["drafter_options"])
+    output = open_output(method.drafter_options)
     with output or contextlib.nullcontext():
         loaded = Generator(
             *load_models(mesh),
-            **method,
+            method,
             batch_size=_BATCH_SIZE.value,
             max_seq_len=_MAX_SEQ_LEN.value,
-            costs=costs,
-            on_result=monitor.add,
             # JAX without CUDA takes the CPU, and says nothing: the device is named.
-            on_start=say if _STATS.value else None,
-            on_compile=say if _STATS.value else None,
+            notify=say if _STATS.value else None,
         )
-        requests, problem = split_at_problem(loaded, requests)
+        rows, problem = make_rows(loaded, requests)
+        requests = requests[: len(rows)]
         if requests:
-            failed = answer(loaded, requests, output)
+            failed = answer(loaded, requests, rows, monitor, output)
             problem = problem or failed
         has_categories = any(request.category is not None for request in requests)
         if _STATS.value and has_categories and loaded.num_draft_tokens:
@@ -126,7 +126,7 @@ def compare(
     output = open_output(options)
     generators = asked.generators(
         *load_models(mesh), rule_options=rule_options, acceptance=rule,
-        max_seq_len=_MAX_SEQ_LEN.value, on_compile=say if _STATS.value else None,
+        max_seq_len=_MAX_SEQ_LEN.value, notify=say if _STATS.value else None,
     )  # fmt: skip
     encode = next(iter(generators.values())).encode_prompt
     prompts = [encode(one.text, _CHAT.value, _SYSTEM.value) for one in texts]
@@ -157,22 +157,25 @@ def make_requests(texts: list[Prompt], settings: SamplingParams) -> list[Request
     ]
 
 
-def split_at_problem(
-    loaded: Generator, requests: list[Request]
-) -> tuple[list[Request], InputError | None]:
-    """Returns the requests before the first that cannot be answered, and what is wrong with it."""
+def make_rows(loaded: Generator, requests: list[Request]) -> tuple[list[Row], InputError | None]:
+    """Returns the rows of requests before the first that cannot be answered, and what is wrong."""
+    rows = list[Row]()
     for index, request in enumerate(requests):
         try:
-            loaded.check(request, chat=_CHAT.value, system=_SYSTEM.value)
+            rows.append(loaded.make_row(request, chat=_CHAT.value, system=_SYSTEM.value))
         except InputError as error:
             path = _PROMPTS_FILE.value
             where = "" if path is None else f"prompt {index} of {title_of(path)}: "
-            return requests[:index], InputError(f"{where}{error}")
-    return requests, None
+            return rows, InputError(f"{where}{error}")
+    return rows, None
 
 
 def answer(
-    loaded: Generator, requests: list[Request], output: JsonLinesWriter | None
+    loaded: Generator,
+    requests: list[Request],
+    rows: list[Row],
+    monitor: AcceptanceMonitor,
+    output: JsonLinesWriter | None,
 ) -> InputError | None:
     """Answers the requests, writes what is finished, and shows what comes.
 
@@ -186,10 +189,12 @@ def answer(
     if _CHAT.value is None and loaded.target.tokenizer.chat_template is None:
         notes.append(f"{loaded.target.name} has no chat template: it only continues the prompt")
     start, num_tokens = Instant(), 0
-    for chunk in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
+    for chunk in loaded.run(requests, rows=rows):
         while notes:
             say(f"note: {notes.pop(0)}")
         result = chunk.result
+        if result is not None:
+            monitor.add(result)
         if output is not None and result is not None:
             record = {"index": chunk.index, **result.to_json()}
             output.write(record | {"settings": record["settings"] | loaded.describe()})
@@ -206,15 +211,22 @@ def answer(
             if result.error is not None:
                 failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
-                length = len(result.prompt_token_ids) + result.settings.max_new_tokens
-                context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
-                say(title + format_stats(result, number, loaded.costs, context))
+                say(title + format_stats(result, number, plain_steps(loaded, result)))
     if _STATS.value and len(requests) > 1:
         seconds = Instant().run_seconds_since(start)
         rate = num_tokens / max(seconds, 1e-9)
         say(f"{len(requests)} prompts: {num_tokens} tokens in {seconds:.1f} s without compilation, "
             f"{rate:.1f} tokens/s")  # fmt: skip
     return failed
+
+
+def plain_steps(loaded: Generator, result: Result) -> float | None:
+    """Returns what a round of an answer cost on average, in plain steps; None if not measured."""
+    if (costs := loaded.costs) is None:
+        return None
+    length = len(result.prompt_token_ids) + result.settings.max_new_tokens
+    context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
+    return costs.plain_steps(result.stats.rounds, context)
 
 
 def say(text: object) -> None:

@@ -26,7 +26,7 @@ from jspec.cli.program import list_flags
 from jspec.common import processes
 from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -131,22 +131,21 @@ def _follow(mesh: Mesh | None) -> None:
     follow(make_slots(_load(read_settings(), mesh), **_memory()))
 
 
-def _load(settings: SamplingParams, mesh: Mesh | None) -> Programs:
+def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
     """Loads the models that the flags name."""
     if settings.num_beams > 1:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
-    method = read_method(settings)
     target, draft = load_models(mesh)
-    programs = Programs(
-        target, draft, **method,
+    generator = Generator(
+        target, draft, read_method(settings),
         batch_size=_MAX_SLOTS.value,
         max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
         rounds_per_visit=_ROUNDS_PER_VISIT.value,
-        on_compile=_say,
+        notify=_say,
     )  # fmt: skip
     if jax.process_count() > 1:
-        programs.costs  # noqa: B018  # measured now, by all together
-    return programs
+        generator.costs  # noqa: B018  # measured now, by all together
+    return generator
 
 
 def _memory() -> dict[str, Any]:
@@ -167,10 +166,10 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     from jspec.serving.worker import Worker, make_scheduler
 
     settings = read_settings()
-    programs = _load(settings, mesh)
-    target = programs.target
+    generator = _load(settings, mesh)
+    target = generator.target
     scheduler = make_scheduler(
-        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value, **_memory()
+        generator, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value, **_memory()
     )
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
@@ -191,8 +190,8 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
 
     worker = Worker(scheduler, observe, lambda: loop.call_soon_threadsafe(stop))
     server = Server(
-        worker, programs, metrics, traces, name, settings, flags.FLAGS["seed"].present > 0, api_key,
-        _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
+        worker, generator, metrics, traces, name, settings, flags.FLAGS["seed"].present > 0,
+        api_key, _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
     )  # fmt: skip
     config = uvicorn.Config(
         make_app(server), log_level="warning", server_header=False, ws="none",
@@ -206,7 +205,7 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
         loop.add_signal_handler(number, stop)
     worker.start()
     host, port = listener.getsockname()[:2]
-    _say(f"{name} by {programs.drafter}: http://{host}:{port}")
+    _say(f"{name} by {generator.drafter}: http://{host}:{port}")
     await uvicorn_server.serve(sockets=[listener])
     worker.stop()
     if worker.error is not None:

@@ -18,9 +18,8 @@ from absl import flags
 
 from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
-from jspec.cli.config_flag import CONFIG, WORKDIR
+from jspec.cli.config_flag import CONFIG, read_workdir
 from jspec.common import exchange, processes
-from jspec.common.errors import InputError
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.lab.experiments.config import to_plain
 from jspec.training.loop import describe
@@ -33,12 +32,11 @@ flags.adopt_module_key_flags(mesh_flags)
 
 def main() -> None:
     """Reads the flags and trains."""
-    if CONFIG.value is None or not WORKDIR.value:
-        raise InputError("expected --config=NAME and --workdir=DIR")
+    workdir = pathlib.Path(read_workdir())
     plain = to_plain(CONFIG.value)
     read_config(plain)  # is it one? before other processes are waited for
     with mesh_flags.flagged_mesh() as mesh:
-        run(plain, pathlib.Path(WORKDIR.value), Placement(mesh))
+        run(plain, workdir, Placement(mesh))
 
 
 def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:

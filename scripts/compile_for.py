@@ -38,8 +38,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.text_table import NOTHING, format_table
 from jspec.drafters.eagle import ENTRY
-from jspec.generation.batch import needed_switches
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
 from jspec.lab.accelerators.compiled import compile_for, compiled_with, count_moves
 from jspec.lab.accelerators.devices import Accelerator, find_accelerator
 from jspec.lab.accelerators.shapes import build_eagle, shape_model
@@ -78,16 +77,16 @@ def main() -> None:
         raise InputError("expected --programs of run or prefill:TOKENS, got none")
     rows = []
     with kernels.compiling_for(accelerator.backend):
-        programs = make_programs(mesh)
+        generator = make_generator(mesh)
         for name in _PROGRAMS.value:  # all are checked before one is compiled
-            check_program(programs, name)
+            check_program(generator, name)
         for name in _PROGRAMS.value:
-            record = compile_named(accelerator, programs, name)
+            record = compile_named(accelerator, generator, name)
             rows.append(_cells(record))
             if output is not None:
                 about = {"device": accelerator.name, "batch_size": _BATCH_SIZE.value}
                 about |= {"cache": _CACHE.value, "command": sys.argv[1:]}
-                output.write(about | {"settings": programs.describe()} | compiled_with() | record)
+                output.write(about | {"settings": generator.describe()} | compiled_with() | record)
     print(format_table(_COLUMNS, rows))
 
 
@@ -112,10 +111,10 @@ def mesh_of(accelerator: Accelerator, text: str, hosts: int) -> Mesh:
     return make_mesh(text, accelerator.devices(max(number, 1), hosts))
 
 
-def make_programs(mesh: Mesh | None) -> Programs:
+def make_generator(mesh: Mesh | None) -> Generator:
     """Returns models of shapes with the drafter and the rule that the flags ask for."""
     method, values = read_method(read_settings()), flags.FLAGS
-    if method["drafter_options"].draft_vocab_size:
+    if method.drafter_options.draft_vocab_size:
         raise InputError("expected no --draft_vocab_size here: it cuts weights, and there are none")
     target = shape_model(values.target, values.dtype, values.target_quantization, mesh)
     names = values.draft, values.dtype, values.draft_quantization
@@ -123,12 +122,12 @@ def make_programs(mesh: Mesh | None) -> Programs:
         draft = values.draft and shape_model(*names, mesh)
     except InputError:  # one that cannot be split is whole on every device
         draft = shape_model(*names)
-    if method["drafter"] == ENTRY.name and method["drafter_options"].draft_head is None:
-        method["drafter"] = dataclasses.replace(ENTRY, build=build_eagle)
-    return Programs(target, draft, **method, batch_size=_BATCH_SIZE.value)
+    if method.drafter == ENTRY.name and method.drafter_options.draft_head is None:
+        method = dataclasses.replace(method, drafter=dataclasses.replace(ENTRY, build=build_eagle))
+    return Generator(target, draft, method, batch_size=_BATCH_SIZE.value)
 
 
-def check_program(programs: Programs, name: str) -> None:
+def check_program(generator: Generator, name: str) -> None:
     """Checks that a program makes sense with --cache.
 
     Raises:
@@ -136,24 +135,24 @@ def check_program(programs: Programs, name: str) -> None:
     """
     if (parsed := _PROGRAM.fullmatch(name)) is None:
         raise InputError(f"expected a program run or prefill:TOKENS, got {name!r}")
-    width = int(parsed[1]) if parsed[1] else 1 + programs.engine.num_draft_tokens
-    capacity, context = _CACHE.value, programs.target.config.max_seq_len
+    width = int(parsed[1]) if parsed[1] else 1 + generator.engine.num_draft_tokens
+    capacity, context = _CACHE.value, generator.target.config.max_seq_len
     if width > capacity:
         raise InputError(f"expected at most --cache={capacity} tokens a call, got {width}")
     if capacity > context:
         raise InputError(f"expected --cache of at most {context}, the context of the target")
 
 
-def compile_named(accelerator: Accelerator, programs: Programs, name: str) -> dict[str, Any]:
+def compile_named(accelerator: Accelerator, generator: Generator, name: str) -> dict[str, Any]:
     """Returns what is said of "run" or "prefill:TOKENS", plain values; see `CompiledProgram`."""
-    engine, switches = programs.engine, needed_switches([read_settings()])
+    engine, switches = generator.engine, generator.switches([read_settings()])
     width = int(name.partition(":")[2] or 0)  # 0 for a run
-    rows = 1 if width else programs.batch_size
+    rows = 1 if width else generator.batch_size
     state = engine.empty_state.eval_shape(rows, _CACHE.value, switches)
-    function, arguments = engine._run, (programs.params, state, _integers())
+    function, arguments = engine._run, (generator.params, state, _integers())
     if width:
         function = engine._prefill
-        arguments = (programs.params, state, _integers(rows, width), _integers(rows))
+        arguments = (generator.params, state, _integers(rows, width), _integers(rows))
     program = compile_for(accelerator, function, engine.layout.shapes(arguments))
     record = {key: value for key, value in program._asdict().items() if key != "text"}
     return {"program": name, "moves": count_moves(program.text)} | record

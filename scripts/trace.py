@@ -19,7 +19,7 @@ from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
 from jspec.common.work_dir import make_workdir
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
 from jspec.lab.analysis.trace import to_svg, to_terminal
 from jspec.lab.benchmarking.tracing import record_trace
 
@@ -44,11 +44,11 @@ def main() -> None:
     settings = read_settings()
     method = read_method(settings)
     picture = None if _SVG.value is None else check_output(_SVG.value)
-    programs = Programs(*load_models(), **method)
+    generator = Generator(*load_models(), method)
     # A misspelled model leaves no folder.
     output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
     argv = ["python", "scripts/trace.py", *sys.argv[1:]]
-    trace = record_trace(programs, _PROMPT.value, settings, chat=_CHAT.value, argv=argv)
+    trace = record_trace(generator, _PROMPT.value, settings, chat=_CHAT.value, argv=argv)
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))
     if picture is not None:

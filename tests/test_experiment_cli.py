@@ -105,7 +105,7 @@ BAD_FLAGS = {
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",
     '--config.methods["lookup"].magic=3': "magic",
-    "--workdir=": "expected --config=NAME and --workdir=DIR",
+    "--workdir=": "expected --workdir=DIR, the folder that the run writes to, got none",
     '--config.methods["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
     "--config.chat=3": "expected chat among auto, yes, no; got '3'",
     "--mesh=model:2": "expected --config.mesh in the place of --mesh",

@@ -9,16 +9,12 @@ from jax.sharding import Mesh
 from jspec.cli.drafter_flags import read_drafter
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, choose_drafter
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.layout import place_model
+from jspec.generation.options import Method, check_draft_temperature, choose_method
 from jspec.generation.request import SamplingParams
-from jspec.generation.validate_options import (
-    check_draft_temperature,
-    check_num_draft_tokens,
-    check_rule_options,
-)
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import QUANTIZATION_FLAG
@@ -147,28 +143,24 @@ def read_settings(stop: tuple[str, ...] = ()) -> SamplingParams:
     )
 
 
-def read_method(settings: SamplingParams) -> dict[str, Any]:
-    """Returns the options of a `Generator` that the flags ask for: its drafter and its rule.
+def read_method(settings: SamplingParams) -> Method:
+    """Returns the drafter and the acceptance rule that the flags ask for.
 
     Raises:
       InputError: an option out of its range, or one that is not read; no model is loaded before.
     """
     name, drafter_options = read_drafter()
-    drafter = choose_drafter(
-        name, has_draft=has_draft(), target=TARGET.value, options=drafter_options
-    )
-    number = parse_num_draft_tokens(NUM_DRAFT_TOKENS.value)
     acceptance, rule_options = read_rule()
-    check_num_draft_tokens(number, drafter, drafter_options)
-    check_rule_options(rule_options, acceptance, drafter)
-    check_draft_temperature(settings, [(drafter, drafter_options)])
-    return {
-        "drafter": drafter,
+    options = {
+        "drafter": name,
         "drafter_options": drafter_options,
-        "num_draft_tokens": number,
+        "num_draft_tokens": parse_num_draft_tokens(NUM_DRAFT_TOKENS.value),
         "acceptance": acceptance,
         "rule_options": rule_options,
     }
+    method = choose_method(options, TARGET.value, has_draft=has_draft())
+    check_draft_temperature(settings, [(method.drafter, drafter_options)])
+    return method
 
 
 def read_rule() -> tuple[str, RuleOptions]:
@@ -185,7 +177,8 @@ def read_rule() -> tuple[str, RuleOptions]:
 def has_draft() -> bool:
     """Returns whether the flags name a draft model; an `InputError` if they only round it."""
     if DRAFT.value is None and _DRAFT_QUANTIZATION.value != "auto":
-        raise InputError("draft_quantization expects a draft model (--draft), got none")
+        kind = _DRAFT_QUANTIZATION.value
+        raise InputError(f"expected --draft=MODEL with --draft_quantization={kind}, got no --draft")
     return DRAFT.value is not None
 
 

@@ -12,7 +12,8 @@ from jspec.drafters import DRAFTERS
 from jspec.generation.answer import Round
 from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.conversation import STOPPED, Conversation, num_shared
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
+from jspec.generation.options import Method, choose_method
 from jspec.generation.prompts import encode_conversation
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.generation.result import Result
@@ -24,7 +25,7 @@ _SETTINGS: Mapping[str, type] = {
     "presence_penalty": float, "frequency_penalty": float, "max_new_tokens": int,
     "min_new_tokens": int, "seed": int,
 }  # fmt: skip
-_OF_PROGRAMS = ("num_draft_tokens", "drafter")
+_OF_METHOD = ("num_draft_tokens", "drafter")
 _HELP = """\
 /settings [NAME=VALUE ...]  shows or changes the settings
 /system [TEXT]              shows or sets the system message; "" takes it away
@@ -53,7 +54,7 @@ class Session:
     def __init__(
         self,
         models: tuple[LoadedModel, LoadedModel | None],
-        method: Mapping[str, Any],
+        method: Method,
         settings: SamplingParams,
         terminal: Terminal,
         *,
@@ -65,7 +66,7 @@ class Session:
 
         Args:
           models: the target, and the draft model if there is one.
-          method: options of `Programs`: the drafter and the rule.
+          method: the drafter and the rule.
           settings: how to answer.
           terminal: where messages come from, and answers go to.
           system: a system message.
@@ -76,13 +77,13 @@ class Session:
           InputError: options or settings that do not fit the models.
         """
         self.turns: list[Turn] = []
-        self._models, self._method, self._max_seq_len = models, dict(method), max_seq_len
+        self._models, self._method, self._max_seq_len = models, method, max_seq_len
         self._settings, self._system, self._terminal = settings, system, terminal
         self._has_stats, self._is_traced = has_stats, False
         self._message: str | None = None  # the last one
         self._last: tuple[Result, list[Round]] | None = None
         self._num_answers = 0  # since the seed was set
-        self._conversation = Conversation(self._make_programs())
+        self._conversation = Conversation(self._make_generator())
         self._commands: dict[str, Callable[[str], object]] = {
             "settings": self._change_settings, "system": self._change_system,
             "retry": self._retry, "trace": self._trace, "save": self._save, "load": self._load,
@@ -93,19 +94,18 @@ class Session:
         beginning = first[: num_shared(first, other)] or first
         budget = self._conversation.prepare(beginning, settings)
         if has_stats:
-            terminal.say(f"{models[0].name} by {self._programs.drafter}, {budget}")
+            terminal.say(f"{models[0].name} by {self._generator.drafter}, {budget}")
         if models[0].tokenizer.chat_template is None:
             why = "it continues the conversation as a plain text"
             terminal.say(f"note: {models[0].name} has no chat template: {why}")
 
     @property
-    def _programs(self) -> Programs:
-        return self._conversation.programs
+    def _generator(self) -> Generator:
+        return self._conversation.generator
 
-    def _make_programs(self) -> Programs:
+    def _make_generator(self) -> Generator:
         say = self._terminal.say if self._has_stats else None
-        options = self._method | {"max_seq_len": self._max_seq_len, "on_compile": say}
-        return Programs(*self._models, **options)
+        return Generator(*self._models, self._method, max_seq_len=self._max_seq_len, notify=say)
 
     def take(self, line: str) -> bool:
         """Does what a command says, or answers a message; False if that ends the chat.
@@ -135,7 +135,7 @@ class Session:
 
     def _answer(self, message: str, before: list[Turn]) -> None:
         """Answers a message that follows these turns, and remembers it."""
-        prompt, most = self._encode(before, message), self._programs.max_seq_len
+        prompt, most = self._encode(before, message), self._generator.max_seq_len
         if len(prompt) >= most:
             long = f"the conversation would have {len(prompt)} tokens, and the context has {most}"
             raise InputError(f"{long}: shorten the message, or begin anew with /clear")
@@ -189,8 +189,8 @@ class Session:
     def _change_settings(self, argument: str) -> None:
         if not argument:
             values = {name: getattr(self._settings, name) for name in _SETTINGS}
-            values |= {"num_draft_tokens": self._method["num_draft_tokens"]}
-            values |= {"drafter": self._programs.drafter}
+            values |= {"num_draft_tokens": self._method.num_draft_tokens}
+            values |= {"drafter": self._generator.drafter}
             shown = "\n".join(f"{name}={value}" for name, value in values.items())
             return self._terminal.say(shown)
         words = argument.split()
@@ -199,8 +199,8 @@ class Session:
         settings, method = self._settings, dict[str, Any]()
         for pair in pairs:
             name, sign, value = pair.partition("=")
-            if name not in (*_SETTINGS, *_OF_PROGRAMS) or not (sign and value):
-                known = ", ".join((*_SETTINGS, *_OF_PROGRAMS))
+            if name not in (*_SETTINGS, *_OF_METHOD) or not (sign and value):
+                known = ", ".join((*_SETTINGS, *_OF_METHOD))
                 raise InputError(f"expected NAME=VALUE with a name among {known}; got {pair!r}")
             if name == "num_draft_tokens":
                 method[name] = parse_num_draft_tokens(value)
@@ -216,10 +216,12 @@ class Session:
         self._terminal.say(f"set {' '.join(pairs)}")
 
     def _change_method(self, changes: dict[str, Any]) -> None:
-        """Goes on with other programs, which read the conversation anew."""
-        before, self._method = self._method, self._method | changes
+        """Goes on with another generator, which reads the conversation anew."""
+        before, (target, draft) = self._method, self._models
         try:
-            self._conversation = Conversation(self._make_programs())
+            options = vars(before) | changes
+            self._method = choose_method(options, target.name, has_draft=draft is not None)
+            self._conversation = Conversation(self._make_generator())
         except InputError:
             self._method = before
             raise
@@ -272,7 +274,7 @@ class Session:
                            records)  # fmt: skip
         settings = dataclasses.asdict(result.settings)
         own = {"settings": settings, "prompt": self._message}
-        trace = self._programs.describe() | own | texts
+        trace = self._generator.describe() | own | texts
         return to_terminal(trace, has_colours=self._terminal.has_colours)
 
     def _save(self, argument: str) -> None:

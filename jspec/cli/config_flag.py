@@ -37,6 +37,19 @@ WORKDIR = flags.DEFINE_string(
 flags.FLAGS["config"].parser = _ConfigParser()
 
 
+def read_workdir() -> str:
+    """Returns the folder that --workdir names, where --config is given, too.
+
+    Raises:
+      InputError: one of them is not; the message names it.
+    """
+    if CONFIG.value is None:
+        raise InputError("expected --config=NAME, such as --config=smoke, got none")
+    if not WORKDIR.value:
+        raise InputError("expected --workdir=DIR, the folder that the run writes to, got none")
+    return WORKDIR.value
+
+
 def config_file() -> pathlib.Path:
     """Returns the path of the file that --config names."""
     given = config_flags.get_config_filename(flags.FLAGS["config"])

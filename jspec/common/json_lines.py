@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Self, TextIO
 
 from jspec.common.errors import InputError
+from jspec.common.new_files import new_file
 
 
 def title_of(path: str) -> str:
@@ -121,13 +122,10 @@ class JsonLinesWriter:
             if is_complete:
                 self.write(record)
             return
-        goal = self._path.resolve()  # a link's target
-        new = goal.with_name(f"{goal.name}.new")
         try:
-            new.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
-            new.replace(goal)
+            with new_file(self._path.resolve()) as partial:  # of a link its target is replaced
+                partial.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
-            new.unlink(missing_ok=True)
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
 
     def __enter__(self) -> Self:

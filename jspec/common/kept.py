@@ -1,14 +1,12 @@
 """What was measured once, kept in a JSON file of the user's cache."""
 
-import contextlib
-import os
 import pathlib
 import sys
-import threading
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
+from jspec.common.new_files import new_file
 
 
 def note(text: str) -> None:
@@ -30,14 +28,11 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
 
     Where it cannot be written, a note says that `what` is not kept, and the result is False.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_json(temporary, entries)
-        temporary.replace(path)
+        with new_file(path) as partial:
+            save_json(partial, entries)
         return True
     except OSError as error:
         note(f"note: cannot keep {what} in {path}: {error.strerror}")
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         return False

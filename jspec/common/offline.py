@@ -5,6 +5,8 @@ Nothing but models is ever fetched: see `weights.fetch` and `weights.resolver`.
 
 import os
 
+from jspec.common.errors import InputError
+
 _VARIABLE = "JSPEC_OFFLINE"
 
 
@@ -15,5 +17,12 @@ def forbid_network() -> None:
 
 
 def is_offline() -> bool:
-    """Returns whether the network is forbidden."""
-    return os.environ.get(_VARIABLE, "0") not in ("", "0")
+    """Returns whether the network is forbidden.
+
+    Raises:
+      InputError: the variable has another value than 0 or 1.
+    """
+    value = os.environ.get(_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise InputError(f"expected {_VARIABLE} as 0 or 1, got {value!r}")
+    return value == "1"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jspec.common.errors import WorkdirError
+from jspec.common.new_files import new_file
 
 _MOST_NAMED = 5
 _ABSENT = "absent"
@@ -69,17 +70,13 @@ def _show(value: Any) -> str:
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a JSON file, which appears, or replaces an older one, when it is complete."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
             file.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise WorkdirError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class ByteLocks:

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
-from jspec.common.new_folder import new_folder
+from jspec.common.new_files import new_folder
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.published import SMOLLM2

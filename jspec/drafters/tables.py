@@ -19,7 +19,6 @@ two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `voc
 of what the ids mean.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -33,6 +32,7 @@ import safetensors.numpy
 from jaxtyping import Array, Float32, Int
 
 from jspec.common.errors import InputError
+from jspec.common.new_files import new_file
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
@@ -144,16 +144,11 @@ def save_table(
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     if digest is not None:
         metadata["vocabulary"] = digest
-    # Written beside the goal and renamed: a reader never sees half a file.
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(safetensors.numpy.save(tensors, metadata))
-        partial.replace(path)
+        with new_file(path) as partial:
+            partial.write_bytes(safetensors.numpy.save(tensors, metadata))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):  # it is gone, or its folder is none
-            partial.unlink()
 
 
 def load_table(

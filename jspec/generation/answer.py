@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from jspec.common.timing import Instant
 from jspec.generation.request import Request, SamplingParams
-from jspec.generation.result import Chunk, Result, TokenLogprob
+from jspec.generation.result import Chunk, Result, RoundCounts, Stats, TokenLogprob
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.tree import depth_of
 from jspec.weights import TokenizerLike

@@ -32,13 +32,10 @@ from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
-from jspec.generation.compile_notice import describe_switches
-from jspec.generation.engine import NARROW_PROMPT, Engine
-from jspec.generation.programs import Programs
+from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
 from jspec.generation.request import SamplingParams
-from jspec.generation.result import TokenLogprob
+from jspec.generation.result import RoundCounts, TokenLogprob
 from jspec.generation.rows import Row, next_smaller
-from jspec.generation.stats import RoundCounts
 from jspec.models import KVCache
 from jspec.models.cache import PagedKVCache, caches_in, map_caches
 from jspec.sampling.distribution import TokenLogprobs
@@ -325,14 +322,20 @@ class Batch:
     """
 
     def __init__(
-        self, programs: Programs, num_rows: int, max_length: int, switches: Switches
+        self,
+        engine: Engine,
+        params: ModelParams,
+        notice: CompileNotice,
+        num_rows: int,
+        max_length: int,
+        switches: Switches,
     ) -> None:
         """Makes empty rows for requests of at most `max_length` tokens that need these switches.
 
         Raises:
           InputError: if there is not enough memory.
         """
-        self._engine, self._params = programs.engine, programs.params
+        self._engine, self._params = engine, params
         drafter = self._engine.drafter
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
         self._capacity, self._switches = self._engine.capacity_for(max_length), switches
@@ -344,27 +347,12 @@ class Batch:
             self._advise,
         )
         parts = describe_switches(self._switches)
-        self._tell = functools.partial(programs.compile_notice.around, [str(self.room), *parts])
-        self._is_told = not programs.compile_notice.is_silent
+        self._tell = functools.partial(notice.around, [str(self.room), *parts])
+        self._is_told = not notice.is_silent
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
         if num_rows > 1:
             self._state = self._empty_state(num_rows)
-
-    @classmethod
-    def for_requests(cls, programs: Programs, requests: Sequence[Row]) -> Self:
-        """Returns a batch with room for the longest of all requests that will come.
-
-        Raises:
-          InputError: if there is not enough memory.
-        """
-        settings = [row.settings for row in requests]
-        for processor in programs.processors[:-1]:  # the last is no user's
-            check_processor(processor, settings[0], programs.target.config.vocab_size)
-        # A power of two, so that another number of requests rarely needs another program.
-        num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
-        max_length = max(row.max_length for row in requests)
-        return cls(programs, num_rows, max_length, needed_switches(settings, programs.processors))
 
     def _empty_state(self, num_rows: int) -> SpecState:
         return self._engine.empty_state(num_rows, self._capacity, self._switches)

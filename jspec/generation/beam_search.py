@@ -1,22 +1,19 @@
 """The answer to a request with `num_beams`: the whole search, and the texts of its beams."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.memory import Budget, Room, check_memory
+from jspec.common.memory import Room, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import AnswerText
-from jspec.generation.batch import check_processor, needed_switches
-from jspec.generation.compile_notice import describe_switches
-from jspec.generation.engine import NARROW_PROMPT
-from jspec.generation.programs import Programs
+from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
 from jspec.generation.request import Request, SamplingParams
-from jspec.generation.result import Beam, Chunk, Result
+from jspec.generation.result import Beam, Result, RoundCounts, Stats
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts, Stats
+from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.beam import (
     EARLY_STOPPING,
@@ -26,25 +23,8 @@ from jspec.speculation.beam import (
     BeamState,
     num_candidates,
 )
-
-
-def search_beams(
-    programs: Programs,
-    requests: Sequence[Request],
-    rows: Sequence[Row],
-    on_start: Callable[[Budget], object] | None,
-    on_result: Callable[[Result], object] | None,
-) -> Iterator[Chunk]:
-    """Answers those of the requests that ask for beams, one after another, each at once."""
-    for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
-        if row.settings.num_beams > 1:
-            search = BeamSearch(programs, request, row)
-            if on_start is not None:
-                on_start(programs.budget(search.room))
-            result = search.run()
-            if on_result is not None:
-                on_result(result)
-            yield Chunk(index, result.text, result.token_ids, result.stats.num_accepted, result)
+from jspec.speculation.types import ModelParams
+from jspec.weights.resolver import LoadedModel
 
 
 class BeamSearch:
@@ -54,18 +34,25 @@ class BeamSearch:
       room: memory that their caches take.
     """
 
-    def __init__(self, programs: Programs, request: Request, row: Row) -> None:
-        """Makes room for the beams, and for the prompt that is read.
+    def __init__(
+        self,
+        engine: Engine,
+        params: ModelParams,
+        notice: CompileNotice,
+        target: LoadedModel,
+        request: Request,
+        row: Row,
+        switches: Switches,
+    ) -> None:
+        """Checks that there is memory for the beams, and for the prompt that is read.
 
         Raises:
           InputError: if there is not enough memory.
         """
-        self._programs, self._request, self._row = programs, request, row
-        engine, num_beams = programs.engine, row.settings.num_beams
+        self._engine, self._params, self._notice, self._target = engine, params, notice, target
+        self._request, self._row, self._switches = request, row, switches
+        num_beams = row.settings.num_beams
         self._capacity = engine.capacity_for(row.max_length)
-        self._switches = needed_switches([row.settings], programs.processors)
-        for processor in programs.processors[:-1]:  # the last is no user's
-            check_processor(processor, row.settings, programs.target.config.vocab_size)
         # All beams are on every row of a mesh.
         num_bytes = (num_beams + 1) * engine.state_bytes(1, self._capacity, self._switches)
         self.room = Room(num_beams, self._capacity, num_bytes)
@@ -76,11 +63,11 @@ class BeamSearch:
 
     def run(self) -> Result:
         """Searches to the end."""
-        engine, params, row = self._programs.engine, self._programs.params, self._row
+        engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
         parts = [str(self.room), "beam search", *describe_switches(self._switches)]
         is_long = len(row.prompt) > NARROW_PROMPT
-        with self._programs.compile_notice.around(parts, is_long=is_long):
+        with self._notice.around(parts, is_long=is_long):
             state = self._begin()
             prefilled = Instant()
             is_done = False
@@ -103,10 +90,8 @@ class BeamSearch:
 
     def _begin(self) -> BeamState:
         """Returns the state before the first step, which is taken after the prompt's last token."""
-        engine, row, settings = self._programs.engine, self._row, self._row.settings
-        read = engine.prefill(
-            self._programs.params, row, self._capacity, self._switches, num_unread=1
-        )
+        engine, row, settings = self._engine, self._row, self._row.settings
+        read = engine.prefill(self._params, row, self._capacity, self._switches, num_unread=1)
         limits = BeamLimits(
             read.stop_ids[0],
             jnp.int32(row.max_length - len(row.prompt)),
@@ -129,7 +114,7 @@ class BeamSearch:
         Raises:
           InputError: a tree with wrong parents, or too deep a one.
         """
-        drafter = self._programs.engine.drafter
+        drafter = self._engine.drafter
         names = [""] if drafter is None else [kind.drafter for kind in drafter.kinds]
         for index, (steps, proposed) in enumerate(
             zip(infos.num_steps, infos.num_proposed, strict=True)
@@ -168,13 +153,12 @@ class BeamSearch:
         )
 
     def _beam(self, token_ids: list[int], score: float) -> Beam:
-        target = self._programs.target
-        text = AnswerText(target.tokenizer, self._row.prompt, SamplingParams())
+        text = AnswerText(self._target.tokenizer, self._row.prompt, SamplingParams())
         for token_id in token_ids:
             text.push(token_id)
         text.finish()
         reason = "stop" if token_ids[-1] in self._row.settings.stop_token_ids else "length"
-        reason = "eos" if token_ids[-1] in target.config.eos_ids else reason
+        reason = "eos" if token_ids[-1] in self._target.config.eos_ids else reason
         return Beam(token_ids, text.text, score, reason)
 
 

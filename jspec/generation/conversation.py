@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from jspec.common.memory import Budget
 from jspec.generation.answer import Answer, Round
-from jspec.generation.batch import Batch, Reading, needed_switches
-from jspec.generation.programs import Programs
+from jspec.generation.batch import Batch, Reading
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Chunk
 from jspec.generation.rows import Row
@@ -43,13 +43,13 @@ class Conversation:
     """A text that grows, prompt by prompt and answer by answer, in the caches of one row.
 
     Attributes:
-      programs: what computes it.
+      generator: what computes it.
       num_read: tokens of the last prompt that were read; the others were in the caches.
     """
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, generator: Generator) -> None:
         """Nothing is read yet, and no memory taken."""
-        self.programs, self.num_read = programs, 0
+        self.generator, self.num_read = generator, 0
         self._batch: Batch | None = None
         self._committed: list[int] = []  # the tokens in its caches
         self._is_stopped = False
@@ -64,15 +64,15 @@ class Conversation:
         Raises:
           InputError: see `answer`.
         """
-        programs = self.programs
-        row = programs.with_costs(programs.make_row(Request(prompt, settings)))
+        generator = self.generator
+        row = generator.with_costs(generator.make_row(Request(prompt, settings)))
         batch, reading = self._begin(row)
         while not reading.is_done:
             batch.read(reading)
         batch.insert(0, reading)
         batch.run(0)
         self._batch, self._committed = batch, list(prompt)
-        return programs.budget(batch.room)
+        return generator.budget(batch.room)
 
     def answer(self, prompt: Sequence[int], settings: SamplingParams) -> Iterator[Visit]:
         """Answers a prompt of token ids, in visits of the device.
@@ -81,9 +81,9 @@ class Conversation:
           InputError: the prompt is empty or as long as the context, a setting does not fit, or
             memory is short.
         """
-        programs, request = self.programs, Request(prompt, settings)
-        row = programs.with_costs(programs.make_row(request))
-        answer = Answer(0, request, row, programs.target, programs.num_draft_tokens)
+        generator, request = self.generator, Request(prompt, settings)
+        row = generator.with_costs(generator.make_row(request))
+        answer = Answer(0, request, row, generator.target, generator.num_draft_tokens)
         self._is_stopped, self.num_read = False, 0
         batch, reading = self._begin(row)
         while not (reading.is_done or self._is_stopped):
@@ -117,14 +117,16 @@ class Conversation:
         before, committed = self._batch, self._committed
         # Its last token is always read: the answer's first one follows from it.
         num_kept = num_shared(committed, row.prompt[:-1])
-        programs, engine = self.programs, self.programs.engine
+        generator, engine = self.generator, self.generator.engine
         begin, width = engine.chunks(len(row.prompt) - num_kept)[-1]
         # After others, the padding of the last chunk may need more room than the answer.
         end = max(row.max_length, num_kept + begin + width if num_kept else 0)
-        switches = needed_switches([row.settings], programs.processors)
+        switches = generator.switches([row.settings])
         batch = before
         if batch is None or not batch.has_room(end, switches):
-            batch = Batch(programs, 1, max(end, 0 if batch is None else batch.max_length), switches)
+            compiled = engine, generator.params, generator.compile_notice
+            longest = max(end, 0 if batch is None else batch.max_length)
+            batch = Batch(*compiled, 1, longest, switches)
         self._forget()
         if before is None or not num_kept:
             return batch, batch.begin(row)

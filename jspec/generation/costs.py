@@ -27,8 +27,8 @@ from jspec.common.progress import Progress
 from jspec.common.timing import timed
 from jspec.generation.engine import Engine
 from jspec.generation.request import SamplingParams
+from jspec.generation.result import RoundCounts
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of

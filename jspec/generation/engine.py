@@ -1,8 +1,9 @@
 """The compiled programs of one target and one drafter: where jit begins and ends."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,13 +11,16 @@ import numpy as np
 
 from jspec import kernels
 from jspec.common import exchange
+from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.common.typing import ApplyFn, Params
+from jspec.common.user_cache import compile_listeners
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
-from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
 from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
+from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
@@ -29,6 +33,8 @@ MAX_ROUNDS_PER_VISIT = 16
 _DRAFTS_OF_BEAMS = 2
 # The longest prompt, in tokens, that is read in narrow chunks.
 NARROW_PROMPT = 2 * kernels.NARROW_CHUNK
+_LARGE = "jit_prefill_chunk", "jit_run_rounds"  # the others take next to no time
+_LONG = "long prompts"
 
 
 class Engine:
@@ -68,7 +74,7 @@ class Engine:
             varies.
         """
         if drafter is not None and drafter.tree_depth > 0:
-            check_trees(rule, drafter, numbers)
+            _check_trees(rule, drafter, numbers)
         self.layout = layout = Layout.of(target, draft_params)
         own = dataclasses.replace(target, config=target.own_config)
         apply = around(mask_padding(make_apply(own.config, has_split_logits=True), target))
@@ -175,8 +181,11 @@ class Engine:
 
     def begin(self, row: Row, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
-        empty = self.empty_state(1, capacity, switches)
-        return with_request(empty, row, self._config.vocab_size)
+        return self.put_request(self.empty_state(1, capacity, switches), row)
+
+    def put_request(self, state: SpecState, row: Row) -> SpecState:
+        """Returns an empty state of one row with a request in it."""
+        return with_request(state, row, self._config.vocab_size)
 
     def read(
         self, params: ModelParams, state: SpecState, prompt: Sequence[int], begin: int, width: int,
@@ -257,3 +266,86 @@ def _rounds_of(step: Any) -> Any:
         return state, infos, count[None]
 
     return run
+
+
+def _check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) -> None:
+    """Checks that a rule knows the trees of a drafter; and a number that varies, scores.
+
+    Raises:
+      InputError: if not.
+    """
+    if rule.tree is None:
+        able = [name for name in RULES if get_rule(name).tree is not None]
+        raise InputError(
+            f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
+            "for chains"
+        )
+    chains = {kind.drafter for kind in drafter.kinds if not kind.is_tree}
+    if numbers and chains:
+        raise InputError(
+            f"expected num_draft_tokens as a number with trees of {', '.join(sorted(chains))}, got "
+            "'auto', which needs `scores` in their proposals, and is_tree in their kinds"
+        )
+
+
+class CompileNotice:
+    """One line for each set of things that programs are compiled for.
+
+    Attributes:
+      is_silent: whether nobody is told.
+    """
+
+    def __init__(self, tell: Callable[[str], object] | None) -> None:
+        """`tell` is called with the line; None says nothing."""
+        self._tell, self.is_silent = tell, tell is None
+        self._known, self._told = set[str](), set[frozenset[str]]()
+        self._seconds = 0.0  # that the last set has taken
+
+    @contextlib.contextmanager
+    def around(self, parts: Sequence[str], *, is_long: bool = False) -> Iterator[None]:
+        """Tells of the first program that is compiled within.
+
+        Args:
+          parts: what it is compiled for; those that are new are named.
+          is_long: whether it reads a long prompt.
+        """
+        if self._tell is None:
+            yield
+            return
+        found = frozenset([*parts, _LONG] if is_long else parts)
+
+        def listen(program: str) -> None:
+            if program.startswith(_LARGE) and not self._is_told(found):
+                self._say([part for part in (*parts, _LONG) if part in found])
+                self._told.add(found)
+
+        compile_listeners.append(listen)
+        begin = compile_clock().seconds
+        try:
+            yield
+        finally:
+            compile_listeners.remove(listen)
+            self._known |= found
+            if self._is_told(found):
+                self._seconds += compile_clock().seconds - begin
+
+    def _is_told(self, found: frozenset[str]) -> bool:
+        return any(found <= told for told in self._told)  # rounds after a long prompt are no news
+
+    def _say(self, parts: Sequence[str]) -> None:
+        new = [part for part in parts if part not in self._known]
+        is_new = "new " if new and self._known else ""  # what is known may be new together
+        # As long as the last time: what is compiled is much alike.
+        about = f": about {self._seconds:.0f} s" if self._seconds else ""
+        assert self._tell is not None
+        self._tell(f"compiling once for {is_new}{', '.join(new or parts)}{about}")
+        self._seconds = 0.0
+
+
+def describe_switches(switches: Switches) -> list[str]:
+    """Returns what is switched on, as people call it."""
+    filters = [name for name in ("top_k", "top_p", "min_p") if getattr(switches, name)]
+    processors = [processor.name for processor in switches.processors]
+    found = {"filters": filters, "processors": processors}
+    parts = [f"{title} ({', '.join(names)})" for title, names in found.items() if names]
+    return parts + ["log-probabilities"] * switches.logprobs

@@ -1,28 +1,52 @@
 """The Python API: load models once, then generate."""
 
 import collections
+import dataclasses
 import functools
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Self, overload
 
-from jspec.common.errors import InputError, prefixed_errors
+import jax
+import numpy as np
+
+from jspec import kernels
+from jspec.common.errors import InputError, check_count, check_type, prefixed_errors, whole_number
+from jspec.common.memory import Budget, Room, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.user_cache import use_compile_cache
+from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
 from jspec.generation.answer import Answer
-from jspec.generation.batch import Batch
+from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
+from jspec.generation.batch import Batch, check_processor, needed_switches
+from jspec.generation.costs import RoundCosts, measure_costs
 from jspec.generation.draft_weights import with_fast_weights
-from jspec.generation.programs import Programs
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
+from jspec.generation.graph_trial import check_one_graph
+from jspec.generation.options import (
+    Method,
+    check_beams,
+    check_draft_temperature,
+    check_temperature,
+    choose_method,
+    make_spec,
+)
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
-from jspec.generation.validate_options import gather_options
+from jspec.generation.rows import Row, make_row
+from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Switches
+from jspec.speculation.acceptance import BUILT_IN
+from jspec.speculation.types import ModelParams
 from jspec.weights.published import SMOLLM2
-from jspec.weights.resolver import load_model, model_name
+from jspec.weights.resolver import LoadedModel, load_model, model_name
 
 _DEFAULTS = SamplingParams()
 
 
-class Generator(Programs):
+class Generator:
     """A target model, a drafter, and the compiled programs that run them.
 
     Up to `batch_size` requests are answered together; when an answer ends, the next request takes
@@ -38,34 +62,91 @@ class Generator(Programs):
     Args:
       target: the model whose answers are wanted.
       draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
-      drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the first
-        that has a proposal makes it. None means "model" with a draft model and "prompt_lookup"
-        without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.
-      num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
-      costs: costs of rounds, for "auto"; None measures them once on this machine.
-      acceptance: the acceptance rule. "rejection", "block", "k_seq" and "coupled" keep the target's
-        distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
-        "typical" do not. Or an `AcceptanceRule` of your own.
-      rule_options: options of the last three rules.
-      drafter_options: options of the drafters.
+      method: the drafter and the acceptance rule; None makes them of `options`.
       batch_size: maximum number of requests answered together.
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
       rounds_per_visit: number of rounds on the device before the host reads their tokens.
       processors: your own logits processors, applied after jspec's and before the temperature.
-      on_result: called with every result, for instance `AcceptanceMonitor.add`.
-      on_start: called before each run with the device and the memory that the run takes.
-      on_compile: called with a line, for instance `print`, before programs are compiled anew.
+      notify: called with a line, for instance `print`, that names the device and the memory of a
+        run, where it has changed, or says what programs are compiled for.
+      **options: the fields of `Method`, such as `drafter="prompt_lookup"` or `num_draft_tokens=5`;
+        and options of drafters and rules by the names of their flags, such as `draft_layers=20` or
+        `lenience=0.3`. Without a drafter it is "model" with a draft model and "prompt_lookup"
+        without, plus "+eagle" if jspec ships a head for the target.
 
     Attributes:
       target: the target model.
       drafter: name of the drafter.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
       max_seq_len: maximum number of tokens of prompt and answer together.
+      method: the drafter and the rule, with all their options.
+      rule: the acceptance rule.
+      engine: the compiled programs.
+      params: parameters of target and drafter.
+      compile_notice: says when programs are compiled.
+      alone_costs: costs of rounds of one row, where rounds of a batch may have fewer rows than it.
 
     Raises:
       InputError: a value out of range, a draft model that does not fit, an option that is not read.
     """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None = None,
+        method: Method | None = None,
+        *,
+        batch_size: int = 1,
+        max_seq_len: int | None = None,
+        rounds_per_visit: int = 8,
+        processors: Sequence[Processor] = (),
+        notify: Callable[[str], object] | None = None,
+        **options: Any,
+    ) -> None:
+        """Prepares the models; nothing is compiled yet."""
+        use_compile_cache()
+        check_one_graph()
+        if isinstance(processors, Processor) or not isinstance(processors, Sequence):
+            raise InputError(f"expected processors as a list, such as [mine], got {processors!r}")
+        for processor in processors:
+            check_type("each of processors", processor, Processor)
+        if method is None:
+            method = choose_method(
+                options, target.name, has_draft=draft is not None, known=_keywords()
+            )
+        elif options:
+            raise InputError(f"expected either a method or options, got both: {', '.join(options)}")
+        context = target.config.max_seq_len
+        self.max_seq_len = context if max_seq_len is None else max_seq_len
+        check_count("max_seq_len", self.max_seq_len, 2, context)
+        check_count("batch_size", batch_size, 1, 4096)
+        check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        self.target, self._draft, self.batch_size = target, draft, batch_size
+        self.drafter, self.rule = name_of(method.drafter), method.rule
+        self._rounds_per_visit, self._processors = rounds_per_visit, tuple(processors)
+        self.compile_notice, self._notify = CompileNotice(notify), notify
+        self._announced = ""  # the last line about memory
+
+        number = self._num_wanted(method)
+        spec = make_spec(target, draft, method.drafter, method.drafter_options, number)
+        self.method = dataclasses.replace(method, drafter_options=spec.options)
+        built = make_drafter(method.drafter, spec)
+        entries = entries_of(method.drafter)
+        if _has_user_code(entries) or method.rule_name not in BUILT_IN:
+            from jspec.generation.own_code import check_own_code  # few runs have any
+
+            check_own_code(entries, built, method.rule_name, self.rule, target)
+        auto = built.drafter if method.num_draft_tokens == AUTO else None
+        numbers = () if auto is None else numbers_of(auto)
+        self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
+        self.num_draft_tokens = self.engine.num_draft_tokens
+        self.params = ModelParams(target.params, self.engine.layout.place(built.params))
+        self._costs = self.alone_costs = method.costs
+        if method.costs is not None:
+            check_costs(method.costs, self.engine)
+        give_back_after_compiling()
+        give_back_freed()  # what loading models and heads has taken in addition
 
     @classmethod
     def load(
@@ -100,14 +181,34 @@ class Generator(Programs):
         if draft is None and draft_quantization not in (None, "auto"):
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         target = model_name(target)
-        options = gather_options(cls, options, target, has_draft=draft is not None)
+        sizes = {name: options.pop(name) for name in _keywords() & options.keys()}
+        method = sizes.pop("method", None) or choose_method(
+            options, target, has_draft=draft is not None, known=_keywords()
+        )
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
         if draft is not None and loaded_draft is not None and draft_quantization in (None, "auto"):
-            rule = options.get("acceptance", "rejection")
-            loaded_draft = with_fast_weights(loaded_draft, rule, functools.partial(load, draft))
-        return cls(loaded, loaded_draft, **options)
+            load_draft = functools.partial(load, draft)
+            loaded_draft = with_fast_weights(loaded_draft, method.acceptance, load_draft)
+        return cls(loaded, loaded_draft, method, **sizes)
+
+    def _num_wanted(self, method: Method) -> int:
+        """Returns the number of drafts that the drafter is built for."""
+        number, depth = method.num_draft_tokens, method.drafter_options.tree_depth
+        most = max(self.max_seq_len - 2, 1)
+        if number == AUTO or self.drafter == "none":
+            most = min(MOST_DRAFT_TOKENS, most)
+            if depth > most:
+                expected = f"tree_depth of at most {most} with num_draft_tokens={AUTO}"
+                raise InputError(f"expected {expected}, got {depth}")
+            return most
+        number = whole_number("num_draft_tokens", number, f" or {AUTO!r}")
+        if not 1 <= number <= most:
+            why = f"the context sets the limit (max_seq_len {self.max_seq_len})"
+            why = "for plain decoding use --drafter=none" if number < 1 else why
+            raise InputError(f"expected num_draft_tokens from 1 to {most}, got {number}; {why}")
+        return number
 
     def __repr__(self) -> str:
         number, rule = (self.describe()[key] for key in ("num_draft_tokens", "acceptance"))
@@ -186,30 +287,31 @@ class Generator(Programs):
         return self.run(make_requests([prompt], settings), chat=chat, system=system)
 
     def run(
-        self, requests: Sequence[Request], *, chat: bool | None = None, system: str | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        chat: bool | None = None,
+        system: str | None = None,
+        rows: Sequence[Row] | None = None,
     ) -> Iterator[Chunk]:
         """Answers many requests, `batch_size` at a time, in chunks as tokens come.
 
         `Chunk.index` is a request's number. The last chunk of each answer carries its result.
+        `rows` are what `make_row` returned for each, where that was called before.
 
         Raises:
           InputError: before the first chunk, if any of the requests cannot be answered.
         """
-        requests, rows = make_requests(requests, _DEFAULTS), []
-        for index, request in enumerate(requests):
-            with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
-                rows.append(self.make_row(request, chat=chat, system=system))
-        if any(row.settings.num_beams > 1 for row in rows):
-            from jspec.generation.beam_search import search_beams  # few requests need it
-
-            yield from search_beams(self, requests, rows, self._on_start, self._on_result)
+        requests = make_requests(requests, _DEFAULTS)
+        rows = self._make_rows(requests, chat, system) if rows is None else rows
+        for index, row in enumerate(rows):
+            if row.settings.num_beams > 1:
+                yield self._search(index, requests[index], row)
         waiting = collections.deque(i for i, row in enumerate(rows) if row.settings.num_beams == 1)
         if not waiting:
             return
-        own = {index: self.with_costs(rows[index]) for index in waiting}
-        batch = Batch.for_requests(self, [*own.values()])
-        if self._on_start is not None:
-            self._on_start(self.budget(batch.room))
+        priced = {index: self.with_costs(rows[index]) for index in waiting}
+        batch = self._make_batch([*priced.values()])
         models = self.target, self.num_draft_tokens
         answers: dict[int, Answer] = {}  # by row
         while waiting or answers:
@@ -217,8 +319,8 @@ class Generator(Programs):
                 # An answer that its first token completes leaves the row free for the next one.
                 while waiting and row not in answers:
                     index = waiting.popleft()
-                    answers[row] = Answer(index, requests[index], own[index], *models)
-                    answers[row].add_first(batch.fill(row, own[index]))
+                    answers[row] = Answer(index, requests[index], priced[index], *models)
+                    answers[row].add_first(batch.fill(row, priced[index]))
                     yield self._take_chunk(row, answers, batch)
             seconds = batch.run(self._rounds_per_visit) if answers else 0.0
             for row in list(answers):
@@ -234,6 +336,47 @@ class Generator(Programs):
           InputError: if it cannot be answered.
         """
         self.make_row(request, chat=chat, system=system)
+
+    def _make_rows(
+        self, requests: Sequence[Request], chat: bool | None, system: str | None
+    ) -> list[Row]:
+        rows = []
+        for index, request in enumerate(requests):
+            with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
+                rows.append(self.make_row(request, chat=chat, system=system))
+        return rows
+
+    def _make_batch(self, rows: Sequence[Row]) -> Batch:
+        """Returns a batch for the longest of all requests that will come."""
+        settings = [row.settings for row in rows]
+        self._check_processors(settings[0])
+        # A power of two, so that another number of requests rarely needs another program.
+        num_rows = min(self.batch_size, 1 << (len(rows) - 1).bit_length())
+        max_length = max(row.max_length for row in rows)
+        compiled = self.engine, self.params, self.compile_notice
+        batch = Batch(*compiled, num_rows, max_length, self.switches(settings))
+        self._announce(batch.room)
+        return batch
+
+    def _search(self, index: int, request: Request, row: Row) -> Chunk:
+        """Answers a request for beams, at once."""
+        from jspec.generation.beam_search import BeamSearch  # few requests need it
+
+        self._check_processors(row.settings)
+        compiled, switches = (self.engine, self.params, self.compile_notice), self.switches
+        search = BeamSearch(*compiled, self.target, request, row, switches([row.settings]))
+        self._announce(search.room)
+        result = search.run()
+        return Chunk(index, result.text, result.token_ids, result.stats.num_accepted, result)
+
+    def _check_processors(self, settings: SamplingParams) -> None:
+        for processor in self._processors:
+            check_processor(processor, settings, self.target.config.vocab_size)
+
+    def _announce(self, room: Room) -> None:
+        if self._notify is not None and (line := str(self.budget(room))) != self._announced:
+            self._announced = line
+            self._notify(line)
 
     def encode_prompt(
         self, prompt: str | Sequence[int], chat: bool | None = None, system: str | None = None
@@ -252,6 +395,174 @@ class Generator(Programs):
         chunk = answers[row].take_chunk()
         if chunk.result is not None:
             del answers[row]
-            if self._on_result is not None:
-                self._on_result(chunk.result)
         return chunk
+
+    def make_row(
+        self, request: Request, *, chat: bool | None = None, system: str | None = None
+    ) -> Row:
+        """Returns the row of a request, without costs.
+
+        Raises:
+          InputError: if the models, the drafter or the rule cannot answer the request.
+        """
+        prompt = encode_prompt(self.target, request.prompt, chat=chat, system=system)
+        settings = request.settings
+        method, rule = self.method, self.method.rule_name
+        check_draft_temperature(settings, [(method.drafter, method.drafter_options)])
+        check_temperature(rule, self.rule.temperatures, settings.temperature)
+        check_beams(settings, self.target, self.batch_size, rule)
+        return make_row(prompt, settings, self.target, self.max_seq_len)
+
+    def with_costs(self, row: Row) -> Row:
+        """Returns the row with the costs by which it chooses its numbers of drafts, if it does."""
+        if (costs := self.costs) is None:
+            return row
+        context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
+        alone = (self.alone_costs or costs).at(context)
+        measured = None
+        if costs.decided:
+            accepted, decided = np.array([costs.accepted, costs.decided], np.float32)
+            measured = accepted, decided, costs.answer_tokens
+        of_row = costs.at(context), alone, costs.reading_at(context)
+        return row._replace(costs=of_row, measured=measured)
+
+    @property
+    def costs(self) -> RoundCosts | None:
+        """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
+        if self._costs is None and self.engine.numbers:
+            self._costs = self._recall_costs(self.batch_size)
+        return self._costs
+
+    def recall_costs_alone(self) -> None:
+        """Has the costs of rounds of one row known, too, unless costs were given."""
+        if self.method.costs is None and self.engine.numbers:
+            self.alone_costs = self._recall_costs(1)
+
+    def _recall_costs(self, batch_size: int) -> RoundCosts:
+        self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
+        key = {
+            "models": [_describe(self.target), self._draft and _describe(self._draft)],
+            "drafter": self.drafter,
+            "drafter_options": dataclasses.asdict(self.method.drafter_options),
+            "rule": self.method.rule_name,
+            "own_code": self._digest_of_code(),
+            "kernels": self._kernels(),
+            "is_one_graph": kernels.run_options() is not None,
+        }
+        sizes = {"batch_size": batch_size, "max_seq_len": self.max_seq_len}
+        return recall_costs(self.engine, self.params, self.target, key, **sizes)
+
+    def measure_costs(self) -> RoundCosts | None:
+        """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
+
+        With a fixed number of drafts that number is measured beside 0; with "auto", all that it
+        chooses from, in seconds, and about as long to compile. Plain decoding has none.
+        """
+        engine = self.engine
+        if engine.drafter is None:
+            return None
+        if not engine.numbers:
+            numbers = 0, self.num_draft_tokens
+            engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
+        return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
+
+    def budget(self, room: Room) -> Budget:
+        """Returns the device, and the memory that the models and caches of that size take on it."""
+        budget, draft = self.engine.layout.budget(self.params, room), self._draft
+        if self.engine.drafter is None:
+            return budget
+        number = f"{self.num_draft_tokens} a round"
+        if self.engine.numbers:
+            number = "their number by measured costs"
+        note = f"drafts by {self.drafter}, {number}"
+        if draft is not None and draft.is_quantization_chosen:
+            note += f"; the draft's weights in {draft.quantization}: faster here"
+        return budget._replace(note=note)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the answers follow the target's distribution exactly."""
+        return self.rule.is_lossless
+
+    @functools.cached_property
+    def _drafter_bytes(self) -> dict[str, int]:
+        """The memory that drafting adds, in bytes: parameters, and the state of a full batch."""
+        if (drafter := self.engine.drafter) is None:
+            return {"parameters": 0, "state": 0}
+        capacity = self.engine.capacity_for(self.max_seq_len)
+        state = jax.eval_shape(lambda: drafter.init(self.batch_size, capacity))
+        return {"parameters": tree_bytes(self.params.draft), "state": tree_bytes(state)}
+
+    def _kernels(self) -> dict[str, str | None]:
+        """What has computed the blocks of target and draft so far."""
+        draft = self._draft
+        return {
+            "kernels": kernels.chosen_kernels(self.target.own_config),
+            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Returns everything besides the request that decides an answer, as plain values.
+
+        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto",
+        and the kernels that blocks have taken so far.
+        """
+        draft = self._draft
+        return {
+            "target": self.target.name,
+            "target_quantization": self.target.quantization or "none",
+            "draft": None if draft is None else draft.name,
+            "draft_quantization": None if draft is None else draft.quantization or "none",
+            "drafter": self.drafter,
+            "drafter_bytes": self._drafter_bytes,
+            "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
+            "costs": self._costs and self._costs.to_json(),
+            "acceptance": self.method.rule_name,
+            "is_lossless": self.rule.is_lossless,
+            **self._kernels(),
+            "drafter_options": dataclasses.asdict(self.method.drafter_options),
+            "rule_options": dataclasses.asdict(self.method.rule_options),
+            "dtype": self.target.params["embedding"].dtype.name,
+            "mesh": self.engine.layout.shape,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    @functools.cached_property
+    def pattern_processor(self) -> Processor:
+        """What keeps an answer to its `SamplingParams.pattern`; made when the first comes."""
+        from jspec.generation.pattern_processor import make_pattern_processor
+
+        return make_pattern_processor(self.target)
+
+    @property
+    def processors(self) -> tuple[Processor, ...]:
+        """Your own processors, and last, as it forbids tokens, that of patterns."""
+        return (*self._processors, self.pattern_processor)
+
+    def switches(self, settings: Sequence[SamplingParams]) -> Switches:
+        """Returns what programs need that answer requests with these settings."""
+        has_patterns = any(params.pattern is not None for params in settings)
+        return needed_switches(settings, self.processors if has_patterns else self._processors)
+
+    def _digest_of_code(self) -> str | None:
+        """Returns a digest of the user's own code, as measured costs depend on it."""
+        if not _has_user_code(entries_of(self.method.drafter)):
+            return None
+        from jspec.generation.own_code import digest_of_own_code
+
+        return digest_of_own_code(self.engine.drafter)
+
+
+def _describe(model: LoadedModel) -> list[str | None]:
+    dtype = model.params["embedding"].dtype.name
+    return [model.name, repr(model.config), dtype, model.quantization]
+
+
+def _has_user_code(entries: Sequence[DrafterEntry]) -> bool:
+    return any(not entry.build.__module__.startswith("jspec.") for entry in entries)
+
+
+def _keywords() -> list[str]:
+    """Returns the names of a Generator's arguments, but for the models and the options."""
+    names = list(inspect.signature(Generator).parameters)
+    return names[names.index("method") : names.index("options")]

@@ -28,8 +28,8 @@ from jspec.common.typing import Params
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.eagle_head import EagleConfig, init_eagle_params
-from jspec.generation.drafter_spec import make_spec
 from jspec.generation.engine import Engine
+from jspec.generation.options import make_spec
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.models import DecoderConfig

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jspec.generation.costs import RoundCosts
-from jspec.generation.result import Result
-from jspec.generation.stats import RoundCounts, acceptance_by_position, acceptance_rate
+from jspec.generation.result import Result, RoundCounts, acceptance_by_position, acceptance_rate
 
 _MIN_ROUNDS = 20  # fewer rounds of a category recommend nothing
 _CONTEXT = 512  # slots, for which costs are looked up
@@ -45,7 +44,7 @@ class Recommendation(NamedTuple):
 
 
 class AcceptanceMonitor:
-    """Collects answers; `add` is a callback for a Generator's `on_result`.
+    """Collects answers; give each result to `add`.
 
     The expected speed-up of n drafts follows Theorem 3.8 of Leviathan et al. (arXiv 2211.17192),
     with the measured acceptance rate of each position and measured costs. Rounds without a proposal

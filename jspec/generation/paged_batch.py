@@ -24,9 +24,9 @@ from jspec.generation.batch import (
     settle,
     take_row,
 )
-from jspec.generation.programs import Programs
+from jspec.generation.engine import CompileNotice, Engine
 from jspec.generation.request import SamplingParams
-from jspec.generation.rows import Row, with_request
+from jspec.generation.rows import Row
 from jspec.kernels import PAGE
 from jspec.models.cache import (
     caches_in,
@@ -37,7 +37,7 @@ from jspec.models.cache import (
     with_layers,
 )
 from jspec.sampling.settings import Switches
-from jspec.speculation.types import SpecState
+from jspec.speculation.types import ModelParams, SpecState
 
 _SHARE_OF_FREE = 0.9
 _PARTS = ("target_cache", "draft")  # of a state: each has pages and a table of its own
@@ -60,7 +60,9 @@ class PagedBatch(Batch):
 
     def __init__(
         self,
-        programs: Programs,
+        engine: Engine,
+        params: ModelParams,
+        notice: CompileNotice,
         num_rows: int,
         max_length: int,
         switches: Switches,
@@ -73,7 +75,6 @@ class PagedBatch(Batch):
         Raises:
           InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
         """
-        engine = programs.engine
         layout, capacity = engine.layout, engine.capacity_for(max_length)
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
@@ -90,26 +91,25 @@ class PagedBatch(Batch):
                 f"request of {max_length} tokens, got {cache_bytes}"
             )
 
-        def empty_state(num_rows: int) -> SpecState:
-            full = engine.empty_state(num_rows, capacity, switches)
+        def empty_state(count: int) -> SpecState:
+            full = engine.empty_state(count, capacity, switches)
             if full.control is not None:
-                measured = layout.own_rows(programs.batch_size)  # a device counts its own rows
+                measured = layout.own_rows(num_rows)  # a device counts its own rows
                 full = full.replace(control=full.control.replace(num_rows=measured))
             return full.replace(**{
-                part: bare(getattr(full, part), jnp.zeros([num_rows, width], jnp.int32))
+                part: bare(getattr(full, part), jnp.zeros([count, width], jnp.int32))
                 for part, width in zip(_PARTS, widths, strict=True)
             })  # fmt: skip
 
         self._empty = jax.jit(empty_state, static_argnums=0)
-        super().__init__(programs, num_rows, max_length, switches)
+        super().__init__(engine, params, notice, num_rows, max_length, switches)
         self._nothing = self._empty(1)
         self._layers = [empty_layers(part, self.num_pages, layout.empty_pages) for part in caches]
         self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
         self.lengths = np.zeros([num_rows], np.int32)
-        self._snapshots = Snapshots(engine, self._params, capacity, switches)
+        self._snapshots = Snapshots(engine, params, capacity, switches)
         # The jit boundary; what goes on to exist beside the results is not donated.
         self._save, self._alone, self._settle = map(jax.jit, (take_row, run_alone, settle))
-        self._vocab_size = programs.target.config.vocab_size
         self._counts = row_counts(num_rows) if layout.mesh is None else (num_rows,)
 
     def _fitting(self, num_rows: int, longest: int, cache_bytes: int | None) -> int:
@@ -174,7 +174,7 @@ class PagedBatch(Batch):
 
         See `Engine.chunks` for `widest`. The pages are those of each part.
         """
-        state = with_request(self._empty(1), request, self._vocab_size)
+        state = self._engine.put_request(self._empty(1), request)
         calls = self.chunks(len(request.prompt), widest)
         reading = Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, found)

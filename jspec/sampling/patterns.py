@@ -29,6 +29,13 @@ _CLASSES = {
     "CATEGORY_SPACE": [(0x09, 0x0D), (0x20, 0x20)],
 }
 Ranges = Sequence[tuple[int, int]]
+# What Python's parser calls a part that is refused, and what its author calls it.
+_UNSUPPORTED = {
+    "AT": "^, $ and \\b inside it are not supported, it is matched whole",
+    "ASSERT": "look-around is not supported",
+    "ASSERT_NOT": "look-around is not supported",
+    "GROUPREF": "references to groups are not supported",
+}
 _Items = Any  # the pairs (operation, value) of Python's parser
 
 
@@ -94,7 +101,7 @@ class ByteGraph:
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
             fewest, most, items = value
             return self._repeat(fewest, most, items, start)
-        raise self._error(f"{op.lower()} is not supported")
+        raise self._error(_UNSUPPORTED.get(op, f"{op.lower()} is not supported"))
 
     def _join(self, nodes: Iterable[int]) -> int:
         joined = self._node()

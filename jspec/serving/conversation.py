@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jspec.common.errors import InputError
-from jspec.serving.json_schema import schema_pattern
+from jspec.sampling.json_schema import schema_pattern
 
 
 class Body(BaseModel):

@@ -56,7 +56,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
     @app.post("/v1/completions", responses={200: {"model": TextCompletion} | _STREAM})
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
-        encode = server.programs.target.tokenizer.encode
+        encode = server.generator.target.tokenizer.encode
         with naming("prompt"):
             # In another thread: a long text takes a while.
             prompts = [
@@ -65,7 +65,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
             ]
         texts = [""] * len(prompts)
         if body.echo:
-            streams = [server.programs.target.tokenizer.stream() for _ in prompts]
+            streams = [server.generator.target.tokenizer.stream() for _ in prompts]
             texts = [
                 # Without half a character at its end, which the answer may complete.
                 one if isinstance(one, str) else "".join(map(stream.push, one))
@@ -91,10 +91,10 @@ def _add_information(app: FastAPI, server: Server) -> None:
     async def describe(name: str) -> dict[str, Any]:
         """Describes the one model."""
         check_model(server, name)
-        known = server.programs.describe()
+        known = server.generator.describe()
         about = {
-            "max_model_len": server.programs.max_seq_len,
-            "has_chat_template": server.programs.target.tokenizer.chat_template is not None,
+            "max_model_len": server.generator.max_seq_len,
+            "has_chat_template": server.generator.target.tokenizer.chat_template is not None,
             "jspec": {name: known[name] for name in _TOLD},
         }
         model = {"id": server.model, "object": "model", "created": 0, "owned_by": "jspec"}
@@ -110,9 +110,9 @@ def _add_information(app: FastAPI, server: Server) -> None:
             ids = await asyncio.to_thread(_encode_messages, server, body)
         else:
             with naming("prompt"):
-                encode = server.programs.target.tokenizer.encode
+                encode = server.generator.target.tokenizer.encode
                 ids = await asyncio.to_thread(encode, body.prompt)
-        return {"count": len(ids), "max_model_len": server.programs.max_seq_len, "tokens": ids}
+        return {"count": len(ids), "max_model_len": server.generator.max_seq_len, "tokens": ids}
 
     @app.get("/health", response_model=Health)
     async def health() -> dict[str, str]:
@@ -141,7 +141,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
 
 
 def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> list[int]:
-    tokenizer = server.programs.target.tokenizer
+    tokenizer = server.generator.target.tokenizer
     if tokenizer.chat_template is None:
         raise RefusalError(400, f"{server.model} has no chat template: expected /v1/completions")
     is_shown = getattr(body, "tool_choice", None) != "none"

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from jspec.common.errors import InputError
 from jspec.generation import request as generation
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.generation.result import Result
 from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
@@ -34,7 +34,7 @@ class Server(NamedTuple):
 
     Attributes:
       worker: answers requests.
-      programs: checks them.
+      generator: checks them.
       metrics: what is shown at /metrics.
       traces: what is shown at /v1/jspec/trace.
       model: the model's name, as clients call it.
@@ -46,7 +46,7 @@ class Server(NamedTuple):
     """
 
     worker: Worker
-    programs: Programs
+    generator: Generator
     metrics: Metrics
     traces: Traces
     model: str
@@ -84,7 +84,7 @@ async def answer(
 
         return tell
 
-    reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes, body)
+    reply = kind(server.model, server.generator.target.tokenizer, prompts, echoes, body)
     with naming(about, list(type(body).model_fields)):
         jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller, reply.id, about)
         server.worker.submit(jobs)
@@ -120,18 +120,18 @@ def _make_jobs(
     is_call = body.pattern_field == "tool_choice"
     with naming(body.pattern_field, ("tool_choice", "tools") if is_call else ()):
         pattern = body.answer_pattern()
-        check_pattern(server.programs, pattern, is_schema=body.pattern is None)
+        check_pattern(server.generator, pattern, is_schema=body.pattern is None)
     if pattern is not None and body.ignore_eos:
         raise InputError("expected no ignore_eos with a pattern, which says where the answer ends")
     settings = dataclasses.replace(body.settings(server.defaults), pattern=pattern)
     if body.ignore_eos:
-        config = server.programs.target.config
+        config = server.generator.target.config
         eos_ids = (token_id for token_id in config.eos_ids if token_id < config.vocab_size)
         settings = dataclasses.replace(
             settings, forbidden_token_ids=(*settings.forbidden_token_ids, *eos_ids)
         )
     if settings.logprobs:
-        server.programs.target.tokenizer.label(0)  # here the first name may take a second
+        server.generator.target.tokenizer.label(0)  # here the first name may take a second
     scheduler, jobs = server.worker.scheduler, list[Job]()
     most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
     if num_answers > most_at_once:  # to come again later would not help
@@ -147,12 +147,12 @@ def _make_jobs(
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
     for prompt in prompts:
-        _check_length(len(prompt), most_new, server.programs.max_seq_len, about)
+        _check_length(len(prompt), most_new, server.generator.max_seq_len, about)
         for _ in range(body.n):
             # Independent of the request's others, those to other prompts among them.
             own = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
             request = generation.Request(prompt, own)
-            row = make_row(server.programs, request, *drafting)
+            row = make_row(server.generator, request, *drafting)
             tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
     return jobs

@@ -20,14 +20,10 @@ from jspec.serving.replies import error_of
 UNAVAILABLE = 503
 _OPEN = {"/", "/health", "/openapi.json"}  # what needs no key
 _SHOWN = 200  # characters of a bad value in a message
-# Words of settings and of Python's expressions, and what clients call that.
+# Words of settings, and what clients call them.
 _NAMES = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
     "top_logprobs and prompt_logprobs only with": "top_logprobs only with",
-    ": at is not supported": ": ^, $ and \\b inside it are not supported, it is matched whole",
-    ": assert is not supported": ": look-around is not supported",
-    ": assert_not is not supported": ": look-around is not supported",
-    ": groupref is not supported": ": references to groups are not supported",
 }  # fmt: skip
 
 

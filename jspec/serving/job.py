@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, Protocol
 from jspec.common.errors import InputError
 from jspec.generation.answer import Answer, Drafts, Round
 from jspec.generation.request import Request
-from jspec.generation.result import Chunk, TokenLogprob
+from jspec.generation.result import Chunk, RoundCounts, TokenLogprob
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts
 from jspec.serving.prefix_tree import PrefixTree
 
 CANCELLED, EXPIRED = "cancelled", "deadline"  # reasons why an answer ends, besides those of Result

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jspec.generation.result import Result, TokenLogprob
-from jspec.generation.stats import Stats
+from jspec.generation.result import Result, Stats, TokenLogprob
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
 from jspec.serving.tools import CallReader

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from jspec.generation.answer import Answer, Round
-from jspec.generation.stats import RoundCounts
+from jspec.generation.result import RoundCounts
 from jspec.serving.fair_queue import FairQueue
 from jspec.serving.job import CANCELLED, EXPIRED, DrainingError, Job, QueueFullError, Slots, Update
 from jspec.weights.resolver import LoadedModel

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jspec.common.errors import InputError, prefixed_errors
+from jspec.sampling.json_schema import schema_pattern
 from jspec.serving.conversation import Body
-from jspec.serving.json_schema import schema_pattern
 
 FREE_CHOICES = None, "none", "auto"  # by which no call must be made
 _BEGIN, _END = "<tool_call>", "</tool_call>"

@@ -9,9 +9,9 @@ import numpy as np
 
 from jspec.common.errors import InputError, describe_error
 from jspec.generation.batch import row_counts
+from jspec.generation.generator import Generator
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
-from jspec.generation.programs import Programs
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.sampling.processors import PROCESSORS
@@ -30,13 +30,13 @@ _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
 
 
 def make_slots(
-    programs: Programs,
+    generator: Generator,
     *,
     prefill_budget: int = PREFILL_BUDGET,
     cache_bytes: int | None = None,
     prefix_cache_bytes: int | None = None,
 ) -> BatchSlots:
-    """Returns `programs.batch_size` slots of this process's devices.
+    """Returns `generator.batch_size` slots of this process's devices.
 
     `cache_bytes` is for the pages of keys and values, in each memory; None takes enough for all
     slots, or what is free. What was read of prompts stays in those that no slot needs: in
@@ -45,17 +45,19 @@ def make_slots(
     Raises:
       InputError: if there is not enough memory for the slots.
     """
-    if programs.engine.layout.mesh is None and len(row_counts(programs.batch_size)) > 1:
-        programs.recall_costs_alone()
-    switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
-    batch = PagedBatch(programs, programs.batch_size, programs.max_seq_len, switches, cache_bytes)
+    if generator.engine.layout.mesh is None and len(row_counts(generator.batch_size)) > 1:
+        generator.recall_costs_alone()
+    switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *generator.processors))
+    compiled = generator.engine, generator.params, generator.compile_notice
+    sizes = generator.batch_size, generator.max_seq_len
+    batch = PagedBatch(*compiled, *sizes, switches, cache_bytes)
     if prefix_cache_bytes is None:
         prefix_cache_bytes = batch.num_pages * batch.page_bytes[0]
     return BatchSlots(batch, prefix_cache_bytes, prefill_budget)
 
 
 def make_scheduler(
-    programs: Programs,
+    generator: Generator,
     *,
     max_queue: int,
     rounds_per_visit: int,
@@ -72,21 +74,21 @@ def make_scheduler(
       InputError: if there is not enough memory for the slots.
     """
     own = make_slots(
-        programs, prefill_budget=prefill_budget, cache_bytes=cache_bytes,
+        generator, prefill_budget=prefill_budget, cache_bytes=cache_bytes,
         prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
     slots = own if jax.process_count() == 1 else LeadingSlots(own)
     scheduler = Scheduler(
-        slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,
+        slots, generator.target, generator.num_draft_tokens, max_queue=max_queue,
         rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,
     )  # fmt: skip
     # So that no client waits for a compiler: prompts with chunks of each width.
-    longest = programs.max_seq_len - 1
-    for length in {min(2, longest), min(programs.engine.telling_length, longest)}:
-        ids = [token % programs.target.config.vocab_size for token in range(length)]
+    longest = generator.max_seq_len - 1
+    for length in {min(2, longest), min(generator.engine.telling_length, longest)}:
+        ids = [token % generator.target.config.vocab_size for token in range(length)]
         is_short = length == 2  # of which the logits of every token are computed, too
         request = Request(ids, SamplingParams(2, logprobs=is_short, prompt_logprobs=is_short))
-        scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])
+        scheduler.submit([Job(request, make_row(generator, request), lambda update: None)])
         while scheduler.is_busy:
             for _ in scheduler.step():
                 pass
@@ -95,7 +97,7 @@ def make_scheduler(
     return scheduler
 
 
-def check_pattern(programs: Programs, pattern: str | None, *, is_schema: bool = False) -> None:
+def check_pattern(generator: Generator, pattern: str | None, *, is_schema: bool = False) -> None:
     """Makes the tables of a pattern, so that the thread that computes need not.
 
     Raises:
@@ -105,7 +107,7 @@ def check_pattern(programs: Programs, pattern: str | None, *, is_schema: bool = 
         return
     try:
         settings = SamplingParams(pattern=pattern)
-        programs.processors[-1].init(settings, prompt=[], stop_ids=[], vocab_size=0)
+        generator.pattern_processor.init(settings, prompt=[], stop_ids=[], vocab_size=0)
     except InputError as error:
         if not is_schema or "tokenizer" in str(error) or "spell" in str(error):
             raise
@@ -116,7 +118,7 @@ def check_pattern(programs: Programs, pattern: str | None, *, is_schema: bool = 
 
 
 def make_row(
-    programs: Programs,
+    generator: Generator,
     request: Request,
     most_drafts: int | None = None,
     drafter: str | None = None,
@@ -124,33 +126,33 @@ def make_row(
     """Returns a request in the form that the engine takes.
 
     Args:
-      programs: what will answer it.
+      generator: what will answer it.
       request: a prompt of token ids, and settings.
       most_drafts: maximum number of drafts in each of its rounds; 0 decodes plainly. None leaves
-        the number to the programs.
-      drafter: the one of the programs' drafters that may propose; "none" decodes plainly, and None
-        leaves the choice to the programs.
+        the number to it.
+      drafter: the one of its drafters that may propose; "none" decodes plainly, and None
+        leaves the choice to it.
 
     Raises:
       InputError: the models cannot answer it, another drafter, or a number or a drafter where the
-        programs' own are fixed.
+        generator's own are fixed.
     """
-    row = programs.with_costs(programs.make_row(request))
-    most = programs.num_draft_tokens if most_drafts is None else most_drafts
-    if drafter is None and most >= programs.num_draft_tokens:
+    row = generator.with_costs(generator.make_row(request))
+    most = generator.num_draft_tokens if most_drafts is None else most_drafts
+    if drafter is None and most >= generator.num_draft_tokens:
         return row
     if row.costs is None:
         raise InputError(
             "expected speculation.num_draft_tokens or drafter only where the server runs with "
             f"--num_draft_tokens=auto, got {most_drafts if drafter is None else drafter!r}"
         )
-    assert programs.costs is not None
-    names = programs.costs.drafters
+    assert generator.costs is not None
+    names = generator.costs.drafters
     if drafter not in (None, "none", *names):
         known = ", ".join(("none", *names))
         raise InputError(f"expected a speculation.drafter among {known}, got {drafter[:60]!r}")
     # By drafter and number; no drafts are always allowed.
-    numbers = np.array(programs.engine.numbers)
+    numbers = np.array(generator.engine.numbers)
     is_own = np.array([drafter in (None, name) for name in names])[:, None]
     is_allowed = (numbers == 0) | (is_own & (numbers <= most))
     *rounds, reading = row.costs

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError, check_range
-from jspec.common.new_folder import new_folder
+from jspec.common.new_files import new_folder
 from jspec.common.typing import Params
 from jspec.drafters.medusa import (
     MedusaConfig,

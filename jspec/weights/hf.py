@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
-from jspec.common.new_folder import new_folder
+from jspec.common.new_files import new_folder
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
 from jspec.models.families.hf_config import from_hf_config, to_hf_config

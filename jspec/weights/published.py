@@ -374,7 +374,9 @@ def fetch(name: str) -> pathlib.Path:
     if hub_path := _from_hub(model):
         return hub_path
     if is_offline():
-        raise InputError(f"{name} is not in {folder}, and --offline forbids to fetch it")
+        raise InputError(
+            f"{name} is not in {folder}, and --offline or JSPEC_OFFLINE=1 forbids the download"
+        )
     try:
         parts = folder / "downloads" / name
         parts.mkdir(parents=True, exist_ok=True)

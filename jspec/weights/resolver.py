@@ -118,6 +118,8 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
     except Exception as error:  # of the client, and of a transport that depends on its version
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
+        if is_offline():
+            advice = "not in the hub's cache, and --offline or JSPEC_OFFLINE=1 forbids the download"
         advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
         where = f"{name}: no such folder here, and the hub does not give it"
         raise InputError(f"{where}: {advice}") from None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.new_folder import new_folder
+from jspec.common.new_files import new_folder
 from jspec.weights.assemble import as_dtype
 from jspec.weights.safetensors_file import save_safetensors
 

@@ -16,7 +16,6 @@ from jspec.common import memory
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.common.timing import compile_clock
-from jspec.generation.batch import Batch
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model
@@ -50,17 +49,18 @@ def test_what_fits_passes_and_what_does_not_is_named(free):
 
 def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     """Weights of target and draft, and the caches that are budgeted; once, before any answer."""
-    budgets = []
-    generator = tiny_models.make_generator("model", batch_size=2, on_start=budgets.append)
+    lines = []
+    generator = tiny_models.make_generator("model", batch_size=2, notify=lines.append)
     request = Request([1, 2, 3], SamplingParams(max_new_tokens=2))
     chunks = generator.run([request] * 3)
     next(chunks)
-    (budget,) = budgets
+    (line,) = (line for line in lines if not line.startswith("compiling"))
     list(chunks)
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
-    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state), "")
-    assert budgets == [budget]
+    weights = tree_bytes([model.params for model in models])
+    assert line == str(Budget(device_name(), weights, Room(2, 512, state)))
+    assert lines.count(line) == 1
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [gpu] * 8)
     assert device_name() == "gpu (NVIDIA H100 80GB HBM3), the first of 8"
@@ -118,7 +118,7 @@ def test_the_largest_capacity_that_fits_is_said(free, batch_size, capacity):
 
     def budget(length):
         rows = [generator.make_row(Request([1, 2], SamplingParams(max_new_tokens=length - 2)))]
-        return Batch.for_requests(generator, rows * batch_size)
+        return generator._make_batch(rows * batch_size)
 
     free(1 << 40)
     num_states = 1 if batch_size == 1 else 3

@@ -8,8 +8,8 @@ import pytest
 from jspec.common.timing import compile_clock
 from jspec.generation.answer import Answer, Drafts, Round
 from jspec.generation.request import Request, SamplingParams
+from jspec.generation.result import RoundCounts
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny_models import CONFIG

@@ -9,7 +9,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.auto import recall_or_measure
 from jspec.generation.costs import RoundCosts, read_costs
-from jspec.generation.stats import RoundCounts
+from jspec.generation.result import RoundCounts
 
 COSTS = RoundCosts(
     contexts=(512, 2048),

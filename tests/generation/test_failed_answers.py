@@ -13,7 +13,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
-from jspec.generation.stats import RoundCounts, Stats
+from jspec.generation.result import RoundCounts, Stats
 from jspec.kernels import candidates
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder
@@ -227,7 +227,7 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
         Generator.load("tiny", drafter="auto")
     with pytest.raises(InputError, match="draft_layers as a number or a list"):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
-    with pytest.raises(InputError, match="expected an option such as drafter, got 'drafer'"):
+    with pytest.raises(InputError, match="unknown option 'drafer': did you mean 'drafter'"):
         Generator.load("tiny", drafer="model")
     with pytest.raises(InputError, match="such as draft_layers, got 'draft_layer'"):
         Generator.load("tiny", draft_layer=2)

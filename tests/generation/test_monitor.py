@@ -7,8 +7,7 @@ import pytest
 from jspec.generation.costs import RoundCosts
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.request import SamplingParams
-from jspec.generation.result import Result
-from jspec.generation.stats import RoundCounts, Stats
+from jspec.generation.result import Result, RoundCounts, Stats
 
 COSTS = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))
 

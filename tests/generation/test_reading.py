@@ -20,8 +20,9 @@ FIRST, SECOND = ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 5, 6], [5, 6, 7, 8])  # pa
 
 
 def make(drafter):
-    programs = shared_generator(drafter, batch_size=2)
-    return PagedBatch(programs, 2, programs.max_seq_len, Switches())
+    generator = shared_generator(drafter, batch_size=2)
+    compiled = generator.engine, generator.params, generator.compile_notice
+    return PagedBatch(*compiled, 2, generator.max_seq_len, Switches())
 
 
 def begin(batch, prompt, found=(), pages=FIRST, **settings):

@@ -1,6 +1,6 @@
 """Counts of rounds, without any model."""
 
-from jspec.generation.stats import (
+from jspec.generation.result import (
     RoundCounts,
     Stats,
     acceptance_by_position,

@@ -15,8 +15,7 @@ import pytest
 from jspec.generation.answer import Drafts
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
-from jspec.generation.result import Chunk
-from jspec.generation.stats import RoundCounts
+from jspec.generation.result import Chunk, RoundCounts
 from jspec.models import init_cache
 from jspec.serving.job import Job, Update
 from jspec.serving.tools import CallReader

@@ -6,9 +6,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.answer import Round
 from jspec.generation.request import Request, SamplingParams
-from jspec.generation.result import TokenLogprob
+from jspec.generation.result import RoundCounts, TokenLogprob
 from jspec.generation.rows import Row
-from jspec.generation.stats import RoundCounts
 from jspec.serving.job import DrainingError, Job, QueueFullError
 from jspec.serving.prefix_tree import PrefixTree
 from jspec.serving.scheduler import Scheduler

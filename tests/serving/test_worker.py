@@ -126,12 +126,8 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
     settings = SamplingParams()
     row = dataclasses.replace(settings)
     request = Request([1], row)
-    worker.submit([Job(request, make_row(scheduler_programs(), request), found.put)])
+    worker.submit([Job(request, make_row(shared_generator("model"), request), found.put)])
     assert found.get(timeout=10).chunk.result.error == "MemoryError: none is left"
     assert found.get(timeout=10) == "stopped"
     assert worker.error == "MemoryError: none is left"
     worker.stop()
-
-
-def scheduler_programs():
-    return shared_generator("model")

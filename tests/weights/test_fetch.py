@@ -259,7 +259,7 @@ def test_offline_nothing_is_fetched(index, hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url, **_: asked.append(url))
     assert fetch("tiny") == hub
     hub.write_bytes(b"x")
-    with pytest.raises(InputError, match=r"tiny is not in .*--offline forbids") as error:
+    with pytest.raises(InputError, match=r"tiny is not in .* JSPEC_OFFLINE=1 forbids") as error:
         fetch("tiny")
     assert "\n" not in str(error.value)
     assert (_files(), asked) == ([], [])

@@ -126,6 +126,13 @@ def test_hub_names_load_from_the_downloaded_folder(tmp_path, params, monkeypatch
     assert is_local == [False, True]
 
 
+def test_a_wrong_value_of_the_offline_variable_is_refused(monkeypatch):
+    """Guards against JSPEC_OFFLINE=no, which forbade the network."""
+    monkeypatch.setenv("JSPEC_OFFLINE", "no")
+    with pytest.raises(InputError, match="expected JSPEC_OFFLINE as 0 or 1, got 'no'"):
+        load_model("organisation/absent")
+
+
 def test_hub_failures_are_one_line():
     """Guards against pages of traceback without network; asks for nothing: offline mode."""
     code = (

@@ -3,7 +3,7 @@
 Tokens of one answer are not independent of each other; answers to different prompts are. An
 interval is from the 2.5th to the 97.5th percentile of 2,000 samples, drawn by a fixed seed.
 
-Rounds are (drafts proposed, drafts accepted, drafter); see `jspec.generation.stats.RoundCounts`.
+Rounds are (drafts proposed, drafts accepted, drafter); see `jspec.generation.result.RoundCounts`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jspec.drafters.spec import TreeOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
+from jspec.generation.options import settings_read_by
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import check_answered
-from jspec.generation.validate_options import settings_read_by
 from jspec.lab.analysis.divergence import EXCUSED_GAPS, parting_gaps
 from jspec.lab.auditing.caches import check_cache_control, check_caches
 from jspec.lab.auditing.controls import CALL_CONTROLS, tree_controls

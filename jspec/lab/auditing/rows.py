@@ -16,8 +16,8 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
 from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.layout import Layout
+from jspec.generation.options import make_spec
 from jspec.generation.own_code import check_own_code
-from jspec.generation.programs import make_spec
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.auditing.subject import Subject

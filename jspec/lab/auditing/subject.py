@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generation.generator import Generator
-from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS
+from jspec.generation.options import DRAFTER_DEFAULTS, RULE_DEFAULTS
 from jspec.generation.request import SamplingParams
 from jspec.models import CompactKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule

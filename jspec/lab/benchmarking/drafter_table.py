@@ -13,12 +13,12 @@ from jspec.common.errors import prefixed_errors
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, SamplingParams
-from jspec.generation.validate_options import (
+from jspec.generation.options import (
     check_draft_temperature,
     check_rule_options,
     settings_read_by,
 )
+from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     GenerateFn,
     answer_with,

@@ -25,10 +25,9 @@ from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
-from jspec.generation.programs import RULE_DEFAULTS
+from jspec.generation.options import RULE_DEFAULTS, check_num_draft_tokens
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import SamplingParams
-from jspec.generation.validate_options import check_num_draft_tokens
 from jspec.lab.benchmarking.answers import JSPEC_PLAIN
 from jspec.lab.benchmarking.by_task import tasks_of
 from jspec.lab.benchmarking.transformers_baseline import has_transformers

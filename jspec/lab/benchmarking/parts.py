@@ -17,8 +17,8 @@ from jspec.common.typing import Logits, RowTokens
 from jspec.drafters import DrafterOptions
 from jspec.drafters.model import with_draft_vocabulary
 from jspec.generation.costs import PROMPT_TOKENS
-from jspec.generation.drafter_spec import make_spec
 from jspec.generation.generator import Generator
+from jspec.generation.options import make_spec
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.kernels import first_argmax, run_options

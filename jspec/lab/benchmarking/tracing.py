@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from jspec.generation.answer import Drafts
-from jspec.generation.batch import drafts_of, needed_switches
-from jspec.generation.programs import Programs
+from jspec.generation.batch import drafts_of
+from jspec.generation.generator import Generator
 from jspec.generation.provenance import environment
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
@@ -22,7 +22,7 @@ from jspec.weights import TokenizerLike
 
 
 def record_trace(
-    programs: Programs,
+    generator: Generator,
     prompt: str,
     settings: SamplingParams,
     *,
@@ -36,7 +36,7 @@ def record_trace(
     compiled then. Plain decoding is timed beside it.
 
     Args:
-      programs: models, drafter (not "none") and rule.
+      generator: models, drafter (not "none") and rule.
       prompt: the prompt.
       settings: how to answer.
       chat: whether to put the prompt into the chat template; None does if there is one.
@@ -44,18 +44,18 @@ def record_trace(
 
     Returns:
       The trace; see `jspec.lab.analysis.trace`. It holds all that decides the answer, plain
-      values: see `Programs.describe`, and the settings with the seed.
+      values: see `Generator.describe`, and the settings with the seed.
 
     Raises:
       InputError: a prompt or settings that cannot be answered.
     """
-    target = programs.target
-    row = programs.make_row(Request(prompt, settings), chat=chat)
-    first, rounds = _run_twice(programs, row)
-    _, plain_rounds = _run_twice(Programs(target, drafter="none"), row)
+    target = generator.target
+    row = generator.make_row(Request(prompt, settings), chat=chat)
+    first, rounds = _run_twice(generator, row)
+    _, plain_rounds = _run_twice(Generator(target, drafter="none"), row)
     last = rounds[-1]["emitted"][-1] if rounds else first
     return {
-        **programs.describe(),
+        **generator.describe(),
         "settings": dataclasses.asdict(settings),
         "argv": list(argv),
         "chat": chat,
@@ -67,41 +67,46 @@ def record_trace(
     }
 
 
-def _run_twice(programs: Programs, row: Row) -> tuple[int, list[dict[str, Any]]]:
+def _run_twice(generator: Generator, row: Row) -> tuple[int, list[dict[str, Any]]]:
     """Returns the first token, and the rounds of the second run."""
-    row = programs.with_costs(row)
-    halves = _make_halves(programs)
-    _run(programs, row, *halves)
-    return _run(programs, row, *halves)
+    row = generator.with_costs(row)
+    halves = _make_halves(generator)
+    _run(generator, row, *halves)
+    return _run(generator, row, *halves)
 
 
-def _make_halves(programs: Programs) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _make_halves(generator: Generator) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the two programs of a round; of plain decoding the first one does nothing."""
-    engine = programs.engine
+    engine = generator.engine
     # The state is donated: its caches are written in place.
     jit = functools.partial(jax.jit, donate_argnums=1)
     if engine.drafter is None:
         step = jit(functools.partial(plain_step, target=engine.apply))
         return lambda params, state: (None, state), lambda params, state, _: step(params, state)
-    shared = {"target": engine.apply, "drafter": engine.drafter, "rule": programs.rule}
+    shared = {"target": engine.apply, "drafter": engine.drafter, "rule": generator.rule}
     verify_half = functools.partial(verify, **shared, widths=engine.widths(batch_size=1))
     return jit(functools.partial(propose, **shared)), jit(verify_half)
 
 
 def _run(
-    programs: Programs, row: Row, propose_half: Callable[..., Any], verify_half: Callable[..., Any]
+    generator: Generator,
+    row: Row,
+    propose_half: Callable[..., Any],
+    verify_half: Callable[..., Any],
 ) -> tuple[int, list[dict[str, Any]]]:
     """Returns the first token, and each round's drafts, what became of them, and times."""
-    capacity = programs.engine.capacity_for(row.max_length)
-    state = programs.engine.prefill(programs.params, row, capacity, needed_switches([row.settings]))
+    capacity = generator.engine.capacity_for(row.max_length)
+    state = generator.engine.prefill(
+        generator.params, row, capacity, generator.switches([row.settings])
+    )
     first, rounds = int(state.last_token[0]), []
     jax.block_until_ready(state)
     start = time.perf_counter()
     while not bool(state.is_done[0]):
         begin = time.perf_counter()
-        proposal, state = jax.block_until_ready(propose_half(programs.params, state))
+        proposal, state = jax.block_until_ready(propose_half(generator.params, state))
         drafted = time.perf_counter()
-        state, info = jax.block_until_ready(verify_half(programs.params, state, proposal))
+        state, info = jax.block_until_ready(verify_half(generator.params, state, proposal))
         times = {
             "begin": begin - start,
             "draft_seconds": drafted - begin,

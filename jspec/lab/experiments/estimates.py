@@ -23,7 +23,7 @@ from jaxtyping import Array, Float32
 
 from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.generation.batch import needed_switches
-from jspec.generation.programs import make_spec
+from jspec.generation.options import make_spec
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.acceptance import (

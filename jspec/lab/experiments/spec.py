@@ -23,14 +23,14 @@ from jspec.drafters import (
 )
 from jspec.generation.auto import AUTO
 from jspec.generation.batch import needed_switches
-from jspec.generation.request import SamplingParams
-from jspec.generation.validate_options import (
+from jspec.generation.options import (
     check_draft_temperature,
     check_num_draft_tokens,
     check_rule_option,
     check_temperature,
     is_rule_option_read,
 )
+from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.weights.published import SMOLLM2
 from jspec.weights.quantize import QUANTIZATIONS

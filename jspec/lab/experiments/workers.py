@@ -10,11 +10,11 @@ from jspec.common.timing import Instant
 from jspec.generation.batch import needed_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
+from jspec.generation.options import settings_read_by
 from jspec.generation.prompts import Prompt, encode_conversation
 from jspec.generation.request import Request
 from jspec.generation.result import Result, check_answered
 from jspec.generation.rows import capacity_for
-from jspec.generation.validate_options import settings_read_by
 from jspec.lab.experiments.cells import Cell, settings_of
 from jspec.lab.experiments.draft_distributions import DraftDistribution
 from jspec.lab.experiments.estimates import Estimator

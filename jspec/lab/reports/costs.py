@@ -13,8 +13,8 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.generation.costs import RoundCosts
+from jspec.generation.result import RoundCounts
 from jspec.generation.rows import capacity_for
-from jspec.generation.stats import RoundCounts
 from jspec.lab.analysis.ratios import alpha_of, tokens_by_position
 from jspec.lab.analysis.theory import expected_tokens
 from jspec.lab.reports.document import Block, Heading, Table, code, interval, number

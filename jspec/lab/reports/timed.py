@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.generation.stats import RoundCounts
+from jspec.generation.result import RoundCounts
 from jspec.lab.analysis.ratios import Ratio, acceptance, compare_amounts, observed_alpha
 
 

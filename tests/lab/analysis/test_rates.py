@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.generation.stats import RoundCounts, acceptance_rate
-from jspec.generation.stats import acceptance_by_position as by_position
+from jspec.generation.result import RoundCounts, acceptance_rate
+from jspec.generation.result import acceptance_by_position as by_position
 from jspec.lab.analysis.ratios import (
     acceptance,
     acceptance_by_position,
@@ -33,7 +33,7 @@ def draw_rounds(rng, count, length, rates, silent):
 
 
 def test_rates_have_intervals_over_prompts_and_agree_with_the_counts():
-    """The same figures as `jspec.generation.stats` gives, and what prompts differ in."""
+    """The same figures as `jspec.generation.result` gives, and what prompts differ in."""
     rng = np.random.default_rng(1)
     prompts = [
         [RoundCounts(int(n), int(rng.integers(n + 1))) for n in rng.integers(0, 5, size=30)]

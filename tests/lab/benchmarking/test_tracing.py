@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.programs import Programs
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.trace import answer_tokens, check_trace, round_tokens
 from jspec.lab.benchmarking.tracing import record_trace
@@ -33,10 +33,10 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
     settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
     model = draft() if drafter == "model" else None
-    programs = Programs(
+    generator = Generator(
         target(), model, drafter=drafter, num_draft_tokens=4, drafter_options=options
     )
-    trace = check_trace(record_trace(programs, PROMPT, settings))
+    trace = check_trace(record_trace(generator, PROMPT, settings))
     generator = make_generator(drafter, drafter_options=options)
     result = generator.generate(Request(PROMPT, settings))
     own = [(len(one["drafts"]), one["num_accepted"]) for one in trace["rounds"]]
@@ -53,8 +53,8 @@ def test_a_trace_of_trees_tells_their_paths():
     """The kept drafts are a path that is the text, and not always the block's first ones."""
     tree = {"num_draft_tokens": 6, "drafter_options": DrafterOptions(tree_depth=3, tree_branches=2)}
     settings = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3)
-    programs = Programs(target(), draft(), drafter="model", **tree)
-    trace = check_trace(record_trace(programs, PROMPT, settings))
+    generator = Generator(target(), draft(), drafter="model", **tree)
+    trace = check_trace(record_trace(generator, PROMPT, settings))
     result = make_generator("model", **tree).generate(Request(PROMPT, settings))
     said = "".join(token.text for token in answer_tokens(trace))
     assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
@@ -68,12 +68,12 @@ def test_a_trace_of_trees_tells_their_paths():
 def test_a_trace_holds_what_it_takes_to_repeat_it():
     """Guards against a trace whose settings, options or command nobody knows any more."""
     settings = SamplingParams(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
-    programs = Programs(
+    generator = Generator(
         target(), drafter="layer_skip", num_draft_tokens=4, acceptance="lenient",
         drafter_options=DrafterOptions(draft_layers=(0,)), rule_options=RuleOptions(lenience=0.25),
     )  # fmt: skip
     argv = ["python", "scripts/trace.py", "--seed=3"]
-    trace = json.loads(json.dumps(record_trace(programs, PROMPT, settings, argv=argv)))
+    trace = json.loads(json.dumps(record_trace(generator, PROMPT, settings, argv=argv)))
     assert SamplingParams(**{k: tuple(v) if isinstance(v, list) else v
                        for k, v in trace["settings"].items()}) == settings  # fmt: skip
     assert trace["drafter_options"]["draft_layers"] == [0]
@@ -82,15 +82,15 @@ def test_a_trace_holds_what_it_takes_to_repeat_it():
     assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
     assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", None)
-    again = record_trace(programs, PROMPT, settings)
+    again = record_trace(generator, PROMPT, settings)
     assert list(answer_tokens(again)) == list(answer_tokens(trace))
 
 
 def test_a_trace_tells_rejected_drafts_and_times():
     """Guards against a trace in which nothing is rejected, and clocks that stand still."""
     settings = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)
-    programs = Programs(target(), draft(), drafter="model", num_draft_tokens=4)
-    trace = record_trace(programs, PROMPT, settings)
+    generator = Generator(target(), draft(), drafter="model", num_draft_tokens=4)
+    trace = record_trace(generator, PROMPT, settings)
     kinds = {token.kind for one in trace["rounds"] for token in round_tokens(one)}
     assert {"accepted", "rejected", "next"} <= kinds
     begins = [one["begin"] for one in trace["rounds"]]

@@ -7,7 +7,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.generation.costs import RoundCosts
-from jspec.generation.stats import RoundCounts
+from jspec.generation.result import RoundCounts
 from jspec.lab.analysis.ratios import alpha_of
 from jspec.lab.analysis.theory import walltime_improvement
 from jspec.lab.reports.costs import (

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jspec.generation.request import SamplingParams
-from jspec.generation.result import Chunk, Result, TokenLogprob
-from jspec.generation.stats import Stats
+from jspec.generation.result import Chunk, Result, Stats, TokenLogprob
 from jspec.serving.job import Update
 from jspec.serving.replies import ChatReply, TextReply
 from jspec.serving.schema import ChatRequest, CompletionRequest

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
+from jspec.sampling.json_schema import FORMATS, schema_pattern
 from jspec.sampling.patterns import compile_pattern
-from jspec.serving.json_schema import schema_pattern
-from jspec.serving.json_values import FORMATS
 from jspec.serving.tools import CallReader, Tool, demanded_call
-from tests.serving.test_json_schema import random_text
+from tests.sampling.test_json_schema import random_text
 
 # Letters, what JSON escapes, controls, spaces beyond ASCII, other planes, halves of a pair.
 _LETTERS = 'aZ09_-"\\/\b\n\r\t\x00\x1f\x7f\x85\xa0\u2028\u3000\ufeffé٣ß😀'

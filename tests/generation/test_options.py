@@ -17,14 +17,14 @@ from jspec.drafters import (
     make_drafter,
 )
 from jspec.drafters.tables import count_ngrams, save_table
-from jspec.generation.request import Request, SamplingParams
-from jspec.generation.validate_options import (
+from jspec.generation.options import (
     check_draft_temperature,
     check_num_draft_tokens,
     check_rule_options,
     rules_that_read,
     settings_read_by,
 )
+from jspec.generation.request import Request, SamplingParams
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer

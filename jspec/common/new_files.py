@@ -1,12 +1,31 @@
-"""Folders that appear only when they are complete."""
+"""Files and folders that appear only when they are complete."""
 
 import contextlib
 import os
 import pathlib
 import tempfile
+import threading
 from collections.abc import Iterator
 
 from jspec.common.errors import InputError
+
+
+@contextlib.contextmanager
+def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path next to `path`, which replaces it at the end or is removed.
+
+    A reader finds the old file or the new one, whole, even if the program is killed.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # its folder may be none
+            partial.unlink(missing_ok=True)
 
 
 def check_new(path: pathlib.Path) -> None:

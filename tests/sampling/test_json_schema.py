@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
+from jspec.sampling import json_schema
+from jspec.sampling.json_schema import FORMATS, schema_pattern
 from jspec.sampling.patterns import compile_pattern
-from jspec.serving import json_schema
-from jspec.serving.json_schema import schema_pattern
-from jspec.serving.json_values import FORMATS
 
 _PERSON = {
     "type": "object",
