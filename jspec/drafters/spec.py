@@ -93,8 +93,9 @@ class HeadOptions(Options):
     # of a head that comes with jspec.
     draft_head: str | None = option(
         None,
-        "For eagle, medusa, blockwise and lookahead: folder with the trained head, made by "
-        "jspec.train or published. Default: the head that comes with jspec for the target, if any.",
+        "For eagle, dflash, medusa, blockwise and lookahead: folder with the trained head, made "
+        "by jspec.train or published. Default: the head that comes with jspec for the target, if "
+        "any.",
     )
 
 

@@ -95,6 +95,8 @@ _SUBJECTS = {
     "eagle": {},
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
+    "dflash": {},
+    "ngram+dflash, auto": {"num_draft_tokens": "auto"},
     "medusa": {},
     "blockwise": {},
     "lookahead": {},
