@@ -113,6 +113,59 @@ def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, text, las
     np.testing.assert_array_equal(greedy.tokens[2], expected)
 
 
+MARKOV = dataclasses.replace(
+    tiny_dflash.CONFIG, markov_rank=4, says_next=True, has_confidence=True,
+    confidence_reads_markov=True,
+)  # fmt: skip
+
+
+def walk(config, head, logits, hidden, first, at_least=0.0):
+    """Returns the greedy drafts of a Markov head by numpy, and the estimates of each."""
+    head = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head)
+    ids = np.asarray(head["ids"], int) if config.is_cut else np.arange(61)
+    drafts, estimates, token = [], [], first
+    for said, read in zip(logits, hidden, strict=True):
+        before = head["markov"]["embedding"][token]
+        inputs = np.concatenate([read, before]) if config.confidence_reads_markov else read
+        weights = head["confidence"]
+        estimates.append(scipy.special.expit(weights["kernel"][0] @ inputs + weights["bias"][0]))
+        if estimates[-1] < at_least:
+            break
+        token = int(ids[(said + head["markov"]["kernel"] @ before).argmax()])
+        drafts.append(token)
+    return drafts, estimates
+
+
+@pytest.mark.parametrize("reads_markov", [True, False])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, is_cut):
+    """Each draft is biased by the one before, and a row stops where the estimate is too low."""
+    config = dataclasses.replace(MARKOV, confidence_reads_markov=reads_markov)
+    if is_cut:
+        config = dataclasses.replace(config, layer=CUT.layer, has_head=True)
+    head = tiny_dflash.params(config)
+    drafter = tiny_dflash.drafter(WIDTH, config)
+    state = observe(tiny_pair, drafter, head, text)
+    free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
+    said, estimates = [], []
+    for row, length in enumerate(LENGTHS):
+        hidden = tiny_dflash.features_of(tiny_pair, jnp.asarray(text[row : row + 1, :length]))[0]
+        said.append(tiny_dflash.reference_logits(
+            config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], WIDTH
+        ))  # fmt: skip
+        drafts, sure = walk(config, head, *said[-1], last[row])
+        assert free.tokens[row].tolist() == drafts
+        estimates.append(sure)
+    least = float(np.median(estimates))
+    careful = dataclasses.replace(drafter, min_confidence=least)
+    proposal, _ = propose(tiny_pair, careful, head, state, last, [WIDTH] * 3)
+    expected = [len(walk(config, head, *pair, last[row], least)[0])
+                for row, pair in enumerate(said)]  # fmt: skip
+    np.testing.assert_array_equal(proposal.num_tokens, expected)
+    assert careful.may_be_silent
+    assert len(set(expected)) > 1
+
+
 @pytest.mark.parametrize("used", [20, 50])
 @pytest.mark.parametrize("name", ["DFlash", "cut vocabulary"])
 def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, name, used):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters.dflash import DflashDrafter
+from jspec.drafters.dflash_head import confidence_of, markov_embedding
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import get_rule
@@ -32,6 +33,8 @@ CONFIG = DecoderConfig(
 )  # fmt: skip
 START = (1, 2)
 PATHS = np.array(list(itertools.product(range(VOCAB), repeat=WIDTH)), np.uint32)
+SUBJECTS = (("dflash", 0.0), ("dflash", 0.7), ("markov", 0.0), ("confidence", 0.5))
+QUICK = (("rejection", "dflash"), ("block", "confidence"))
 HEADS = {
     "dflash": {},
     "markov": {"markov_rank": 2, "says_next": True},
@@ -61,7 +64,10 @@ def make_drafter(name, kind=DflashDrafter, min_confidence=0.0):
         WIDTH, VOCAB, VOCAB, min_confidence, draw=forced, config=config, target=CONFIG,
         dtype=jnp.float32,
     )  # fmt: skip
-    return drafter, tiny_dflash.params(config, std=0.8)
+    head = tiny_dflash.params(config, std=0.8)
+    if "markov" in head:  # a bias that is felt
+        head["markov"] = jax.tree.map(lambda leaf: 2.5 * leaf, head["markov"])
+    return drafter, head
 
 
 @functools.cache
@@ -158,9 +164,9 @@ def worst_error(rule, name, kind=DflashDrafter, min_confidence=0.0):
 
 
 CASES = [
-    slow_unless((rule, name) == ("rejection", "dflash"), rule, name, confidence)
+    slow_unless((rule, name) in QUICK, rule, name, confidence)
     for rule in ("rejection", "block", "k_seq")
-    for name, confidence in (("dflash", 0.0), ("dflash", 0.55))
+    for name, confidence in SUBJECTS
 ]
 
 
@@ -168,6 +174,20 @@ CASES = [
 def test_every_rule_emits_the_targets_distribution(rule, name, confidence):
     """To 1e-6 over three rounds; with a confidence, rows stop at 0, 1 and 2 drafts."""
     assert worst_error(rule, name, min_confidence=confidence) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "confidence"), SUBJECTS)
+def test_the_sums_are_over_what_they_are_about(name, confidence):
+    """A confidence stops rows at every number; a Markov head depends on the draft before."""
+    texts = np.array(list(itertools.product(range(VOCAB), repeat=3)), np.int32)
+    rows = jnp.asarray(np.repeat(texts, len(PATHS), axis=0))
+    proposal, _ = make_round(name, DflashDrafter, confidence)(rows)
+    counts = set(np.asarray(proposal.num_tokens).tolist())
+    assert counts == ({0, 1, 2} if confidence else {WIDTH})
+    second = np.asarray(proposal.probs)[:, 1].reshape(len(texts), len(PATHS), VOCAB)
+    is_there = second.sum(axis=-1, keepdims=True) > 0
+    spread = np.where(is_there, second, 0).max(axis=1) - np.where(is_there, second, 1).min(axis=1)
+    assert (spread.max() > 0.05) == (name != "dflash")
 
 
 class Peeking(DflashDrafter):
@@ -180,6 +200,25 @@ class Peeking(DflashDrafter):
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, kept)), state
 
 
-def test_confidence_from_drawn_tokens_is_seen():
+class PeekingHead(DflashDrafter):
+    """Its confidence head reads the draft itself in the place of the one before."""
+
+    def propose(self, params, state, inputs):
+        free, wanted = DflashDrafter(**vars(self) | {"min_confidence": 0.0}), inputs.wanted()
+        cache = free.empty_block(params, state, inputs, wanted).cache
+        block = free.read_block(params, state, inputs, wanted, cache)
+        proposal, state = free.propose(params, state, inputs)
+        is_kept = jnp.ones_like(wanted, bool)
+        kept = jnp.zeros_like(wanted)
+        for index in range(WIDTH):
+            drawn = markov_embedding(params, proposal.tokens[:, index])
+            sure = confidence_of(self.config, params, block.hidden[:, index], drawn)
+            is_kept &= sure >= self.min_confidence
+            kept += is_kept.astype(jnp.int32)
+        return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, kept)), state
+
+
+@pytest.mark.parametrize(("wrong", "name"), [(Peeking, "dflash"), (PeekingHead, "confidence")])
+def test_confidence_from_drawn_tokens_is_seen(wrong, name):
     """Negative control: a draft may be looked at before it is drawn, and not after."""
-    assert worst_error("rejection", "dflash", Peeking) > 1e-3
+    assert worst_error("rejection", name, wrong, min_confidence=0.5) > 1e-3
