@@ -14,17 +14,22 @@ With `draft_confidence`, a row stops where the next draft is unlikely to be kept
 estimate, if it has one, else by the distribution's largest probability. Both are looked at before
 the draft is drawn. (To drop a draft for what was drawn would bias the output.)
 
+With `tree_depth` the tree is grown without another pass, as in DDTree (2604.12989): a path's score
+is the product of what the levels say of its tokens, which a Markov head biases by their parents.
+
 The block's own keys and values are never committed: masks have no place in the context, and what
 the target keeps of the drafts comes back as features.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Float32, Int32
 
+from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowFlags, RowTokens
 from jspec.drafters.dflash_head import (
     DflashConfig,
@@ -39,9 +44,21 @@ from jspec.drafters.dflash_head import (
     read_context,
 )
 from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DraftingTrees,
+    DrawnHeadOptions,
+    Shape,
+    TreeOptions,
+    tree_shape,
+    with_at_most_a_tree,
+)
+from jspec.drafters.trees import Fed, if_wanted, make_tree
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
+from jspec.models.layers import linear, look_up
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -89,6 +106,11 @@ class DflashDrafter(ReadingFeatures):
         """Returns one feature a token of the target's outputs."""
         return fuse(self.config, params, hidden)
 
+    @property
+    def block_width(self) -> int:
+        """Drafts of the block that it reads."""
+        return self.num_draft_tokens
+
     def propose(
         self, params: Params, state: FeatureState, inputs: RoundInputs
     ) -> tuple[Proposal, FeatureState]:
@@ -127,7 +149,7 @@ class DflashDrafter(ReadingFeatures):
             features = window(state.features, cache.length, width)
             return read_context(self.config, params, features, cache)
 
-        shape = wanted.shape[0], self.num_draft_tokens
+        shape = wanted.shape[0], self.block_width
         return DraftedBlock(
             self.read_lagging(state, wanted, read),
             jnp.zeros([*shape, self.layer.vocab_size], jnp.float32),
@@ -148,10 +170,10 @@ class DflashDrafter(ReadingFeatures):
         features = window(state.features, cache.length, self.most_committed)
         cache = read_context(config, params, features, cache)
         cache = cache.commit(num_missing(state, wanted, cache))
-        num_slots = config.num_slots(self.num_draft_tokens)
+        num_slots = config.num_slots(self.block_width)
         embedded = embed_block(config, params, target, inputs.last_token, num_slots)
         hidden, cache = read_block(config, params, embedded, cache)
-        hidden = hidden[:, num_slots - self.num_draft_tokens :]
+        hidden = hidden[:, num_slots - self.block_width :]
         logits = block_logits(config, params, self.target, target, hidden)
         return DraftedBlock(cache, logits, hidden, jnp.int32(0))
 
@@ -166,15 +188,82 @@ class DflashDrafter(ReadingFeatures):
 
 
 @dataclasses.dataclass(frozen=True)
-class DflashOptions(DrawnHeadOptions):
+class DflashTreeDrafter(DraftingTrees, DflashDrafter):
+    """Proposes a tree of what one pass finds likeliest, or of what is drawn from it.
+
+    Attributes:
+      shape: of the tree.
+    """
+
+    shape: Shape = dataclasses.field(kw_only=True)
+
+    @property
+    def most_committed(self) -> int:
+        """The most tokens that a round commits: the last one, and a path."""
+        return self.shape.depth + 1
+
+    @property
+    def block_width(self) -> int:
+        """Drafts of the block: one a level."""
+        return self.shape.depth
+
+    def propose(
+        self, params: Params, state: FeatureState, inputs: RoundInputs
+    ) -> tuple[Proposal, FeatureState]:
+        """Reads a block of masks, and grows a tree of it."""
+        wanted = inputs.wanted()
+        grow = functools.partial(self._grow, params, inputs, wanted)
+        return if_wanted(grow, state, wanted)
+
+    def _grow(
+        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
+    ) -> tuple[Proposal, FeatureState]:
+        cache = self.empty_block(params, state, inputs, wanted).cache
+        block = self.read_block(params, state, inputs, wanted, cache)
+
+        def say(depth: int, tokens: Int32[Array, "b k"]) -> Float32[Array, "b k u"]:
+            logits = jnp.broadcast_to(
+                block.logits[:, depth, None], (*tokens.shape, block.logits.shape[-1])
+            )
+            if self.config.markov_rank:
+                embedded = look_up(params["markov"]["embedding"], tokens)
+                logits += linear(embedded, params["markov"]["kernel"])
+            return self.without_padding(params, logits)
+
+        def feed(memory: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:
+            # Nothing is fed: the pass has said all levels.
+            return say(level.depth, level.tokens), memory
+
+        grown = make_tree(
+            self, self.shape, feed, block.cache, say(0, inputs.last_token[:, None])[:, 0], inputs,
+            wanted=wanted, ids=params["ids"] if self.config.is_cut else None,
+        )  # fmt: skip
+        return grown.proposal, state.replace(cache=grown.memory)
+
+
+@dataclasses.dataclass(frozen=True)
+class DflashOptions(DrawnHeadOptions, TreeOptions):
     """Of `dflash`."""
 
 
 def make_dflash_drafter(spec: DrafterSpec, config: DflashConfig) -> DflashDrafter:
-    """Returns the drafter over a head."""
+    """Returns the drafter over a head, of chains or of trees.
+
+    Raises:
+      InputError: a tree that is deeper than the head's blocks.
+    """
     fields: dict[str, Any] = {"config": config, "target": spec.target_config, "dtype": spec.dtype}
-    fields |= spec.with_at_most(config.most_drafts).chain_fields
-    return DflashDrafter(**fields)
+    spec = with_at_most_a_tree(spec)
+    shape = tree_shape(spec)
+    if shape is None:
+        fields |= spec.with_at_most(config.most_drafts).chain_fields
+        return DflashDrafter(**fields)
+    if shape.depth > config.most_drafts:
+        raise InputError(
+            f"expected tree_depth of at most {config.most_drafts}, the drafts of the head's "
+            f"blocks; got {shape.depth}"
+        )
+    return DflashTreeDrafter(shape=shape, **fields, **spec.chain_fields)
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
@@ -186,7 +275,7 @@ ENTRY = DrafterEntry(
     name="dflash",
     build=_build,
     proposes="a block that a trained decoder draws in one pass from the target's hidden states",
-    source="2602.06036, 2607.05147",
+    source="2602.06036, 2607.05147, 2604.12989",
     options=DflashOptions,
     needs="draft_head",
 )

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import scipy.special
 
+from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dflash import DflashDrafter
+from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
 from jspec.drafters.dflash_head import save_dflash
+from jspec.drafters.spec import Shape
 from jspec.models import init_cache
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
@@ -73,7 +75,8 @@ def propose(pair, drafter, head, state, last, limit, temperature=0.0):
     @jax.jit
     def run(head, state, last, limit):
         zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
+        width = drafter.num_draft_tokens
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
         inputs = RoundInputs(
             last, lambda kind: limit + kind, keys, settings_of(len(LENGTHS), temperature),
             TargetView(pair.target, pair.apply, None),
@@ -319,3 +322,74 @@ def test_there_are_no_more_drafts_than_a_block_has(tmp_path, says_next, most):
         spec = DrafterSpec(wanted, tiny.CONFIG, 61, None, jnp.float32, options=options)
         drafter = make_drafter("dflash", spec).drafter
         assert drafter.num_draft_tokens == drafter.kinds[0].most == min(wanted, most)
+
+
+def best_first(logits, bias, ids, root, num_nodes, branches):
+    """Returns the paths of the best nodes by numpy: products of the levels' probabilities."""
+    paths, level = [], [((), 0.0)]
+    for said in logits:
+        wider = []
+        # As many of a level are gone on from as there are branches.
+        for path, score in sorted(level, key=lambda node: -node[1])[:branches]:
+            biased = scipy.special.log_softmax(said + bias(path[-1] if path else root))
+            best = np.argsort(-biased, kind="stable")[:branches]
+            wider += [((*path, int(ids[token])), score + biased[token]) for token in best]
+        paths += wider
+        level = wider
+    return {path for path, _ in sorted(paths, key=lambda node: -node[1])[:num_nodes]}
+
+
+@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary", "Markov"])
+def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, name):
+    """Of one pass, without feeding any draft (DDTree)."""
+    config = MARKOV if name == "Markov" else CONFIGS[name]
+    head, depth, size, branches = tiny_dflash.params(config, std=0.2), 3, 7, 3
+    plain = tiny_dflash.drafter(size, config)
+    drafter = DflashTreeDrafter(**vars(plain), shape=Shape(size, depth, branches))
+    state = observe(tiny_pair, drafter, head, text)
+    proposal, _ = propose(tiny_pair, drafter, head, state, last, [size] * 3)
+    ids = np.asarray(head["ids"]) if config.is_cut else np.arange(61)
+
+    def bias(token):
+        if not config.markov_rank:
+            return 0.0
+        markov = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head["markov"])
+        return markov["kernel"] @ markov["embedding"][token]
+
+    for row, length in enumerate(LENGTHS):
+        tokens = jnp.asarray(text[row : row + 1, :length])
+        hidden = tiny_dflash.features_of(tiny_pair, tokens, config)[0]
+        logits, _ = tiny_dflash.reference_logits(
+            config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], depth
+        )
+        drafts, parents = proposal.tokens[row].tolist(), proposal.parents[row].tolist()
+        paths = []
+        for draft, parent in zip(drafts, parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), draft))
+        assert set(paths) == best_first(logits, bias, ids, text[row, length], size, branches)
+    assert max(map(len, paths)) > 1
+
+
+@pytest.mark.parametrize("draws", ["likeliest", slow_unless(False, "without")])
+def test_output_with_trees_is_plain_output(tiny_pair, head, plain, draws):
+    """Greedily, and that some of a tree is kept; the cache stays that of the text."""
+    fields = vars(tiny_dflash.drafter(6))
+    drafter = DflashTreeDrafter(**fields, shape=Shape(6, 3, 2, draws))
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, "rejection"
+    )
+    wanted = plain.generate(PROMPTS, max_length=60).tokens
+    result = engine.generate(PROMPTS, max_length=60)
+    assert result.tokens == wanted
+    assert result.num_accepted.sum() > 0
+    check_cache(tiny_pair, head, result)
+
+
+def test_a_tree_is_no_deeper_than_a_block(tmp_path):
+    """One line says how deep it may be."""
+    config = dataclasses.replace(tiny_dflash.CONFIG, block_size=3)
+    save_dflash(tmp_path / "head", config, tiny_dflash.params(config))
+    options = DrafterOptions(draft_head=str(tmp_path / "head"), tree_depth=3)
+    spec = DrafterSpec(6, tiny.CONFIG, 61, None, jnp.float32, options=options)
+    with pytest.raises(InputError, match="expected tree_depth of at most 2, the drafts of the"):
+        make_drafter("dflash", spec)

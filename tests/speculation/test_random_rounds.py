@@ -68,6 +68,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, blockwise": ("ngram+blockwise", None),
     "model, tree": ("model", None),
     "EAGLE, tree": ("eagle", None),
+    "DFlash, tree": ("dflash", None),
     "Medusa, tree": ("medusa", None),
     "lookup, model, tree": ("prompt_lookup+model", None),
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", None),

@@ -96,6 +96,8 @@ _SUBJECTS = {
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
     "dflash": {},
+    "dflash, tree": {"tree_depth": 2, "tree_branches": 2},
+    "dflash, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "ngram+dflash, auto": {"num_draft_tokens": "auto"},
     "medusa": {},
     "blockwise": {},
