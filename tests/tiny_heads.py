@@ -1,10 +1,11 @@
 """Tiny heads, and folders with them, by the drafter that reads them."""
 
-from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
+from tests import tiny_blockwise, tiny_dflash, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.cases import slow_unless
 
 MODULES = {
     "eagle": tiny_eagle,
+    "dflash": tiny_dflash,
     "medusa": tiny_medusa,
     "blockwise": tiny_blockwise,
     "lookahead": tiny_lookahead,

@@ -128,6 +128,7 @@ def spread(
 
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
+SureFn = Callable[[Any, RowTokens], RowFlags]
 
 
 class _Chain(struct.PyTreeNode):
@@ -219,6 +220,7 @@ class ChainDrafter(Drafter):
         wanted: RowCounts | None = None,
         ids: Int32[Array, "u"] | None = None,
         draw: DrawFn = draw_from_distribution,
+        is_sure: SureFn | None = None,
     ) -> tuple[Proposal, Any, Int32[Array, ""]]:
         """Draws a chain of drafts in loops that stop when no row wants more.
 
@@ -230,18 +232,24 @@ class ChainDrafter(Drafter):
           wanted: drafts of each row, [b], if they are known already.
           ids: of the tokens that the logits are of, rising; None for 0 to u-1.
           draw: for a drafter that has no `draw` of its own.
+          is_sure: (memory, the token before) -> the rows [b] that go on, asked before a draft is
+            drawn; in the place of a look at its distribution's largest probability.
 
         Returns:
           The proposal, the memory, and how many calls were made: none where nothing is wanted.
         """
         size = self.target_vocab_size
-        drawing = Drawing(size, ids, self.min_confidence, self.draw or draw)
+        least = self.min_confidence if is_sure is None else 0.0
+        drawing = Drawing(size, ids, least, self.draw or draw)
         wanted = inputs.wanted() if wanted is None else wanted
 
         def grow(call: LogitsFn, chain: _Chain) -> _Chain:
             logits, memory = call(chain.memory, chain.token)
             # `count` is also the index of the draft that is drawn now.
-            state = chain.count, chain.is_going, chain.probs
+            is_going = chain.is_going
+            if is_sure is not None:
+                is_going &= is_sure(memory, chain.token)
+            state = chain.count, is_going, chain.probs
             drawn = draw_one(drawing, logits, chain.settings, inputs.rng_keys, *state)
             return chain.replace(memory=memory).lengthen(drawn, wanted)
 

@@ -20,16 +20,13 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Float32
 
-from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
-from jspec.drafters.chain import ChainDrafter
+from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle
-from jspec.drafters.memory import History
-from jspec.drafters.model import empty_caches
+from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
@@ -42,21 +39,11 @@ from jspec.drafters.spec import (
     with_at_most_a_tree,
 )
 from jspec.drafters.trees import Fed, if_wanted, make_tree
-from jspec.kernels import while_any
-from jspec.models.cache import TAIL, KVCache, write_rows
+from jspec.models.cache import KVCache
+from jspec.models.config import DecoderConfig
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
-
-_CATCH_UP_WIDTH = 64
-
-
-class EagleState(struct.PyTreeNode):
-    """The drafter's memory of the committed tokens."""
-
-    history: History
-    features: Float[Array, "b 1 s d"]  # the target's, fused, with room for a block after the last
-    cache: KVCache  # the head's; its committed slots hold pairs of real features
 
 
 class Drafting(struct.PyTreeNode):
@@ -67,18 +54,15 @@ class Drafting(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter(ChainDrafter):
+class EagleDrafter(ReadingFeatures):
     """Proposes a chain sampled from a head.
 
     Attributes:
       config: the head's.
-      dtype: of its cache and of the features that it remembers.
     """
 
     config: EagleConfig = dataclasses.field(kw_only=True)
-    dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
     kind = Kind("eagle", 0.6, 0.6, is_certain=True)
-    has_lag = True
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -86,39 +70,17 @@ class EagleDrafter(ChainDrafter):
         return self.config.feature_layers
 
     @property
-    def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and all drafts."""
-        return self.num_draft_tokens + 1
+    def layer(self) -> DecoderConfig:
+        """The shape of the head's layer."""
+        return self.config.layer
 
-    def lag(self, state: EagleState, kind: RowCounts) -> RowCounts:
-        """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""
-        num_missed = state.history.length - state.cache.length
-        return jnp.maximum(num_missed - self.most_committed, 0)
-
-    def init(self, batch_size: int, capacity: int) -> EagleState:
-        """Returns the state of rows that have seen nothing."""
-        # The layout of a cache with one head, so that `write_rows` serves both.
-        shape = batch_size, 1, capacity + TAIL, self.config.layer.embed_dim
-        return EagleState(
-            history=History.init(batch_size, capacity),
-            features=jnp.zeros(shape, self.dtype),
-            cache=empty_caches(self.config.layer, self.dtype)(batch_size, capacity),
-        )
-
-    def observe(
-        self, params: Params, state: EagleState, tokens: Tokens, hidden: Array, valid: BlockFlags
-    ) -> EagleState:
-        """Remembers committed tokens and their features; the head runs when drafts are wanted."""
-        features = fuse(params, hidden)[:, :, None]
-        return state.replace(
-            history=state.history.append(tokens, valid),
-            # Those of tokens that are not valid are written over by the next.
-            features=write_rows(state.features, features, state.history.length),
-        )
+    def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
+        """Returns one feature a token of the target's outputs."""
+        return fuse(params, hidden)
 
     def propose(
-        self, params: Params, state: EagleState, inputs: RoundInputs
-    ) -> tuple[Proposal, EagleState]:
+        self, params: Params, state: FeatureState, inputs: RoundInputs
+    ) -> tuple[Proposal, FeatureState]:
         """Drafts one token after another, in a loop on the device."""
         wanted = inputs.wanted()
 
@@ -142,13 +104,13 @@ class EagleDrafter(ChainDrafter):
     def first_call(
         self,
         params: Params,
-        state: EagleState,
+        state: FeatureState,
         inputs: RoundInputs,
         wanted: RowCounts,
         cache: KVCache,
     ) -> tuple[Float32[Array, "b u"], Drafting]:
         """Reads the last round's pairs; returns the first draft's logits."""
-        num = _num_missing(state, wanted, cache)
+        num = num_missing(state, wanted, cache)
         at = jnp.maximum(num - 1, 0)
         width = self.most_committed
         logits, hidden, cache = self._feed_pairs(params, state, inputs, cache, width, at)
@@ -156,26 +118,19 @@ class EagleDrafter(ChainDrafter):
         return logits[:, 0], Drafting(cache.commit(num), hidden)
 
     def catch_up(
-        self, params: Params, state: EagleState, inputs: RoundInputs, wanted: RowCounts
+        self, params: Params, state: FeatureState, inputs: RoundInputs, wanted: RowCounts
     ) -> KVCache:
         """Reads pairs until no more are missing than the first call takes."""
 
-        def read(cache: KVCache) -> KVCache:
-            # The last pair is the first call's.
-            num = jnp.clip(_num_missing(state, wanted, cache) - 1, 0, _CATCH_UP_WIDTH)
-            at = jnp.zeros_like(num)
-            fed = self._feed_pairs(params, state, inputs, cache, _CATCH_UP_WIDTH, at)
-            return fed[2].commit(num)
+        def read(cache: KVCache, width: int) -> KVCache:
+            at = jnp.zeros_like(wanted)
+            return self._feed_pairs(params, state, inputs, cache, width, at)[2]
 
-        return while_any(
-            lambda cache: _num_missing(state, wanted, cache) > self.most_committed,
-            read,
-            state.cache,
-        )
+        return self.read_lagging(state, wanted, read)
 
     def forget_guesses(
-        self, state: EagleState, length: RowCounts, cache: KVCache, wanted: RowCounts
-    ) -> EagleState:
+        self, state: FeatureState, length: RowCounts, cache: KVCache, wanted: RowCounts
+    ) -> FeatureState:
         """Returns the state after a round's drafts; `length` is that before its first call."""
         # Pairs with guessed features are dropped: the target's own replace them once committed.
         length = jnp.where(wanted > 0, state.history.length, length)
@@ -184,7 +139,7 @@ class EagleDrafter(ChainDrafter):
     def _feed_pairs(
         self,
         params: Params,
-        state: EagleState,
+        state: FeatureState,
         inputs: RoundInputs,
         cache: KVCache,
         num: int,
@@ -193,7 +148,7 @@ class EagleDrafter(ChainDrafter):
         """Feeds the next pairs of the text: a pair joins a feature with the token after it."""
         # `last` is not committed yet, but it is half of the newest pair.
         text = state.history.append_one(inputs.last_token)
-        features = _window(state.features, cache.length, num)
+        features = window(state.features, cache.length, num)
         tokens = text.window(cache.length + 1, num)
         return self.feed(params, inputs, tokens, features, cache, logits_at=at)
 
@@ -214,20 +169,6 @@ class EagleDrafter(ChainDrafter):
         if self.vocab_size < self.target_vocab_size:
             logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
         return logits, hidden, cache
-
-
-def _num_missing(state: EagleState, wanted: RowCounts, cache: KVCache) -> RowCounts:
-    """Returns how many pairs are to be read, the newest included, [b]."""
-    return jnp.where(wanted > 0, state.history.length - cache.length, 0)
-
-
-def _window(features: Float[Array, "b 1 s d"], start: RowCounts, num: int) -> Array:
-    """Returns the features from `start` on, [b num d]."""
-    size = features.shape[2]
-    # Rows that miss fewer pairs read the last ones again, and do not commit them.
-    slots = jnp.minimum(start[:, None] + jnp.arange(num), size - 1)
-    rows = jnp.arange(slots.shape[0])[:, None]
-    return look_up(features.reshape(-1, features.shape[-1]), rows * size + slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,22 +223,22 @@ class EagleTreeDrafter(DraftingTrees, EagleDrafter):
         """The most tokens that a round commits: the last one, and a path."""
         return self.shape.depth + 1
 
-    def init(self, batch_size: int, capacity: int) -> EagleState:
+    def init(self, batch_size: int, capacity: int) -> FeatureState:
         """Returns the state of rows that have seen nothing."""
         # With room for the drafts that are fed, of which there are more than are put forward.
         return super().init(batch_size, capacity + self.shape.num_fed)
 
     def propose(
-        self, params: Params, state: EagleState, inputs: RoundInputs
-    ) -> tuple[Proposal, EagleState]:
+        self, params: Params, state: FeatureState, inputs: RoundInputs
+    ) -> tuple[Proposal, FeatureState]:
         """Grows a tree, level by level."""
         wanted = inputs.wanted()
         grow = functools.partial(self._grow, params, inputs, wanted)
         return if_wanted(grow, state, wanted)
 
     def _grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: EagleState
-    ) -> tuple[Proposal, EagleState]:
+        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
+    ) -> tuple[Proposal, FeatureState]:
         before = self.catch_up(params, state, inputs, wanted)
         logits, drafting = self.first_call(params, state, inputs, wanted, before)
 

@@ -279,7 +279,7 @@ def load_eagle(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Loade
     """
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
-    ids = _in_order(stored, _read_ids(folder, stored, config))
+    ids = in_order(stored, read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
 
@@ -335,10 +335,14 @@ def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
     return group.get(_LAYERS_KEY) if layers is None else layers
 
 
-def _read_ids(
-    folder: pathlib.Path, tensors: dict[str, np.ndarray], config: EagleConfig
-) -> np.ndarray:
-    """Takes the mapping out of the tensors; returns the target's id of every draft id, [u]."""
+def read_ids(folder: pathlib.Path, tensors: dict[str, np.ndarray], config: Any) -> np.ndarray:
+    """Takes the mapping out of the tensors; returns the target's id of every draft id, [u].
+
+    `config` is an `EagleConfig`, or has its `layer` and `target_vocab_size`.
+
+    Raises:
+      InputError: it is missing, of another size, or names no ids of the target.
+    """
     num_drafts = config.layer.vocab_size
     offsets = tensors.pop("d2t", None)
     is_known = tensors.pop("t2d", None)
@@ -358,12 +362,14 @@ def _read_ids(
     return ids.astype(np.int32)
 
 
-def _in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+def in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """Sorts what the tensors have of each token that a head proposes; returns the sorted ids."""
     # Published heads may list their tokens in any order. Of equal logits the first is taken, in the
     # head as in the target: the smallest id's.
     order = np.argsort(ids)
     if not np.array_equal(order, np.arange(len(ids))):
-        heads = [name for name in tensors if name.startswith("lm_head.")]
+        of_drafts = "lm_head.", "markov_head.markov_w2."
+        heads = [name for name in tensors if name.startswith(of_drafts)]
         tensors |= {name: tensors[name][order] for name in heads}
     return ids[order]
 

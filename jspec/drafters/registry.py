@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from jspec.common.errors import InputError
 from jspec.drafters import (
     blockwise,
+    dflash,
     eagle,
     hierarchical,
     layer_skip,
@@ -65,6 +66,7 @@ _ENTRIES = (
     recycle.ENTRY,
     layer_skip.ENTRY,
     eagle.ENTRY,
+    dflash.ENTRY,
     medusa.ENTRY,
     blockwise.ENTRY,
     lookahead.ENTRY,

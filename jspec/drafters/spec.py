@@ -93,8 +93,9 @@ class HeadOptions(Options):
     # of a head that comes with jspec.
     draft_head: str | None = option(
         None,
-        "For eagle, medusa, blockwise and lookahead: folder with the trained head, made by "
-        "jspec.train or published. Default: the head that comes with jspec for the target, if any.",
+        "For eagle, dflash, medusa, blockwise and lookahead: folder with the trained head, made "
+        "by jspec.train or published. Default: the head that comes with jspec for the target, if "
+        "any.",
     )
 
 
@@ -208,8 +209,8 @@ class TreeSizeOptions(Options):
 
     tree_depth: int = option(
         0,
-        "For model, eagle, medusa, prompt_lookup, suffix and recycle: draft a tree at most this "
-        "deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
+        "For model, eagle, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at most "
+        "this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
         between=(0, 16),
     )
     tree_branches: int = option(

@@ -193,8 +193,8 @@ def test_a_cascade_has_different_members(name, message):
 def test_a_cascade_has_one_trained_head(name, tmp_path):
     """Guards against a head that is looked for in another one's folder."""
     message = (
-        "expected at most one of eagle, medusa, blockwise, lookahead in a cascade, as draft_head "
-        f"is one folder; got '{name}'"
+        "expected at most one of eagle, dflash, medusa, blockwise, lookahead in a cascade, as "
+        f"draft_head is one folder; got '{name}'"
     )
     options = DrafterOptions(draft_head=SAVE_HEAD["eagle"](tmp_path / "head", CONFIG))
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):

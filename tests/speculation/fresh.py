@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.drafters import dflash_head
 from jspec.drafters.eagle_head import apply_head, fuse
 from jspec.models import init_cache, make_apply
 from tests import layered
@@ -43,6 +44,19 @@ def jit_prefill_head(config):
         b, s = tokens.shape
         empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
         return apply_head(config, params, embedded, features, empty)[2]
+
+    return jax.jit(prefill)
+
+
+@functools.cache
+def jit_prefill_block_head(config):
+    """Returns a function from a head of DFlash and tokens [b s] to its cache of all features."""
+
+    def prefill(params, tokens):
+        features = dflash_head.fuse(config, params, jit_outputs(config.feature_layers)(tokens))
+        b, s = tokens.shape
+        empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
+        return dflash_head.read_context(config, params, features, empty)
 
     return jax.jit(prefill)
 

@@ -33,7 +33,7 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.round import speculative_step
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
+from tests import tiny_blockwise, tiny_dflash, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_statistics import BIGRAM, COUNTS, NGRAM, SETTINGS
@@ -78,7 +78,8 @@ class Case(NamedTuple):
 
 
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
-         "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
+         "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade",
+         "dflash")  # fmt: skip
 METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("eagle",)
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
@@ -87,7 +88,8 @@ MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "b
         ("told", "block"), ("auto", "rejection"), ("auto", "coupled"), ("cascade", "block"),
         ("cascade", "coupled")]  # fmt: skip
 HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
-         "lookahead cascade": "block", "eagle": "block", "eagle cascade": "rejection"}  # fmt: skip
+         "lookahead cascade": "block", "eagle": "block", "eagle cascade": "rejection",
+         "dflash": "block"}  # fmt: skip
 RIGHT = [
     (name, rule, method)
     for name, rule in [*RULES.items(), *MORE, *HEADS.items()]
@@ -153,6 +155,7 @@ def make_case(name):
         "lookahead cascade": make_lookahead_cascade,
         "eagle": make_eagle,
         "eagle cascade": make_eagle_cascade,
+        "dflash": make_dflash,
     }[name]()
     numbers = {"told": NUMBERS, "auto": NUMBERS, "eagle cascade": (0, 1, 2, 3)}.get(name, ())
     return Case(*built, numbers=numbers, is_told=name in ("told", "eagle cascade"))
@@ -192,6 +195,12 @@ def make_eagle():
     return EagleDrafter(
         3, VOCAB, config.target_vocab_size, config=config, dtype=jnp.float32
     ), tiny_eagle.params(config=config)
+
+
+def make_dflash():
+    """Returns a head without training."""
+    config = tiny_dflash.make_config(CONFIG)
+    return tiny_dflash.drafter(3, config, CONFIG), tiny_dflash.params(config)
 
 
 def make_eagle_cascade():

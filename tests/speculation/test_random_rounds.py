@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.dflash import DflashDrafter
 from jspec.drafters.eagle import EagleDrafter
+from jspec.drafters.features import ReadingFeatures
 from jspec.drafters.layer_skip import FirstLayersDrafter
 from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.memory import History, ReadingLastOutput
@@ -28,7 +30,13 @@ from tests import layered, tiny
 from tests.cases import slow_unless
 from tests.layered import ALL, FIRST, SUBSET
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
-from tests.speculation.fresh import jit_outputs, jit_prefill, jit_prefill_head, padded
+from tests.speculation.fresh import (
+    jit_outputs,
+    jit_prefill,
+    jit_prefill_block_head,
+    jit_prefill_head,
+    padded,
+)
 from tests.tiny_heads import SAVE_HEAD
 
 WIDTH, CAPACITY, NUM_ROUNDS = 3, 640, 200
@@ -52,12 +60,15 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, look-ahead, model": ("ngram+lookahead+model", None),
     "EAGLE": ("eagle", None),
     "ngram, EAGLE, model": ("ngram+eagle+model", None),
+    "DFlash": ("dflash", None),
+    "ngram, DFlash, model": ("ngram+dflash+model", None),
     "Medusa": ("medusa", None),
     "lookup, Medusa, other layers": ("prompt_lookup+medusa+layer_skip", SUBSET),
     "blockwise": ("blockwise", None),
     "ngram, blockwise": ("ngram+blockwise", None),
     "model, tree": ("model", None),
     "EAGLE, tree": ("eagle", None),
+    "DFlash, tree": ("dflash", None),
     "Medusa, tree": ("medusa", None),
     "lookup, model, tree": ("prompt_lookup+model", None),
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", None),
@@ -65,6 +76,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
 QUICK = ("lookup, model, tree",)
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
+    "dflash": {"std": 0.1},
     "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
 }
 
@@ -183,6 +195,8 @@ class Play:
         drafter, tokens = self.members[member], padded(texts, CAPACITY)
         if isinstance(drafter, EagleDrafter):
             fresh = jit_prefill_head(drafter.config)(self.params[member], tokens)
+        elif isinstance(drafter, DflashDrafter):
+            fresh = jit_prefill_block_head(drafter.config)(self.params[member], tokens)
         elif self.name.split("+")[member] == "layer_skip":
             fresh = jit_prefill(self.layers)(layered.params(), tokens)
         else:
@@ -218,7 +232,7 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     assert {name for name, kept, _ in play.turns if kept} == drafters
     # The first draft of a look ahead is the target's own; what untrained heads find likeliest is
     # hardly ever kept twice.
-    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}}
+    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}, "dflash": {0, 1}}
     hardly_twice |= {"EAGLE, tree": {0, 1}, "Medusa, tree": {0, 1}}
     wanted = hardly_twice.get(play.name, hardly_twice.get(subject, {0, 1, 2}))
     assert {kept for _, kept, _ in play.turns} >= wanted
@@ -227,7 +241,8 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
 
 
 CATCH_UP, PROPOSE = ModelDrafter._catch_up, FirstLayersDrafter.propose
-LOOK, PAIR, READ = LookaheadDrafter.propose, EagleDrafter.catch_up, ReadingLastOutput.observe
+LOOK, READ = LookaheadDrafter.propose, ReadingLastOutput.observe
+READ_LAGGING = ReadingFeatures.read_lagging
 
 
 def catch_up_one_short(self, params, state, is_wanted):
@@ -251,11 +266,11 @@ def look_without_a_draft(self, *args, **options):
     return proposal.replace(prefix=proposal.prefix.replace(hidden=hidden)), state
 
 
-def pair_one_short(self, params, state, *args, **options):
-    """Counts the first pair of several that are missing as cached, and never makes it."""
+def read_one_feature_short(self, state, *args, **options):
+    """Counts the first slot of several that are missing as cached, and never makes it."""
     is_missing = state.cache.length < state.history.length - 1
     cache = state.cache.commit(is_missing.astype(jnp.int32))
-    return PAIR(self, params, state.replace(cache=cache), *args, **options)
+    return READ_LAGGING(self, state.replace(cache=cache), *args, **options)
 
 
 def read_one_short(self, params, state, tokens, hidden, valid):
@@ -273,7 +288,7 @@ def test_one_token_that_is_not_caught_up_on_is_seen(subject, monkeypatch):
     monkeypatch.setattr(ModelDrafter, "_catch_up", catch_up_one_short)
     monkeypatch.setattr(FirstLayersDrafter, "propose", propose_one_short)
     monkeypatch.setattr(LookaheadDrafter, "propose", look_without_a_draft)
-    monkeypatch.setattr(EagleDrafter, "catch_up", pair_one_short)
+    monkeypatch.setattr(ReadingFeatures, "read_lagging", read_one_feature_short)
     monkeypatch.setattr(ReadingLastOutput, "observe", read_one_short)
     play = Play(subject)
     play.play(NUM_ROUNDS // 5)

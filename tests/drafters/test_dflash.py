@@ -1,0 +1,395 @@
+"""The head of DFlash as drafter: its pass, its cache, and its drafts through the whole step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
+from jspec.drafters.dflash_head import save_dflash
+from jspec.drafters.spec import Shape
+from jspec.models import init_cache
+from jspec.sampling.noise import Purpose, round_keys
+from jspec.speculation.types import RoundInputs, TargetView
+from tests import tiny, tiny_dflash
+from tests.cases import slow_unless
+from tests.speculation.drive import Engine, settings_of
+
+WIDTH, CAPACITY = 3, 160
+LENGTHS = np.array([140, 66, 3])
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+CUT = dataclasses.replace(
+    tiny_dflash.CONFIG, layer=dataclasses.replace(tiny_dflash.CONFIG.layer, vocab_size=40),
+    has_head=True, has_embedding=True,
+)  # fmt: skip
+CONFIGS = {
+    "DFlash": tiny_dflash.CONFIG,
+    "a token as mask": dataclasses.replace(tiny_dflash.CONFIG, mask_id=60, block_size=4),
+    "cut vocabulary": CUT,
+    "next token": dataclasses.replace(tiny_dflash.CONFIG, says_next=True),
+    "causal": dataclasses.replace(tiny_dflash.CONFIG, causal_layers=(0,)),
+    "window": dataclasses.replace(
+        tiny_dflash.CONFIG,
+        layer=dataclasses.replace(tiny_dflash.CONFIG.layer, window=20, windowed_layers=(0, 1)),
+        causal_layers=(1,),
+    ),
+    "scales": dataclasses.replace(
+        tiny_dflash.CONFIG,
+        layer=dataclasses.replace(
+            tiny_dflash.CONFIG.layer, embedding_scale=2.0, logits_scale=0.5, logits_softcap=3.0
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def last(text):
+    return text[np.arange(len(LENGTHS)), LENGTHS]
+
+
+def observe(pair, drafter, head, text, block=5):
+    """Returns the state that has seen another number of tokens of each row, and proposed never."""
+    text = jnp.asarray(text)
+    hidden = tiny_dflash.features_of(pair, text, drafter.config)
+    step, state = jax.jit(drafter.observe), drafter.init(len(LENGTHS), CAPACITY)
+    for start in range(0, LENGTHS.max(), block):
+        valid = jnp.arange(block) < jnp.asarray(LENGTHS - start)[:, None]
+        part = slice(start, start + block)
+        state = step(head, state, text[:, part], hidden[:, part], valid)
+    return state
+
+
+def propose(pair, drafter, head, state, last, limit, temperature=0.0):
+    """Proposes with seed 0 for every row."""
+
+    @jax.jit
+    def run(head, state, last, limit):
+        zeros = jnp.zeros_like(last)
+        width = drafter.num_draft_tokens
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
+        inputs = RoundInputs(
+            last, lambda kind: limit + kind, keys, settings_of(len(LENGTHS), temperature),
+            TargetView(pair.target, pair.apply, None),
+        )  # fmt: skip
+        return drafter.propose(head, state, inputs)
+
+    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+
+
+def reference(pair, config, head, text, row):
+    """Returns the logits of a row's drafts by numpy, over all of the target's tokens, [w v]."""
+    length = LENGTHS[row]
+    hidden = tiny_dflash.features_of(pair, jnp.asarray(text[row : row + 1, :length]), config)[0]
+    said, _ = tiny_dflash.reference_logits(
+        config, head, tiny.CONFIG, pair.target, hidden, text[row, length], WIDTH
+    )
+    if not config.is_cut:
+        return said
+    logits = np.full((WIDTH, 61), -np.inf)
+    logits[:, np.asarray(head["ids"])] = said
+    return logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, text, last, name):
+    """Of rows that lag by 140, 66 and 3 tokens, beside a reference in numpy without a cache."""
+    config = CONFIGS[name]
+    drafter, head = tiny_dflash.drafter(WIDTH, config), tiny_dflash.params(config)
+    state = observe(tiny_pair, drafter, head, text)
+    proposal, state = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
+    np.testing.assert_array_equal(state.cache.length, LENGTHS)
+    for row in range(len(LENGTHS)):
+        expected = scipy.special.softmax(reference(tiny_pair, config, head, text, row), axis=-1)
+        np.testing.assert_allclose(proposal.probs[row], expected, rtol=2e-3, atol=1e-5)
+    greedy, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
+    expected = reference(tiny_pair, config, head, text, 2).argmax(axis=-1)
+    np.testing.assert_array_equal(greedy.tokens[2], expected)
+
+
+MARKOV = dataclasses.replace(
+    tiny_dflash.CONFIG, markov_rank=4, says_next=True, has_confidence=True,
+    confidence_reads_markov=True,
+)  # fmt: skip
+
+
+def walk(config, head, logits, hidden, first, at_least=0.0):
+    """Returns the greedy drafts of a Markov head by numpy, and the estimates of each."""
+    head = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head)
+    ids = np.asarray(head["ids"], int) if config.is_cut else np.arange(61)
+    drafts, estimates, token = [], [], first
+    for said, read in zip(logits, hidden, strict=True):
+        before = head["markov"]["embedding"][token]
+        inputs = np.concatenate([read, before]) if config.confidence_reads_markov else read
+        weights = head["confidence"]
+        estimates.append(scipy.special.expit(weights["kernel"][0] @ inputs + weights["bias"][0]))
+        if estimates[-1] < at_least:
+            break
+        token = int(ids[(said + head["markov"]["kernel"] @ before).argmax()])
+        drafts.append(token)
+    return drafts, estimates
+
+
+@pytest.mark.parametrize("reads_markov", [True, False])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, is_cut):
+    """Each draft is biased by the one before, and a row stops where the estimate is too low."""
+    config = dataclasses.replace(MARKOV, confidence_reads_markov=reads_markov)
+    if is_cut:
+        config = dataclasses.replace(config, layer=CUT.layer, has_head=True)
+    head = tiny_dflash.params(config)
+    drafter = tiny_dflash.drafter(WIDTH, config)
+    state = observe(tiny_pair, drafter, head, text)
+    free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
+    said, estimates = [], []
+    for row, length in enumerate(LENGTHS):
+        hidden = tiny_dflash.features_of(tiny_pair, jnp.asarray(text[row : row + 1, :length]))[0]
+        said.append(tiny_dflash.reference_logits(
+            config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], WIDTH
+        ))  # fmt: skip
+        drafts, sure = walk(config, head, *said[-1], last[row])
+        assert free.tokens[row].tolist() == drafts
+        estimates.append(sure)
+    least = float(np.median(estimates))
+    careful = dataclasses.replace(drafter, min_confidence=least)
+    proposal, _ = propose(tiny_pair, careful, head, state, last, [WIDTH] * 3)
+    expected = [len(walk(config, head, *pair, last[row], least)[0])
+                for row, pair in enumerate(said)]  # fmt: skip
+    np.testing.assert_array_equal(proposal.num_tokens, expected)
+    assert careful.may_be_silent
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("used", [20, 50])
+@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary"])
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, name, used):
+    """Ids that no tokenizer has, at the end of the target's table."""
+    config = CONFIGS[name]
+    drafter = dataclasses.replace(tiny_dflash.drafter(WIDTH, config), vocab_size=used)
+    head = tiny_dflash.params(config)
+    state = observe(tiny_pair, drafter, head, text)
+    proposal, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
+    assert (np.asarray(proposal.tokens) < used).all()
+    assert (np.asarray(proposal.probs)[..., used:] == 0).all()
+    np.testing.assert_array_equal(proposal.num_tokens, [WIDTH] * 3)
+
+
+def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, text, last):
+    """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
+    drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
+    state = observe(tiny_pair, drafter, head, text)
+    np.testing.assert_array_equal(
+        drafter.lag(state, jnp.zeros([3], jnp.int32)), LENGTHS - [4, 4, 3]
+    )
+    proposal, state = propose(tiny_pair, drafter, head, state, last, [0, 2, 0])
+    np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
+    np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
+
+
+def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
+    """Old blocks of masks and rejected tokens stay in memory: poison there changes nothing.
+
+    Poison in the context, the negative control, does.
+    """
+    drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
+    state = observe(tiny_pair, drafter, head, text)
+    limits = [WIDTH] * 3
+    clean, state = propose(tiny_pair, drafter, head, state, last, limits, temperature=1.0)
+
+    def poisoned(offset):
+        def spoil(leaf):
+            slots = jnp.arange(leaf.shape[2]) >= jnp.asarray(LENGTHS)[:, None] + offset
+            return jnp.where(slots[:, None, :, None], 77.0, leaf)
+
+        cache = state.cache.replace(
+            keys=tuple(map(spoil, state.cache.keys)), values=tuple(map(spoil, state.cache.values))
+        )
+        spoilt = state.replace(cache=cache, features=spoil(state.features))
+        return propose(tiny_pair, drafter, head, spoilt, last, limits, temperature=1.0)[0].probs
+
+    np.testing.assert_array_equal(poisoned(0), clean.probs)
+    assert np.abs(poisoned(-1) - clean.probs).max() > 0.01
+
+
+def fresh_cache(pair, config, head, tokens):
+    """Returns the cache of one call on all features of a text."""
+    hidden = tiny_dflash.features_of(pair, tokens, config)
+    shape = {"batch_size": 1, "capacity": tokens.shape[1], "dtype": jnp.float32}
+    features = tiny_dflash.fuse(config, head, hidden)
+    return tiny_dflash.read_context(config, head, features, init_cache(config.layer, **shape))
+
+
+def play(pair, drafter, head, max_length=60, **options):
+    """Returns what a batch of rounds gave."""
+    engine = Engine(pair.apply, tiny.empty_cache, (pair.target, head), drafter)
+    return engine.generate(PROMPTS, max_length=max_length, **options)
+
+
+def check_cache(pair, head, result, config=tiny_dflash.CONFIG):
+    """Asserts that every row's cache holds what a fresh prefill of its text gives."""
+    state = result.state.draft
+    for row, prompt in enumerate(PROMPTS):
+        tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
+        num = int(state.cache.length[row])
+        assert tokens.shape[1] > num >= tokens.shape[1] - WIDTH - 2
+        cache = fresh_cache(pair, config, head, tokens[:, :num])
+        pairs = zip((*state.cache.keys, *state.cache.values), (*cache.keys, *cache.values),
+                    strict=True)  # fmt: skip
+        for ours, theirs in pairs:
+            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def head(tiny_pair):
+    return tiny_dflash.params_for(tiny_pair)
+
+
+@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
+def test_after_many_rounds_its_cache_equals_a_fresh_prefill(tiny_pair, head, temperature):
+    """However many drafts were kept: masks and rejected tokens never stay."""
+    result = play(tiny_pair, tiny_dflash.drafter(WIDTH), head, temperature=temperature)
+    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
+    check_cache(tiny_pair, head, result)
+
+
+class Leaking(DflashDrafter):
+    """The natural but wrong drafter: the block of masks stays in its context."""
+
+    def propose(self, params, state, inputs):
+        proposal, state = super().propose(params, state, inputs)
+        masks = jnp.where(proposal.num_tokens > 0, 1, 0)
+        return proposal, state.replace(cache=state.cache.commit(masks))
+
+
+class Keeping(DflashDrafter):
+    """The other one: it remembers the hidden states of all drafts that were verified."""
+
+    def observe(self, params, state, tokens, hidden, valid):
+        return super().observe(params, state, tokens, hidden, valid | valid[:, :1])
+
+
+@pytest.mark.parametrize("wrong", [Leaking, Keeping])
+def test_a_mask_that_leaks_and_rejected_states_are_seen(tiny_pair, head, wrong):
+    """Negative controls of the test above."""
+    drafter = wrong(**vars(tiny_dflash.drafter(WIDTH)))
+    # What is kept too much must have room in the caches.
+    result = play(tiny_pair, drafter, head, max_length=20, temperature=1.0)
+    with pytest.raises(AssertionError):
+        check_cache(tiny_pair, head, result)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_pair):
+    return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
+)
+def test_output_is_plain_output(tiny_pair, head, plain, rule, temperature):
+    """At temperature 0, and under `coupled` at any: in a batch, and of each row alone."""
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_dflash.drafter(WIDTH),
+        rule,
+    )  # fmt: skip
+    options = {"temperature": temperature, "max_length": 60}
+    wanted = plain.generate(PROMPTS, **options).tokens
+    result = engine.generate(PROMPTS, **options)
+    assert result.tokens == wanted
+    assert result.num_accepted.sum() > 0
+    for row in (0, 2):
+        alone = engine.generate(PROMPTS[row : row + 1], seeds=[row], **options)
+        assert alone.tokens[0] == wanted[row]
+
+
+@pytest.mark.parametrize(("says_next", "most"), [(False, 2), (True, 3)])
+def test_there_are_no_more_drafts_than_a_block_has(tmp_path, says_next, most):
+    """Three slots say two drafts of DFlash, and three of DSpark."""
+    config = dataclasses.replace(tiny_dflash.CONFIG, block_size=3, says_next=says_next)
+    save_dflash(tmp_path / "head", config, tiny_dflash.params(config))
+    options = DrafterOptions(draft_head=str(tmp_path / "head"))
+    for wanted in (1, 7):
+        spec = DrafterSpec(wanted, tiny.CONFIG, 61, None, jnp.float32, options=options)
+        drafter = make_drafter("dflash", spec).drafter
+        assert drafter.num_draft_tokens == drafter.kinds[0].most == min(wanted, most)
+
+
+def best_first(logits, bias, ids, root, num_nodes, branches):
+    """Returns the paths of the best nodes by numpy: products of the levels' probabilities."""
+    paths, level = [], [((), 0.0)]
+    for said in logits:
+        wider = []
+        # As many of a level are gone on from as there are branches.
+        for path, score in sorted(level, key=lambda node: -node[1])[:branches]:
+            biased = scipy.special.log_softmax(said + bias(path[-1] if path else root))
+            best = np.argsort(-biased, kind="stable")[:branches]
+            wider += [((*path, int(ids[token])), score + biased[token]) for token in best]
+        paths += wider
+        level = wider
+    return {path for path, _ in sorted(paths, key=lambda node: -node[1])[:num_nodes]}
+
+
+@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary", "Markov"])
+def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, name):
+    """Of one pass, without feeding any draft (DDTree)."""
+    config = MARKOV if name == "Markov" else CONFIGS[name]
+    head, depth, size, branches = tiny_dflash.params(config, std=0.2), 3, 7, 3
+    plain = tiny_dflash.drafter(size, config)
+    drafter = DflashTreeDrafter(**vars(plain), shape=Shape(size, depth, branches))
+    state = observe(tiny_pair, drafter, head, text)
+    proposal, _ = propose(tiny_pair, drafter, head, state, last, [size] * 3)
+    ids = np.asarray(head["ids"]) if config.is_cut else np.arange(61)
+
+    def bias(token):
+        if not config.markov_rank:
+            return 0.0
+        markov = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head["markov"])
+        return markov["kernel"] @ markov["embedding"][token]
+
+    for row, length in enumerate(LENGTHS):
+        tokens = jnp.asarray(text[row : row + 1, :length])
+        hidden = tiny_dflash.features_of(tiny_pair, tokens, config)[0]
+        logits, _ = tiny_dflash.reference_logits(
+            config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], depth
+        )
+        drafts, parents = proposal.tokens[row].tolist(), proposal.parents[row].tolist()
+        paths = []
+        for draft, parent in zip(drafts, parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), draft))
+        assert set(paths) == best_first(logits, bias, ids, text[row, length], size, branches)
+    assert max(map(len, paths)) > 1
+
+
+@pytest.mark.parametrize("draws", ["likeliest", slow_unless(False, "without")])
+def test_output_with_trees_is_plain_output(tiny_pair, head, plain, draws):
+    """Greedily, and that some of a tree is kept; the cache stays that of the text."""
+    fields = vars(tiny_dflash.drafter(6))
+    drafter = DflashTreeDrafter(**fields, shape=Shape(6, 3, 2, draws))
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, "rejection"
+    )
+    wanted = plain.generate(PROMPTS, max_length=60).tokens
+    result = engine.generate(PROMPTS, max_length=60)
+    assert result.tokens == wanted
+    assert result.num_accepted.sum() > 0
+    check_cache(tiny_pair, head, result)
+
+
+def test_a_tree_is_no_deeper_than_a_block(tmp_path):
+    """One line says how deep it may be."""
+    config = dataclasses.replace(tiny_dflash.CONFIG, block_size=3)
+    save_dflash(tmp_path / "head", config, tiny_dflash.params(config))
+    options = DrafterOptions(draft_head=str(tmp_path / "head"), tree_depth=3)
+    spec = DrafterSpec(6, tiny.CONFIG, 61, None, jnp.float32, options=options)
+    with pytest.raises(InputError, match="expected tree_depth of at most 2, the drafts of the"):
+        make_drafter("dflash", spec)
