@@ -103,7 +103,7 @@ def run(mesh: Mesh | None) -> None:
             problem = problem or failed
         has_categories = any(request.category is not None for request in requests)
         if _STATS.value and has_categories and loaded.num_draft_tokens:
-            for recommendation in monitor.recommend(loaded.costs):
+            for recommendation in monitor.recommend(loaded.costs_for(1)):
                 say(f"category {recommendation}")
     if problem is not None:
         raise problem
@@ -222,10 +222,11 @@ def answer(
 
 def plain_steps(loaded: Generator, result: Result) -> float | None:
     """Returns what a round of an answer cost on average, in plain steps; None if not measured."""
-    if (costs := loaded.costs) is None:
-        return None
     length = len(result.prompt_token_ids) + result.settings.max_new_tokens
-    context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
+    length = min(length, loaded.max_seq_len)
+    if (costs := loaded.costs_for(length)) is None:
+        return None
+    context = loaded.engine.capacity_for(length)
     return costs.plain_steps(result.stats.rounds, context)
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,7 @@ from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
 from jspec.generation.acceptance_rates import measure_rates
-from jspec.generation.costs import RoundCosts, measure_costs
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
 from jspec.speculation.control import drafters_of
@@ -28,7 +28,7 @@ from jspec.weights.resolver import LoadedModel
 
 AUTO = "auto"
 _T = TypeVar("_T")
-_METHOD = 4  # version of the measurement: what another version measured is measured again
+_METHOD = 5  # version of the measurement: what another version measured is measured again
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 _MACHINE = ("backend", "device", "processor", "native", "versions")
@@ -95,12 +95,18 @@ def recall_costs(
     *,
     batch_size: int,
     max_seq_len: int,
+    length: int,
 ) -> RoundCosts:
     """Returns the costs of rounds on this machine from the user's cache; measures missing ones.
 
     They are kept by `key` (names and options of models, drafter and rule), machine and sizes; the
     other arguments are those of `measure_costs` and `measure_rates`. Of several processes all have
     the first one's.
+
+    Args:
+      max_seq_len: the most tokens of any text.
+      length: the most tokens of the texts for which they are needed now. Longer ones' are measured
+        when they are needed, beside what is known: a short text's choices stay the same.
     """
     here = environment()
     machine = {
@@ -109,7 +115,6 @@ def recall_costs(
         "method": _METHOD,
         "bytes": [tree_bytes(part) for part in params],
         "batch_size": batch_size,
-        "max_context": engine.capacity_for(max_seq_len),
         "numbers": list(engine.numbers),
     }
     if engine.layout.shape is not None:
@@ -118,18 +123,25 @@ def recall_costs(
         machine["processes"] = jax.process_count()
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
 
-    def measure() -> RoundCosts:
-        costs = measure_costs(engine, params, batch_size, max_seq_len, show)
+    def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
+        costs = measure_costs(engine, params, batch_size, contexts[-1:], show)
+        if shorter is not None:
+            return shorter.followed_by(costs)
         if jax.process_count() > 1:
             return costs
         rates = measure_rates(engine, params, target, batch_size, max_seq_len)
         return dataclasses.replace(costs, **rates._asdict())
 
     check = functools.partial(check_costs, engine=engine)
-    path = cache_dir() / "costs.json"
-    return costs_of_first(
-        lambda measure: recall_or_measure(path, key | machine, measure, check), measure
-    )
+    path, costs = cache_dir() / "costs.json", None
+    contexts = contexts_of(engine, max_seq_len)
+    num_needed = 1 + sum(context < engine.capacity_for(length) for context in contexts[:-1])
+    for number in range(1, num_needed + 1):
+        name = key | machine | {"contexts": contexts[:number]}
+        recall = functools.partial(recall_or_measure, path, name, check=check)
+        costs = costs_of_first(recall, functools.partial(measure, contexts[:number], costs))
+    assert costs is not None
+    return costs
 
 
 def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[], _T]) -> _T:
@@ -156,6 +168,7 @@ def recall_or_measure(
     path: pathlib.Path,
     key: Mapping[str, Any],
     measure: Callable[[], RoundCosts],
+    *,
     check: Callable[[RoundCosts], object] = lambda costs: None,
 ) -> RoundCosts:
     """Returns the costs that a file holds under a key; measures and adds them if they are missing.

@@ -103,6 +103,15 @@ class RoundCosts:
         at = (1 - share) * seconds[last - 1] + share * seconds[last]
         return np.maximum(at, seconds[last - 1].min()).astype(np.float32)
 
+    def followed_by(self, longer: Self) -> Self:
+        """Returns them with those of larger contexts, measured for the same drafters."""
+        return dataclasses.replace(
+            self,
+            contexts=self.contexts + longer.contexts,
+            seconds=self.seconds + longer.seconds,
+            reading=self.reading + longer.reading,
+        )
+
     def plain_steps(self, rounds: Sequence[RoundCounts], context: int) -> float | None:
         """Returns what these rounds cost on average, in plain steps with this many slots.
 
@@ -185,14 +194,20 @@ _READING_REPEATS = 5
 _TOKEN_ID = 1
 
 
+def contexts_of(engine: Engine, max_seq_len: int) -> tuple[int, ...]:
+    """Returns the numbers of slots to measure for texts of at most `max_seq_len` tokens, rising."""
+    largest = engine.capacity_for(max_seq_len)
+    return tuple(sorted({min(context, largest) for context in _CONTEXTS}))
+
+
 def measure_costs(
     engine: Engine,
     params: ModelParams,
     batch_size: int,
-    max_seq_len: int,
+    contexts: Sequence[int],
     on_start: Callable[[int], Progress] | None = None,
 ) -> RoundCosts:
-    """Measures rounds of a whole batch, whose longest row has at most `max_seq_len` tokens.
+    """Measures rounds of a whole batch with these numbers of slots, which rise.
 
     The rows of the engine choose among numbers of drafts. `on_start` is called with the number of
     timings; it returns what shows how many are done.
@@ -200,8 +215,6 @@ def measure_costs(
     drafter = engine.drafter
     assert drafter is not None
     drafters = drafters_of(drafter.kinds)
-    largest = engine.capacity_for(max_seq_len)
-    contexts = sorted({min(context, largest) for context in _CONTEXTS})
     seconds, reading = [], []
     num_each = (_REPEATS + 1) * len(drafters) * len(engine.numbers)
     progress = None if on_start is None else on_start(len(contexts) * num_each)

@@ -20,7 +20,7 @@ from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
-from jspec.generation.costs import RoundCosts, measure_costs
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.graph_trial import check_one_graph
@@ -415,7 +415,7 @@ class Generator:
 
     def with_costs(self, row: Row) -> Row:
         """Returns the row with the costs by which it chooses its numbers of drafts, if it does."""
-        if (costs := self.costs) is None:
+        if (costs := self.costs_for(row.max_length)) is None:
             return row
         context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
         alone = (self.alone_costs or costs).at(context)
@@ -429,16 +429,22 @@ class Generator:
     @property
     def costs(self) -> RoundCosts | None:
         """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
-        if self._costs is None and self.engine.numbers:
-            self._costs = self._recall_costs(self.batch_size)
+        return self.costs_for(self.max_seq_len)
+
+    def costs_for(self, length: int) -> RoundCosts | None:
+        """Returns `costs` as far as texts of at most `length` tokens need them."""
+        if self.engine.numbers and self.method.costs is None:
+            needed = contexts_of(self.engine, length)
+            if self._costs is None or needed[-1] > self._costs.contexts[-1]:
+                self._costs = self._recall_costs(self.batch_size, length)
         return self._costs
 
     def recall_costs_alone(self) -> None:
         """Has the costs of rounds of one row known, too, unless costs were given."""
         if self.method.costs is None and self.engine.numbers:
-            self.alone_costs = self._recall_costs(1)
+            self.alone_costs = self._recall_costs(1, self.max_seq_len)
 
-    def _recall_costs(self, batch_size: int) -> RoundCosts:
+    def _recall_costs(self, batch_size: int, length: int) -> RoundCosts:
         self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
         key = {
             "models": [_describe(self.target), self._draft and _describe(self._draft)],
@@ -449,7 +455,7 @@ class Generator:
             "kernels": self._kernels(),
             "is_one_graph": kernels.run_options() is not None,
         }
-        sizes = {"batch_size": batch_size, "max_seq_len": self.max_seq_len}
+        sizes = {"batch_size": batch_size, "max_seq_len": self.max_seq_len, "length": length}
         return recall_costs(self.engine, self.params, self.target, key, **sizes)
 
     def measure_costs(self) -> RoundCosts | None:
@@ -464,7 +470,8 @@ class Generator:
         if not engine.numbers:
             numbers = 0, self.num_draft_tokens
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
-        return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
+        contexts = contexts_of(engine, self.max_seq_len)
+        return measure_costs(engine, self.params, self.batch_size, contexts)
 
     def budget(self, room: Room) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""

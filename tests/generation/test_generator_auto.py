@@ -306,6 +306,29 @@ def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, m
     assert measured == [("xla", None), ("cuda", None), ("cuda", {})]
 
 
+def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
+    """Beside those of short texts, which stay: a text's choices do not depend on longer ones."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr("jspec.generation.costs._CONTEXTS", (64, 128))
+    measured = []
+
+    def measure(engine, params, batch_size, contexts, show):
+        measured.append(tuple(contexts))
+        costs = costs_of("prompt_lookup", 0.1)
+        return dataclasses.replace(costs, contexts=tuple(contexts))
+
+    monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
+    first = make_auto("prompt_lookup", costs=None, max_seq_len=200)
+    short = first.costs_for(20)
+    assert (short.contexts, measured) == ((64,), [(64,)])
+    assert first.costs.contexts == (64, 128)
+    assert first.costs.seconds[0] == short.seconds[0]
+    assert first.costs_for(20).answer_tokens == short.answer_tokens > 0
+    again = make_auto("prompt_lookup", costs=None, max_seq_len=200)
+    assert again.costs_for(100) == first.costs
+    assert measured == [(64,), (128,)]
+
+
 def test_what_catching_up_takes_is_measured(monkeypatch):
     """On a made-up machine: 0.002 s for each token that the draft model has missed."""
 
