@@ -28,7 +28,7 @@ from jaxtyping import Array, Int32
 
 from jspec import kernels
 from jspec.common.errors import InputError, describe_error
-from jspec.common.memory import Room, check_memory, fits
+from jspec.common.memory import CacheSize, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
@@ -318,7 +318,7 @@ class Batch:
 
     Attributes:
       rows: indices of the rows.
-      room: memory that their caches take.
+      cache_size: memory that their caches take.
     """
 
     def __init__(
@@ -341,13 +341,13 @@ class Batch:
         self._capacity, self._switches = self._engine.capacity_for(max_length), switches
         self.rows = range(num_rows)
         num_bytes, temporary = self._needs(self._capacity)
-        self.room = Room(num_rows, self._capacity, num_bytes)
+        self.cache_size = CacheSize(num_rows, self._capacity, num_bytes)
         check_memory(
-            {f"caches of {self.room}": num_bytes, "temporary": temporary},
+            {f"caches of {self.cache_size}": num_bytes, "temporary": temporary},
             self._advise,
         )
         parts = describe_switches(self._switches)
-        self._tell = functools.partial(notice.around, [str(self.room), *parts])
+        self._tell = functools.partial(notice.around, [str(self.cache_size), *parts])
         self._is_told = not notice.is_silent
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
@@ -396,7 +396,7 @@ class Batch:
         """The most tokens that a row may have."""
         return self._capacity - self._engine.num_draft_tokens - 1
 
-    def has_room(self, max_length: int, switches: Switches) -> bool:
+    def fits(self, max_length: int, switches: Switches) -> bool:
         """Returns whether its programs answer requests of this length that need these switches."""
         return max_length <= self.max_length and switches == self._switches
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.memory import Room, check_memory
+from jspec.common.memory import CacheSize, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import AnswerText
 from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
@@ -31,7 +31,7 @@ class BeamSearch:
     """The search for one request. Its beams are the rows of one batch.
 
     Attributes:
-      room: memory that their caches take.
+      cache_size: memory that their caches take.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class BeamSearch:
         self._capacity = engine.capacity_for(row.max_length)
         # All beams are on every row of a mesh.
         num_bytes = (num_beams + 1) * engine.state_bytes(1, self._capacity, self._switches)
-        self.room = Room(num_beams, self._capacity, num_bytes)
+        self.cache_size = CacheSize(num_beams, self._capacity, num_bytes)
         check_memory(
-            {f"caches of {self.room}": num_bytes},
+            {f"caches of {self.cache_size}": num_bytes},
             "fewer beams (num_beams) or shorter texts (max_new_tokens) take less",
         )
 
@@ -65,7 +65,7 @@ class BeamSearch:
         """Searches to the end."""
         engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
-        parts = [str(self.room), "beam search", *describe_switches(self._switches)]
+        parts = [str(self.cache_size), "beam search", *describe_switches(self._switches)]
         is_long = len(row.prompt) > NARROW_PROMPT
         with self._notice.around(parts, is_long=is_long):
             state = self._begin()

@@ -50,7 +50,6 @@ class Engine:
       empty_state: (batch_size, capacity, switches) -> a state whose rows are done.
       insert: (state, row, prefilled) -> the state with a row replaced by a prefilled one.
       finish: (state, row) -> the state with a row done, for an end that only the host can see.
-      begin_beams: see `BeamState.begin`.
       layout: on which devices all of it runs.
     """
 
@@ -87,10 +86,6 @@ class Engine:
             speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
             return speculate(params, state, rule=rule, widths=self.widths(len(state.last_token)))
 
-        def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
-            widths = self.widths(len(state.last_token))
-            return beam_round(params, state, target=self.apply, drafter=drafter, widths=widths)
-
         self._config, self._fallback = own.config, kernels.Fallback()
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
@@ -98,22 +93,16 @@ class Engine:
         # else is. Every other program donates the state that it takes, so that the caches, by far
         # the largest arrays after the weights, are written in place. Parameters, and the prefilled
         # row that `insert` copies from, are not donated: the caller still holds them.
-        donated, options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
+        donated, self._options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
         empty = layout.make(functools.partial(empty_state, own, drafter, self.numbers))
         self.empty_state = jax.jit(empty, static_argnums=(0, 1, 2))
         prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
         self._prefill = donated(layout.spread(prefill, lambda state, rows: (state, rows)))
         self.insert = jax.jit(layout.insert, donate_argnums=0)
         self._run = donated(
-            layout.spread(_rounds_of(step), layout.stacked), compiler_options=options
+            layout.spread(_rounds_of(step), layout.stacked), compiler_options=self._options
         )
         self.finish = jax.jit(layout.at_row(finish_row), donate_argnums=0)
-        self.begin_beams = jax.jit(
-            layout.begin_beams, static_argnames=("num_beams", "num_candidates", "max_steps")
-        )
-        self._search = donated(
-            layout.spread(_rounds_of(search), layout.stacked), compiler_options=options
-        )
 
     def widths(self, batch_size: int) -> tuple[int, ...]:
         """Returns the widths, besides a full proposal's, for which a verify call is compiled."""
@@ -168,6 +157,21 @@ class Engine:
             calls.append((begin, width))
             begin += width
         return calls
+
+    @functools.cached_property
+    def begin_beams(self) -> Any:
+        """The program that begins a search; see `BeamState.begin`."""
+        sizes = "num_beams", "num_candidates", "max_steps"
+        return jax.jit(self.layout.begin_beams, static_argnames=sizes)
+
+    @functools.cached_property
+    def _search(self) -> Any:
+        def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
+            target, widths = self.apply, self.widths(len(state.last_token))
+            return beam_round(params, state, target=target, drafter=self.drafter, widths=widths)
+
+        run = self.layout.spread(_rounds_of(search), self.layout.stacked)
+        return jax.jit(run, donate_argnums=1, compiler_options=self._options)
 
     @property
     def telling_length(self) -> int:

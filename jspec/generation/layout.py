@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.memory import Budget, Room, device_name, tree_bytes
+from jspec.common.memory import Budget, CacheSize, device_name, tree_bytes
 from jspec.generation.rows import page_spec, state_specs
 from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
@@ -65,10 +65,10 @@ class Layout:
         """The devices along each axis of the mesh."""
         return None if self.mesh is None else dict(self.mesh.shape)
 
-    def budget(self, params: ModelParams, room: Room) -> Budget:
+    def budget(self, params: ModelParams, cache_size: CacheSize) -> Budget:
         """Returns what the programs run on, and the memory that they take, of all together."""
         name = device_name(1 if self.mesh is None else self.mesh.size)
-        return Budget(name, tree_bytes(params), room)
+        return Budget(name, tree_bytes(params), cache_size)
 
     def spread(
         self, function: Callable[..., Any], results: Results = lambda state, rows: state

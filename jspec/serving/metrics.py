@@ -54,7 +54,7 @@ class Metrics:
              lambda: scheduler.slots.usage),
             ("jspec:num_slots", "Slots, taken or free.", lambda: scheduler.num_slots),
             ("jspec:prefix_cache_bytes", "Of pages.", lambda: scheduler.slots.tree.num_bytes),
-            ("jspec:prefix_cache_evictions", "Pages dropped to make room, so far.",
+            ("jspec:prefix_cache_evictions", "Pages dropped for other prompts, so far.",
              lambda: scheduler.slots.tree.num_evicted),
             ("jspec:num_compiled_programs", "Since the process began.",
              lambda: compile_clock().num_programs),

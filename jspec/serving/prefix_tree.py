@@ -77,24 +77,24 @@ class PrefixTree:
         """Adds a chunk that follows another one.
 
         Returns:
-          The new node, or the one that is there; None if there is no room.
+          The new node, or the one that is there; None if the cache is full.
         """
         if (known := self.find(node, chunk)) is not None:
             return known
         self.pin(node)  # so that it is not dropped itself
-        is_room = self._has_room(num_bytes)
-        while is_room and self.num_bytes + num_bytes > self.max_bytes:
+        does_fit = self._would_fit(num_bytes)
+        while does_fit and self.num_bytes + num_bytes > self.max_bytes:
             is_dropped = self.drop_one()
-            assert is_dropped, "there is room only if what nobody needs can be dropped"
+            assert is_dropped, "it fits only if what nobody needs can be dropped"
         self.unpin(node)
-        if not is_room:
+        if not does_fit:
             return None
         node.children[chunk] = added = Node(node, chunk, page, num_bytes)
         self.num_bytes += num_bytes
         self._use(added)
         return added
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _would_fit(self, num_bytes: int) -> bool:
         # If others are dropped: what is pinned stays, and so do its ancestors.
         kept = {id(one): one for pinned in self._by_use if pinned.num_pins for one in path(pinned)}
         return sum(one.num_bytes for one in kept.values()) + num_bytes <= self.max_bytes

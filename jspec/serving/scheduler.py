@@ -81,15 +81,15 @@ class Scheduler:
         """Takes requests in, all or none.
 
         Raises:
-          QueueFullError: there is no room for them.
+          QueueFullError: the queue is full.
           DrainingError: no request is taken any more.
         """
         with self._lock:
             if self._drained_at is not None:
                 raise DrainingError
-            room = self.num_slots - self.num_running + self.max_queue - self.num_waiting
-            if len(jobs) > room:
-                told = f"expected at most {max(room, 0)} more answers to be asked for now, got "
+            num_free = self.num_slots - self.num_running + self.max_queue - self.num_waiting
+            if len(jobs) > num_free:
+                told = f"expected at most {max(num_free, 0)} more answers to be asked for now, got "
                 raise QueueFullError(f"{told}{len(jobs)}: the queue is full", self._retry_after())
             for job in jobs:
                 job.submitted = self.clock()

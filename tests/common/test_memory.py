@@ -14,7 +14,7 @@ import pytest
 
 from jspec.common import memory
 from jspec.common.errors import InputError
-from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.memory import Budget, CacheSize, check_memory, device_name, tree_bytes
 from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
@@ -59,13 +59,13 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
     weights = tree_bytes([model.params for model in models])
-    assert line == str(Budget(device_name(), weights, Room(2, 512, state)))
+    assert line == str(Budget(device_name(), weights, CacheSize(2, 512, state)))
     assert lines.count(line) == 1
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [gpu] * 8)
     assert device_name() == "gpu (NVIDIA H100 80GB HBM3), the first of 8"
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert str(Budget(device_name(), 6_430_000_000, Room(1, 2048, 235_000_000))) == (
+    assert str(Budget(device_name(), 6_430_000_000, CacheSize(1, 2048, 235_000_000))) == (
         "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
     )
 

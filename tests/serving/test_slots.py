@@ -94,7 +94,7 @@ def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
 
 
 def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
-    """Room for three pages: prompts of up to three come and go at random."""
+    """CacheSize for three pages: prompts of up to three come and go at random."""
     generator, scheduler = make()
     answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
     size = scheduler.slots.tree.num_bytes // len(scheduler.slots.tree)
