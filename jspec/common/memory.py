@@ -157,12 +157,12 @@ def _group_bytes() -> list[int]:
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        own = base / path.strip("/")
-        for folder in (own, *own.parents)[: len(own.parts) - len(base.parts) + 1]:
+        innermost = base / path.strip("/")
+        for folder in (innermost, *innermost.parents)[: len(innermost.parts) - len(base.parts) + 1]:
             with contextlib.suppress(OSError, ValueError):  # no such file; "max": no limit
-                most, now = (int((folder / name).read_text()) for name in (limit, used))
+                most, in_use = (int((folder / name).read_text()) for name in (limit, used))
                 stats = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
                 # Cached files count as free: they can be read again.
                 files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
-                free.append(most - now + files)
+                free.append(most - in_use + files)
     return free

@@ -133,7 +133,7 @@ class Conversation:
         return batch, batch.begin_after(before, row, num_kept)
 
 
-def num_shared(text: Sequence[int], other: Sequence[int]) -> int:
+def num_shared(text: Sequence[int], other_text: Sequence[int]) -> int:
     """Returns how many tokens two texts have in common at their beginnings."""
-    pairs = zip(text, other, strict=False)
+    pairs = zip(text, other_text, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -194,8 +194,10 @@ def empty_state(
     settings = SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, wants_top, switches)
     logprobs = None
     if switches.logprobs:
-        one = jnp.zeros([batch_size, 1, target.config.vocab_size])
-        logprobs = jax.tree.map(jnp.zeros_like, token_logprobs(one, one, zeros[:, None], settings))
+        one_logit = jnp.zeros([batch_size, 1, target.config.vocab_size])
+        logprobs = jax.tree.map(
+            jnp.zeros_like, token_logprobs(one_logit, one_logit, zeros[:, None], settings)
+        )
     return SpecState(
         target_cache=init_cache(
             target.config, batch_size=batch_size, capacity=capacity, dtype=dtype

@@ -60,16 +60,20 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         with naming("prompt"):
             # In another thread: a long text takes a while.
             prompts = [
-                await asyncio.to_thread(encode, one) if isinstance(one, str) else one
-                for one in body.prompts()
+                await asyncio.to_thread(encode, text_or_ids)
+                if isinstance(text_or_ids, str)
+                else text_or_ids
+                for text_or_ids in body.prompts()
             ]
         texts = [""] * len(prompts)
         if body.echo:
             streams = [server.generator.target.tokenizer.stream() for _ in prompts]
             texts = [
                 # Without half a character at its end, which the answer may complete.
-                one if isinstance(one, str) else "".join(map(stream.push, one))
-                for one, stream in zip(body.prompts(), streams, strict=True)
+                text_or_ids
+                if isinstance(text_or_ids, str)
+                else "".join(map(stream.push, text_or_ids))
+                for text_or_ids, stream in zip(body.prompts(), streams, strict=True)
             ]
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
@@ -124,11 +128,11 @@ def _add_information(app: FastAPI, server: Server) -> None:
     @app.get("/v1/jspec/trace/{reply_id}", response_model=Trace)
     async def trace(reply_id: str) -> dict[str, Any]:
         """Returns what the rounds of a reply's answers did, if it is one of the newest."""
-        found = server.traces.find(reply_id)
-        if found is None:
+        trace_of_reply = server.traces.find(reply_id)
+        if trace_of_reply is None:
             message = f"expected the id of one of the newest replies, got {reply_id[:60]!r}"
             raise RefusalError(404, message, param="reply_id")
-        return found
+        return trace_of_reply
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:

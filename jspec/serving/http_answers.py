@@ -143,15 +143,15 @@ def _make_jobs(
     first = settings.seed
     if body.seed is None and not server.has_seed:
         first = secrets.randbelow(2**32)
-    limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
+    limits = [limit for limit in (body.max_seconds, server.max_seconds) if limit is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
     for prompt in prompts:
         _check_length(len(prompt), most_new, server.generator.max_seq_len, about)
         for _ in range(body.n):
             # Independent of the request's others, those to other prompts among them.
-            own = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
-            request = generation.Request(prompt, own)
+            answer_settings = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
+            request = generation.Request(prompt, answer_settings)
             row = make_row(server.generator, request, *drafting)
             tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))

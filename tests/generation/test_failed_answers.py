@@ -229,7 +229,7 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
     with pytest.raises(InputError, match="unknown option 'drafer': did you mean 'drafter'"):
         Generator.load("tiny", drafer="model")
-    with pytest.raises(InputError, match="such as draft_layers, got 'draft_layer'"):
+    with pytest.raises(InputError, match="unknown option 'draft_layer': did you mean 'draft_layers'"):
         Generator.load("tiny", draft_layer=2)
     assert loaded == []
 
