@@ -7,7 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from jspec.generation.result import Result, Stats, TokenLogprob
+from jspec.serving.http_schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+)
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
 from jspec.serving.tools import CallReader
@@ -33,6 +41,8 @@ class Reply:
     """
 
     prefix = kind = chunk_kind = ""
+    shape: type[BaseModel]
+    chunk_shape: type[BaseModel]
 
     def __init__(
         self,
@@ -54,13 +64,14 @@ class Reply:
         )  # by choice
         self._begun, self._num_new = set[int](), 0  # choices, and tokens of all together
 
-    def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+    def whole(self, results: Sequence[Result], num_cached: int) -> BaseModel:
         """Returns the reply to a request that does not stream; see `usage_of`."""
         choices = [self._choice(index, result) for index, result in enumerate(results)]
         usage = usage_of(results, self._prompts, num_cached)
-        return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        reply = {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        return self.shape.model_validate(reply)
 
-    def chunk(self, index: int, update: Update, has_trace: bool) -> dict[str, Any]:
+    def chunk(self, index: int, update: Update, has_trace: bool) -> BaseModel:
         """Returns what an update adds to an answer."""
         result, chunk = update.chunk.result, update.chunk
         is_first = index not in self._begun
@@ -79,12 +90,15 @@ class Reply:
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             counts = _counts(self._prompts, self._num_new)
             reply_chunk["usage"] = counts if options.continuous_usage_stats else None
-        return reply_chunk | {"jspec": self._trace(index, update)} if has_trace else reply_chunk
+        if has_trace:
+            reply_chunk["jspec"] = self._trace(index, update)
+        return self.chunk_shape.model_validate(reply_chunk)
 
-    def last_chunk(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+    def last_chunk(self, results: Sequence[Result], num_cached: int) -> BaseModel:
         """Returns the chunk that brings the usage; see `usage_of`."""
         usage = usage_of(results, self._prompts, num_cached)
-        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+        chunk = {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+        return self.chunk_shape.model_validate(chunk)
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
         """Returns each token's text and where it came from, and what the rounds did."""
@@ -128,6 +142,7 @@ class ChatReply(Reply):
     """The reply of /v1/chat/completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    shape, chunk_shape = ChatCompletion, ChatCompletionChunk
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         message = {"role": "assistant", "refusal": None, "content": result.text}
@@ -166,6 +181,7 @@ class TextReply(Reply):
     """The reply of /v1/completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    shape, chunk_shape = TextCompletion, TextCompletionChunk
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         text, reason = self._echoes[index] + result.text, self._reason(index, result)

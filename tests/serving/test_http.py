@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+import jsonschema
 import openai
 import pytest
 
@@ -217,6 +218,26 @@ def test_a_trace_says_where_each_token_came_from(served):
     assert {"plain", "residual", "bonus"} < set(expected)
     assert [accepted for _, accepted in rounds] == stats["accepted_per_round"]
     assert [proposed for proposed, _ in rounds] == stats["proposed_per_round"]
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_streamed_chunks_are_as_the_schema_says(served, path):
+    """Guards against a field of an event that /openapi.json does not name."""
+    document = json.loads(served.request("GET", "/openapi.json")[2])
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    schema = content["text/event-stream"]["schema"] | {"components": document["components"]}
+    asked = {"max_tokens": 9, "temperature": 0, "stream": True, "trace": True, "logprobs": True}
+    asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if path == TEXT:
+        asked |= {"prompt": "abcabc", "logprobs": 2}
+    else:
+        asked |= {"messages": [{"role": "user", "content": "abcabc"}]}
+    chunks = events(served.request("POST", path, asked)[2])
+    assert len(chunks) > 2
+    for chunk in chunks:
+        jsonschema.validate(chunk, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(chunks[0] | {"unknown": 1}, schema)
 
 
 def test_a_prompt_that_was_read_before_is_not_read_again(served, client):
