@@ -6,6 +6,7 @@ The text goes to standard output, everything else to standard error.
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Callable
 
 from absl import flags
 from jax.sharding import Mesh
@@ -21,7 +22,6 @@ from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
 from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
-from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, prompts_of
 from jspec.generation.request import Request, SamplingParams, nth_seed
 from jspec.generation.result import Result, format_stats
@@ -85,7 +85,6 @@ def run(mesh: Mesh | None) -> None:
     requests = make_requests(prompts_of(_PROMPT.value, _PROMPTS_FILE.value), settings)
     if _COSTS_FILE.value is not None:
         method = dataclasses.replace(method, costs=read_costs(_COSTS_FILE.value))
-    monitor = AcceptanceMonitor()
     output = open_output(method.drafter_options)
     with output or contextlib.nullcontext():
         loaded = Generator(
@@ -97,12 +96,17 @@ def run(mesh: Mesh | None) -> None:
             notify=say if _STATS.value else None,
         )
         rows, problem = make_rows(loaded, requests)
-        requests = requests[: len(rows)]
+        requests, results = requests[: len(rows)], list[Result]()
         if requests:
-            failed = answer(loaded, requests, rows, monitor, output)
+            failed = answer(loaded, requests, rows, results.append, output)
             problem = problem or failed
         has_categories = any(request.category is not None for request in requests)
         if _STATS.value and has_categories and loaded.num_draft_tokens:
+            from jspec.generation.monitor import AcceptanceMonitor
+
+            monitor = AcceptanceMonitor()
+            for result in results:
+                monitor.add(result)
             for recommendation in monitor.recommend(loaded.costs_for(1)):
                 say(f"category {recommendation}")
     if problem is not None:
@@ -174,7 +178,7 @@ def answer(
     loaded: Generator,
     requests: list[Request],
     rows: list[Row],
-    monitor: AcceptanceMonitor,
+    on_result: Callable[[Result], object],
     output: JsonLinesWriter | None,
 ) -> InputError | None:
     """Answers the requests, writes what is finished, and shows what comes.
@@ -194,7 +198,7 @@ def answer(
             say(f"note: {notes.pop(0)}")
         result = chunk.result
         if result is not None:
-            monitor.add(result)
+            on_result(result)
         if output is not None and result is not None:
             record = {"index": chunk.index, **result.to_json()}
             output.write(record | {"settings": record["settings"] | loaded.describe()})

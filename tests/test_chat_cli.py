@@ -143,9 +143,15 @@ def test_bad_flags_end_with_one_line(flags, env):
     """Guards against tracebacks and against a status of 0."""
     check_refusal(*run("jspec.chat", "--target=nowhere", env=env))
     check_refusal(*run("jspec.chat", *flags, "--num_beams=2", env=env))
-    status, output, errors = run("jspec.chat", *flags, "--nostats", env=env, stdin=b'"""half\n')
-    assert (status, output) == (0, "")
-    assert errors == ""
+
+
+def test_the_end_of_the_input_ends_a_message_of_several_lines(flags, env):
+    """Guards against a message that is lost because its last line has no quotation marks."""
+    texts = (b'"""two\nlines\n', b'"""two\nlines"""\n')
+    cut, whole = (run("jspec.chat", *flags, "--nostats", env=env, stdin=text) for text in texts)
+    assert cut == whole
+    assert cut[0] == 0
+    assert len(cut[1]) > 1
 
 
 def test_a_terminal_has_signs_and_colours(person):

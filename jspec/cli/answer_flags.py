@@ -11,7 +11,6 @@ from jspec.cli.program import list_flags
 from jspec.common.errors import InputError
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.auto import parse_num_draft_tokens
-from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.layout import place_model
 from jspec.generation.options import Method, check_draft_temperature, choose_method
 from jspec.generation.request import SamplingParams
@@ -195,6 +194,8 @@ def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | No
     load_draft = functools.partial(load, DRAFT.value)
     draft = load_draft(quantization=kind)
     if kind == "auto" and mesh is None:
+        from jspec.generation.draft_weights import with_fast_weights
+
         draft = with_fast_weights(draft, _ACCEPTANCE.value, load_draft)
     return target, place_model(draft, mesh)
 

@@ -90,8 +90,8 @@ class Session:
             "clear": self._clear, "help": self._help, "?": self._help,
         }  # fmt: skip
         # What two messages have in common is what comes before every first one.
-        first, other = (self._encode([], text) for text in "ab")
-        beginning = first[: num_shared(first, other)] or first
+        first, second = (self._encode([], text) for text in "ab")
+        beginning = first[: num_shared(first, second)] or first
         budget = self._conversation.prepare(beginning, settings)
         if has_stats:
             terminal.say(f"{models[0].name} by {self._generator.drafter}, {budget}")
@@ -273,8 +273,8 @@ class Session:
         texts = with_texts(self._models[0].tokenizer, result.prompt_token_ids, first.token_ids[0],
                            records)  # fmt: skip
         settings = dataclasses.asdict(result.settings)
-        own = {"settings": settings, "prompt": self._message}
-        trace = self._generator.describe() | own | texts
+        values = {"settings": settings, "prompt": self._message}
+        trace = self._generator.describe() | values | texts
         return to_terminal(trace, has_colours=self._terminal.has_colours)
 
     def _save(self, argument: str) -> None:
@@ -335,9 +335,9 @@ def _read_conversation(path: pathlib.Path) -> tuple[str | None, list[Turn]]:
         f'{path}: expected {{"messages": [...]}} with messages of user and assistant by turns, '
         "after at most one of system"
     )
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise wrong
-    pairs = [(one.get("role"), one.get("content")) for one in messages]
+    pairs = [(message.get("role"), message.get("content")) for message in messages]
     if not all(isinstance(content, str) for _, content in pairs):
         raise wrong
     for _, content in pairs:

@@ -44,14 +44,14 @@ def flagged_mesh(text: str | None = None, name: str = "--mesh") -> Iterator[Mesh
       InputError: flags that do not belong together, or a mesh that does not fit the devices.
     """
     text, given = text or MESH.value, given_of_processes()
-    coordinator, number, own = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    coordinator, number, process_id = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if not given:
         check_device()
         yield None if text is None else make_mesh(text)
         return
     if coordinator == _AUTO and given[1:] == [] and text is not None:
         coordinator = None
-    elif text is None or coordinator in (None, _AUTO) or number is None or own is None:
+    elif text is None or coordinator in (None, _AUTO) or number is None or process_id is None:
         expected = f"{name}, --coordinator, --num_processes and --process_id together"
         got = ", ".join([name] * (text is not None) + [f"--{one}" for one in given])
         raise InputError(f"expected {expected}, or {name} and --coordinator={_AUTO}; got {got}")
@@ -59,5 +59,5 @@ def flagged_mesh(text: str | None = None, name: str = "--mesh") -> Iterator[Mesh
         name: str(flags.FLAGS[name].value) for name in flags.FLAGS if flags.FLAGS[name].present
     }
     values.pop(PROCESS_ID.name, None)
-    with processes.joined(coordinator, number, own, values):
+    with processes.joined(coordinator, number, process_id, values):
         yield make_mesh(text)

@@ -131,8 +131,8 @@ def _hear_interrupts() -> None:
     def on_interrupt(number: int, frame: types.FrameType | None) -> None:
         # Python drops an exception that is raised while the garbage collector calls JAX.
         if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
-            own = threading.main_thread().ident, number
-            threading.Timer(_MOMENT, signal.pthread_kill, own).start()
+            target = threading.main_thread().ident, number
+            threading.Timer(_MOMENT, signal.pthread_kill, target).start()
             return
         raise KeyboardInterrupt
 
@@ -205,15 +205,15 @@ class _HelpFlag(flags.BooleanFlag):
 
 def _format_help(*, is_full: bool) -> str:
     """Returns what the program does, and all its flags by topic or the usual ones."""
-    own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    flag_of = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     for holder in (_IMPORTS, _OFFLINE):  # of every program
-        own[holder.name] = flags.FLAGS[holder.name]
+        flag_of[holder.name] = flags.FLAGS[holder.name]
     listed = {name for names in _TOPICS.values() for one in names for name in one}
     topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
-    topics[_OWN] = [name for name in own if name not in listed]
+    topics[_OWN] = [name for name in flag_of if name not in listed]
     parts = [(sys.modules["__main__"].__doc__ or "").strip()]
     for topic, names in topics.items():
-        lines = [_format_flag(own[name]) for name in dict.fromkeys(names) if name in own]
+        lines = [_format_flag(flag_of[name]) for name in dict.fromkeys(names) if name in flag_of]
         if lines:
             parts.append("\n".join([f"{topic}:", *lines]))
     parts.append(_ABSL if is_full else "--helpfull lists all flags.")

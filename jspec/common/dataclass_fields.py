@@ -59,10 +59,10 @@ def cast(name: str, value: Any, kind: Any) -> Any:
       InputError: a value of another type; `name` is the field's.
     """
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    origins = [typing.get_origin(one) or one for one in kinds]
-    for one, origin in zip(kinds, origins, strict=True):
+    origins = [typing.get_origin(member) or member for member in kinds]
+    for member, origin in zip(kinds, origins, strict=True):
         if origin is tuple and isinstance(value, list | tuple):
-            (item_kind, *_) = typing.get_args(one)
+            (item_kind, *_) = typing.get_args(member)
             return tuple(cast(name, item, item_kind) for item in value)
         fits = int | float if origin is float else origin
         is_bool = isinstance(value, bool)  # as people see it, 1 is a number, and True is none

@@ -92,6 +92,8 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
     """Raises an `InputError` unless a value is of a class, or of one of several."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or a ".join("text" if one is str else one.__name__ for one in kinds)
+        expected = " or a ".join(
+            "text" if expected_kind is str else expected_kind.__name__ for expected_kind in kinds
+        )
         article = "an" if expected[0] in "AEIO" else "a"
         raise InputError(f"expected {name} to be {article} {expected}, got {value!r}")

@@ -59,10 +59,10 @@ def of_first(call: Callable[[], _T]) -> _T:
                 except InputError as error:
                     outcome = None, error
             outcome = broadcast(outcome)
-    found, error = outcome
+    value, error = outcome
     if error is not None:
         raise error
-    return found
+    return value
 
 
 def fetch(tree: Any) -> Any:

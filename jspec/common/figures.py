@@ -132,10 +132,10 @@ def draw(
     panels have the same vertical axis.
     """
     figure, panels = new_figure(len(curves), title=title, subtitle=subtitle, share_y=share_y)
-    labels = dict.fromkeys(label for one in curves for label in one.lines)
+    labels = dict.fromkeys(label for curve in curves for label in curve.lines)
     look_of = dict(zip(labels, looks(), strict=False))
-    for axes, one in zip(panels, curves, strict=True):
-        _draw_panel(axes, one, look_of)
+    for axes, curve in zip(panels, curves, strict=True):
+        _draw_panel(axes, curve, look_of)
     step = len(panels) if share_y else 1
     for first in range(0, len(panels), step):
         _limit_height(panels[first : first + step], curves[first : first + step])
@@ -145,30 +145,30 @@ def draw(
     return to_picture(figure, name, caption=caption, description=f"{title}: {', '.join(look_of)}")
 
 
-def _draw_panel(axes: "Axes", one: Curves, look_of: Mapping[str, dict[str, Any]]) -> None:
-    names = [as_label(x) for x in one.x if isinstance(x, str)]
-    x = list(range(len(names))) if names else [float(place) for place in one.x]
-    is_whole = all(place == int(place) for place in x) and not one.log_x
-    has_bars = any(isinstance(v, tuple) for values in one.lines.values() for v in values)
-    beside = 0.8 / len(one.lines) if names else 0.06 * (is_whole and has_bars)
-    for index, (label, values) in enumerate(one.lines.items()):
+def _draw_panel(axes: "Axes", curves: Curves, look_of: Mapping[str, dict[str, Any]]) -> None:
+    names = [as_label(x) for x in curves.x if isinstance(x, str)]
+    x = list(range(len(names))) if names else [float(place) for place in curves.x]
+    is_whole = all(place == int(place) for place in x) and not curves.log_x
+    has_bars = any(isinstance(v, tuple) for values in curves.lines.values() for v in values)
+    beside = 0.8 / len(curves.lines) if names else 0.06 * (is_whole and has_bars)
+    for index, (label, values) in enumerate(curves.lines.items()):
         known = [(place, v) for place, v in zip(x, values, strict=False) if v is not None]
         look: dict[str, Any] = look_of[label] | ({"linestyle": "none"} if names else {})
         if len(known) > 2 * _MARKS_A_LINE and not names:
             step = len(known) // _MARKS_A_LINE
-            look["markevery"] = (index * step // len(one.lines), step)
-        shift = beside * (index - (len(one.lines) - 1) / 2)
+            look["markevery"] = (index * step // len(curves.lines), step)
+        shift = beside * (index - (len(curves.lines) - 1) / 2)
         heights, bars = _split([value for _, value in known])
         axes.errorbar([place + shift for place, _ in known], heights, yerr=bars,
                       label=as_label(label), capsize=2, elinewidth=0.9, **look)  # fmt: skip
-    if one.reference:
-        axes.axhline(1, color=INK, linewidth=1, linestyle=":", label=as_label(one.reference))
-    _draw_ticks(axes, one, x, names)
+    if curves.reference:
+        axes.axhline(1, color=INK, linewidth=1, linestyle=":", label=as_label(curves.reference))
+    _draw_ticks(axes, curves, x, names)
     if beside:
         axes.set_xlim(min(x) - 0.5, max(x) + 0.5)
-    axes.set_title(as_label(one.title), fontsize=9)
-    axes.set_xlabel(as_label(one.x_label))
-    axes.set_ylabel(as_label(one.y_label))
+    axes.set_title(as_label(curves.title), fontsize=9)
+    axes.set_xlabel(as_label(curves.x_label))
+    axes.set_ylabel(as_label(curves.y_label))
 
 
 def _limit_height(panels: "Sequence[Axes]", curves: Sequence[Curves]) -> None:
@@ -180,8 +180,8 @@ def _limit_height(panels: "Sequence[Axes]", curves: Sequence[Curves]) -> None:
         panels[0].set_ylim(bottom=0)
 
 
-def _draw_ticks(axes: "Axes", one: Curves, x: Sequence[float], names: Sequence[str]) -> None:
-    if one.log_x:
+def _draw_ticks(axes: "Axes", curves: Curves, x: Sequence[float], names: Sequence[str]) -> None:
+    if curves.log_x:
         axes.set_xscale("log", base=2)
         axes.set_xticks(x, [f"{place:g}" for place in x])
     elif names:

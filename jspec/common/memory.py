@@ -22,7 +22,7 @@ _KEEP_FREED = {-8: 1, -4: 0, -1: 2**31 - 1, -2: 2**26}
 _LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give back
 
 
-class Room(NamedTuple):
+class CacheSize(NamedTuple):
     """The bytes of a batch's caches and of the rest of its rows' states, of `capacity` slots each.
 
     A batch of several rows needs memory for one more, whose prompt is being read.
@@ -45,13 +45,15 @@ class Budget(NamedTuple):
 
     device: str
     weights: int
-    room: Room
+    cache_size: CacheSize
     note: str = ""
 
     def __str__(self) -> str:
-        weights, caches = (f"{size / 1e9:.2f} GB" for size in (self.weights, self.room.num_bytes))
+        weights, caches = (
+            f"{size / 1e9:.2f} GB" for size in (self.weights, self.cache_size.num_bytes)
+        )
         note = f"; {self.note}" if self.note else ""
-        return f"{self.device}: weights {weights}, caches {caches} ({self.room}){note}"
+        return f"{self.device}: weights {weights}, caches {caches} ({self.cache_size}){note}"
 
 
 def device_name(num_used: int = 1) -> str:
@@ -155,12 +157,12 @@ def _group_bytes() -> list[int]:
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        own = base / path.strip("/")
-        for folder in (own, *own.parents)[: len(own.parts) - len(base.parts) + 1]:
+        innermost = base / path.strip("/")
+        for folder in (innermost, *innermost.parents)[: len(innermost.parts) - len(base.parts) + 1]:
             with contextlib.suppress(OSError, ValueError):  # no such file; "max": no limit
-                most, now = (int((folder / name).read_text()) for name in (limit, used))
+                most, in_use = (int((folder / name).read_text()) for name in (limit, used))
                 stats = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
                 # Cached files count as free: they can be read again.
                 files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
-                free.append(most - now + files)
+                free.append(most - in_use + files)
     return free

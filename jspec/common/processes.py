@@ -59,7 +59,7 @@ def is_loss(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def joined(
-    coordinator: str | None, number: int | None, own: int | None, flags: Mapping[str, str]
+    coordinator: str | None, number: int | None, process_id: int | None, flags: Mapping[str, str]
 ) -> Iterator[None]:
     """Joins the processes of a run; at its end it waits for the others.
 
@@ -69,17 +69,17 @@ def joined(
       coordinator: HOST:PORT at which process 0 is reached; None, and so the next two, where JAX
         finds a cluster that says it.
       number: of processes.
-      own: number of this one, from 0.
+      process_id: number of this process, from 0.
       flags: the values that all processes must be given alike, as texts.
     """
-    host, port = _check(coordinator, number, own)
+    host, port = _check(coordinator, number, process_id)
     sys.stdout.flush()
     output, errors, log = _take_streams()
     _end_at_aborts(errors, log)
-    if own is not None:
-        _take_part(own, number, output, errors)
+    if process_id is not None:
+        _take_part(process_id, number, output, errors)
     try:
-        if own:
+        if process_id:
             _await(host, port)
         elif port:
             _check_free(host, port)
@@ -87,13 +87,13 @@ def joined(
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
             jax.distributed.initialize(
-                coordinator, number, own, initialization_timeout=PATIENCE,
+                coordinator, number, process_id, initialization_timeout=PATIENCE,
                 heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=PATIENCE,
             )  # fmt: skip
         except ValueError as error:  # what it was not told
             raise InputError(f"expected a cluster that JAX knows, such as SLURM: {error}") from None
-        own = jax.process_index()
-        _take_part(own, jax.process_count(), output, errors)
+        process_id = jax.process_index()
+        _take_part(process_id, jax.process_count(), output, errors)
         _compare(dict(flags) | {name: _version(name) for name in _LIBRARIES})
         yield
         jax.distributed.shutdown()
@@ -106,7 +106,7 @@ def joined(
             said = str(error)
         elif isinstance(error, RuntimeError):  # of JAX, perhaps
             said = describe_error(error)
-        elif own == 0:
+        elif process_id == 0:
             raise
         else:
             traceback.print_exc(file=errors)  # a process that is not the first has no other voice
@@ -115,22 +115,22 @@ def joined(
     _end(said, errors)
 
 
-def _take_part(own: int, number: int | None, output: TextIO, errors: TextIO) -> None:
+def _take_part(process_id: int, number: int | None, output: TextIO, errors: TextIO) -> None:
     """Names this process, and lets it speak if it is the first."""
-    _OWN[0], _TITLE[0] = own, f"process {own} of {number}"
+    _OWN[0], _TITLE[0] = process_id, f"process {process_id} of {number}"
     silence = open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout, sys.stderr = (output, errors) if own == 0 else (silence, silence)
+    sys.stdout, sys.stderr = (output, errors) if process_id == 0 else (silence, silence)
 
 
-def _check(coordinator: str | None, number: int | None, own: int | None) -> tuple[str, int]:
+def _check(coordinator: str | None, number: int | None, process_id: int | None) -> tuple[str, int]:
     """Returns the coordinator's host and port; raises InputError if a value is out of range."""
-    if coordinator is None or number is None or own is None:
+    if coordinator is None or number is None or process_id is None:
         return "", 0
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"expected coordinator as HOST:PORT, got {coordinator!r}")
     check_count("num_processes", number, 1, 4096)
-    check_count("process_id", own, 0, number - 1)
+    check_count("process_id", process_id, 0, number - 1)
     return host, int(port)
 
 

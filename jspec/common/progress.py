@@ -33,18 +33,18 @@ class Progress:
 
     def show(self, num_finished: int, num_failed: int = 0) -> None:
         """Prints a line, unless the last one is fresh; the end always gets one."""
-        now = time.monotonic() - self._begun
+        seconds = time.monotonic() - self._begun
         is_last = num_finished >= self._num_all
         apart = _SECONDS_APART_IN_PLACE if self._in_place else _SECONDS_APART
-        if now - self._printed < apart and not is_last:
+        if seconds - self._printed < apart and not is_last:
             return
-        self._printed = now
+        self._printed = seconds
         line = f"{min(num_finished, self._num_all)} of {counted(self._num_all, self._unit)}"
         if num_failed:
             line += f", {num_failed} failed"
         num_new = num_finished - self._num_before
         if num_new > 0 and not is_last and not self._is_short:
-            left = now / num_new * (self._num_all - num_finished)
+            left = seconds / num_new * (self._num_all - num_finished)
             line += f", about {format_seconds(left)} left"
         if self._in_place:  # erases what is longer than the new line
             print(f"\r{line}\033[K", end="\n" if is_last else "", file=sys.stderr, flush=True)

@@ -22,8 +22,8 @@ def cache_dir() -> pathlib.Path:
     """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the home's cache folder."""
     import platformdirs
 
-    if own := os.environ.get("JSPEC_CACHE"):
-        return pathlib.Path(own).expanduser()
+    if folder_name := os.environ.get("JSPEC_CACHE"):
+        return pathlib.Path(folder_name).expanduser()
     with contextlib.suppress(RuntimeError):  # which newer versions raise; older ones keep the ~
         folder = platformdirs.user_cache_path("jspec", appauthor=False)
         if folder.is_absolute():
@@ -62,9 +62,9 @@ def _rebuild_damaged_entries() -> None:
 
     @functools.wraps(read)
     def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
-        found = None, None  # what JAX returns for a missing entry
+        entry = None, None  # what JAX returns for a missing entry
         try:
-            found = read(cache_key, *args, **kwargs)
+            entry = read(cache_key, *args, **kwargs)
         except Exception as error:  # of zlib, zstd or XLA, depending on the damage
             if not _is_own_folder():
                 raise
@@ -74,10 +74,10 @@ def _rebuild_damaged_entries() -> None:
                 with contextlib.suppress(OSError):
                     _entry(cache_key).unlink()
                 _warn_once("is damaged; what is missing is compiled again")
-        if found[0] is None:
+        if entry[0] is None:
             for listener in tuple(compile_listeners):
                 listener(cache_key)
-        return found
+        return entry
 
     compilation_cache.get_executable_and_time = read_or_remove
 

@@ -42,12 +42,12 @@ def check_or_write_config(
         raise WorkdirError(f"cannot read {path}: {error}") from None
     if isinstance(theirs, dict):
         theirs.pop("theory", None)  # a field of earlier experiments, of no effect today
-    found = list(_differences(theirs, plain))
-    if found:
-        more = f", and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED)
+    differences = list(_differences(theirs, plain))
+    if differences:
+        more = f", and {len(differences) - _MOST_NAMED} more" * (len(differences) > _MOST_NAMED)
         raise WorkdirError(
-            f"{path.parent} belongs to another config: {', '.join(found[:_MOST_NAMED])}{more}; "
-            "take another --workdir" + f", or continue this one with: {command}" * bool(command)
+            f"{path.parent} belongs to another config: {', '.join(differences[:_MOST_NAMED])}{more}"
+            "; take another --workdir" + f", or continue this one with: {command}" * bool(command)
         )
 
 

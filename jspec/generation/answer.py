@@ -166,15 +166,15 @@ class Answer:
 
     def _result(self) -> Result:
         assert self.finish_reason is not None
-        now = Instant()
+        ended = Instant()
         wants_logprobs = self._request.settings.logprobs
         stats = Stats(
             rounds=tuple(self.rounds),
             num_round_tokens=max(len(self._token_ids) - 1, 0),
             prefill_seconds=self._prefilled.run_seconds_since(self._started),
-            decode_seconds=now.run_seconds_since(self._prefilled),
+            decode_seconds=ended.run_seconds_since(self._prefilled),
             device_seconds=self._device_seconds,
-            compile_seconds=now.compile_seconds - self._started.compile_seconds,
+            compile_seconds=ended.compile_seconds - self._started.compile_seconds,
             tree_depth=self._tree_depth,
             num_draft_tokens=self._num_draft_tokens,
         )
@@ -188,8 +188,8 @@ class Answer:
             stats=stats,
             category=self._request.category,
             error=self.error,
-            raw_logprobs=[one.raw for one in self._logprobs] if wants_logprobs else None,
-            logprobs=[one.processed for one in self._logprobs] if wants_logprobs else None,
+            raw_logprobs=[logprob.raw for logprob in self._logprobs] if wants_logprobs else None,
+            logprobs=[logprob.processed for logprob in self._logprobs] if wants_logprobs else None,
             token_logprobs=self._logprobs if wants_logprobs else None,
             prompt_logprobs=self._prompt_logprobs,
         )
@@ -237,7 +237,7 @@ class AnswerText:
             self._end_protected = len(self.text)
         begin = max(begin, self._end_protected)
         places = [(stop, max(begin - len(stop) + 1, 0)) for stop in self._stop]
-        found = [at for stop, first in places if (at := self.text.find(stop, first)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        ends = [at for stop, first in places if (at := self.text.find(stop, first)) >= 0]
+        if ends:
+            self.text = self.text[: min(ends)]
             self.is_stopped = True

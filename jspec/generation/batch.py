@@ -28,7 +28,7 @@ from jaxtyping import Array, Int32
 
 from jspec import kernels
 from jspec.common.errors import InputError, describe_error
-from jspec.common.memory import Room, check_memory, fits
+from jspec.common.memory import CacheSize, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
@@ -78,8 +78,8 @@ def run_alone(
             :, jnp.array([names.index(kind.drafter) for kind in control.kinds])
         ]
         control = control.replace(forced=jnp.where(reading > 0, control.numbers[-1], 0))
-    own = read.replace(last_token=saved.last_token, control=control)
-    state = insert(state, row, own)
+    row_state = read.replace(last_token=saved.last_token, control=control)
+    state = insert(state, row, row_state)
     return state.replace(is_done=jnp.arange(len(state.is_done)) != row)
 
 
@@ -120,8 +120,8 @@ def fitted(
     """
     # Step by step, so that few programs are compiled for it.
     while len(state.last_token) < num_needed:
-        found = len(state.last_token)
-        more = counts[counts.index(found) + 1] - found
+        count = len(state.last_token)
+        more = counts[counts.index(count) + 1] - count
         state = _with_more(state, make_empty(more))
     while (place := counts.index(len(state.last_token))) and counts[place - 1] >= num_needed:
         state = _with_fewer(state, counts[place - 1])
@@ -131,7 +131,7 @@ def fitted(
 # The jit boundary. Nothing is donated: results have other shapes than the arguments.
 @jax.jit
 def _with_more(state: SpecState, others: SpecState) -> SpecState:
-    return jax.tree.map(lambda own, more: jnp.concatenate([own, more]), state, others)
+    return jax.tree.map(lambda leaf, added: jnp.concatenate([leaf, added]), state, others)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -210,13 +210,13 @@ class Reading:
     def read(self) -> int:
         """Reads the next chunk; returns its number of tokens."""
         begin, width = self.next_chunk
-        self.state, found = self._engine.read(
+        self.state, scores = self._engine.read(
             self._params, self.state, self.prompt, begin, width, has_scores=self.scores is not None
         )
         if self.scores is not None:
-            found = jax.tree.map(operator.itemgetter(0), jax.device_get(found))
+            scores = jax.tree.map(operator.itemgetter(0), jax.device_get(scores))
             # After the prompt's last token comes one that is not the prompt's.
-            self.scores += token_logprobs(found, min(width, len(self.prompt) - begin - 1)) or ()
+            self.scores += token_logprobs(scores, min(width, len(self.prompt) - begin - 1)) or ()
         self._num_read += 1
         return min(width, len(self.prompt) - begin)
 
@@ -274,17 +274,17 @@ class Snapshots:
         return jax.tree.unflatten(structure, leaves)
 
 
-def token_logprobs(found: TokenLogprobs | None, count: int) -> list[TokenLogprob] | None:
+def token_logprobs(logprobs: TokenLogprobs | None, count: int) -> list[TokenLogprob] | None:
     """Returns the first `count` log-probabilities of one row; None for None."""
-    if found is None:
+    if logprobs is None:
         return None
-    ids, best = found.top_ids, found.top
+    ids, best = logprobs.top_ids, logprobs.top
     tops: list[Sequence[tuple[int, float]]] = [()] * count
     # Where no row asks for them, all ids are -1.
     if count and ids is not None and best is not None and ids[0, 0] >= 0:
         pairs = zip(ids[:count].tolist(), best[:count].tolist(), strict=True)
         tops = [list(zip(*pair, strict=True)) for pair in pairs]
-    raw, processed = found.raw[:count].tolist(), found.processed[:count].tolist()
+    raw, processed = logprobs.raw[:count].tolist(), logprobs.processed[:count].tolist()
     return list(map(TokenLogprob, raw, processed, tops))
 
 
@@ -307,9 +307,9 @@ def _as_bits(leaf: Array) -> Array:
     return jax.lax.bitcast_convert_type(leaf, jnp.uint16) if is_short else leaf
 
 
-def _token_axis(one: jax.ShapeDtypeStruct, other: jax.ShapeDtypeStruct) -> int:
+def _token_axis(shape: jax.ShapeDtypeStruct, larger_shape: jax.ShapeDtypeStruct) -> int:
     """Returns the axis along which leaves of two capacities differ; -1 if there is none."""
-    pairs = enumerate(zip(one.shape, other.shape, strict=True))
+    pairs = enumerate(zip(shape.shape, larger_shape.shape, strict=True))
     return next((axis for axis, (size, larger) in pairs if size != larger), _NO_AXIS)
 
 
@@ -318,7 +318,7 @@ class Batch:
 
     Attributes:
       rows: indices of the rows.
-      room: memory that their caches take.
+      cache_size: memory that their caches take.
     """
 
     def __init__(
@@ -341,13 +341,13 @@ class Batch:
         self._capacity, self._switches = self._engine.capacity_for(max_length), switches
         self.rows = range(num_rows)
         num_bytes, temporary = self._needs(self._capacity)
-        self.room = Room(num_rows, self._capacity, num_bytes)
+        self.cache_size = CacheSize(num_rows, self._capacity, num_bytes)
         check_memory(
-            {f"caches of {self.room}": num_bytes, "temporary": temporary},
+            {f"caches of {self.cache_size}": num_bytes, "temporary": temporary},
             self._advise,
         )
         parts = describe_switches(self._switches)
-        self._tell = functools.partial(notice.around, [str(self.room), *parts])
+        self._tell = functools.partial(notice.around, [str(self.cache_size), *parts])
         self._is_told = not notice.is_silent
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
@@ -396,7 +396,7 @@ class Batch:
         """The most tokens that a row may have."""
         return self._capacity - self._engine.num_draft_tokens - 1
 
-    def has_room(self, max_length: int, switches: Switches) -> bool:
+    def fits(self, max_length: int, switches: Switches) -> bool:
         """Returns whether its programs answer requests of this length that need these switches."""
         return max_length <= self.max_length and switches == self._switches
 
@@ -495,12 +495,12 @@ def needed_switches(
 ) -> Switches:
     """Returns what a program needs for these settings; the user's processors come last."""
     return Switches(
-        top_k=any(one.top_k > 0 for one in settings),
-        top_p=any(one.top_p < 1 for one in settings),
-        min_p=any(one.min_p > 0 for one in settings),
+        top_k=any(params.top_k > 0 for params in settings),
+        top_p=any(params.top_p < 1 for params in settings),
+        min_p=any(params.min_p > 0 for params in settings),
         processors=tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings))),
-        logprobs=any(one.logprobs for one in settings),
-        top_logprobs=any(one.top_logprobs for one in settings),
+        logprobs=any(params.logprobs for params in settings),
+        top_logprobs=any(params.top_logprobs for params in settings),
     )
 
 
@@ -518,11 +518,11 @@ def check_processor(processor: Processor, settings: SamplingParams, vocab_size: 
 
     logits = jax.ShapeDtypeStruct((1, vocab_size), jnp.float32)
     try:
-        found = jax.eval_shape(first, logits)
+        result = jax.eval_shape(first, logits)
     except Exception as error:  # it is the user's code
         raise InputError(f"the processor {processor.name!r}: {describe_error(error)}") from None
-    if getattr(found, "shape", None) != logits.shape or found.dtype != logits.dtype:
+    if getattr(result, "shape", None) != logits.shape or result.dtype != logits.dtype:
         raise InputError(
             f"expected the processor {processor.name!r} to return logits [1 {vocab_size}] float32 "
-            f"for such logits, got {found}"
+            f"for such logits, got {result}"
         )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.memory import Room, check_memory
+from jspec.common.memory import CacheSize, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import AnswerText
 from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
@@ -31,7 +31,7 @@ class BeamSearch:
     """The search for one request. Its beams are the rows of one batch.
 
     Attributes:
-      room: memory that their caches take.
+      cache_size: memory that their caches take.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class BeamSearch:
         self._capacity = engine.capacity_for(row.max_length)
         # All beams are on every row of a mesh.
         num_bytes = (num_beams + 1) * engine.state_bytes(1, self._capacity, self._switches)
-        self.room = Room(num_beams, self._capacity, num_bytes)
+        self.cache_size = CacheSize(num_beams, self._capacity, num_bytes)
         check_memory(
-            {f"caches of {self.room}": num_bytes},
+            {f"caches of {self.cache_size}": num_bytes},
             "fewer beams (num_beams) or shorter texts (max_new_tokens) take less",
         )
 
@@ -65,7 +65,7 @@ class BeamSearch:
         """Searches to the end."""
         engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
-        parts = [str(self.room), "beam search", *describe_switches(self._switches)]
+        parts = [str(self.cache_size), "beam search", *describe_switches(self._switches)]
         is_long = len(row.prompt) > NARROW_PROMPT
         with self._notice.around(parts, is_long=is_long):
             state = self._begin()
@@ -76,14 +76,14 @@ class BeamSearch:
                 state, infos, is_done = engine.search(params, state)
                 device_seconds += Instant().run_seconds_since(begin)
                 rounds += self._counts(infos)
-        now, beams = Instant(), jax.device_get(state.beams)
+        ended, beams = Instant(), jax.device_get(state.beams)
         stats = Stats(
             rounds=tuple(rounds),
             num_round_tokens=int(beams.num_steps),
             prefill_seconds=prefilled.run_seconds_since(started),
-            decode_seconds=now.run_seconds_since(prefilled),
+            decode_seconds=ended.run_seconds_since(prefilled),
             device_seconds=device_seconds,
-            compile_seconds=now.compile_seconds - started.compile_seconds,
+            compile_seconds=ended.compile_seconds - started.compile_seconds,
             num_draft_tokens=engine.num_draft_tokens,
         )
         return self._result(beams, stats)
@@ -122,8 +122,8 @@ class BeamSearch:
             drafters = [names[int(kind)] for kind in infos.kind[index]]
             if infos.parents is not None:  # a drafter of the user's own may get them wrong
                 assert drafter is not None
-                own = zip(drafters, proposed, infos.parents[index], strict=True)
-                for name, number, parents in own:
+                trees = zip(drafters, proposed, infos.parents[index], strict=True)
+                for name, number, parents in trees:
                     where = f" of the drafter {name!r}"
                     depth_of(parents[:number].tolist(), drafter.tree_depth, where)
             most = int(np.argmax(proposed))
@@ -131,25 +131,25 @@ class BeamSearch:
             yield RoundCounts(int(proposed[most]), int(steps[0]) - 1, name)
 
     def _result(self, beams: Beams, stats: Stats) -> Result:
-        row, error, found = self._row, None, []
+        row, error, found_beams = self._row, None, []
         if beams.has_failed:
             error = (
                 f"expected logits that are numbers; the model gave NaN, or forbade every token, at "
                 f"token {int(beams.num_steps) - 1} of the beams"
             )
         else:
-            found = [self._beam(ids, score) for ids, score in ended_beams(beams)]
+            found_beams = [self._beam(ids, score) for ids, score in ended_beams(beams)]
         return Result(
             prompt=self._request.prompt,
             prompt_token_ids=list(row.prompt),
-            token_ids=found[0].token_ids if found else [],
-            text=found[0].text if found else "",
-            finish_reason=found[0].finish_reason if found else "failed",
+            token_ids=found_beams[0].token_ids if found_beams else [],
+            text=found_beams[0].text if found_beams else "",
+            finish_reason=found_beams[0].finish_reason if found_beams else "failed",
             settings=row.settings,
             stats=stats,
             category=self._request.category,
             error=error,
-            beams=found,
+            beams=found_beams,
         )
 
     def _beam(self, token_ids: list[int], score: float) -> Beam:

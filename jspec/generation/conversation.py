@@ -72,7 +72,7 @@ class Conversation:
         batch.insert(0, reading)
         batch.run(0)
         self._batch, self._committed = batch, list(prompt)
-        return generator.budget(batch.room)
+        return generator.budget(batch.cache_size)
 
     def answer(self, prompt: Sequence[int], settings: SamplingParams) -> Iterator[Visit]:
         """Answers a prompt of token ids, in visits of the device.
@@ -119,11 +119,11 @@ class Conversation:
         num_kept = num_shared(committed, row.prompt[:-1])
         generator, engine = self.generator, self.generator.engine
         begin, width = engine.chunks(len(row.prompt) - num_kept)[-1]
-        # After others, the padding of the last chunk may need more room than the answer.
+        # After others, the padding of the last chunk may need more slots than the answer.
         end = max(row.max_length, num_kept + begin + width if num_kept else 0)
         switches = generator.switches([row.settings])
         batch = before
-        if batch is None or not batch.has_room(end, switches):
+        if batch is None or not batch.fits(end, switches):
             compiled = engine, generator.params, generator.compile_notice
             longest = max(end, 0 if batch is None else batch.max_length)
             batch = Batch(*compiled, 1, longest, switches)
@@ -133,7 +133,7 @@ class Conversation:
         return batch, batch.begin_after(before, row, num_kept)
 
 
-def num_shared(text: Sequence[int], other: Sequence[int]) -> int:
+def num_shared(text: Sequence[int], other_text: Sequence[int]) -> int:
     """Returns how many tokens two texts have in common at their beginnings."""
-    pairs = zip(text, other, strict=False)
+    pairs = zip(text, other_text, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -51,7 +51,6 @@ class Engine:
       empty_state: (batch_size, capacity, switches) -> a state whose rows are done.
       insert: (state, row, prefilled) -> the state with a row replaced by a prefilled one.
       finish: (state, row) -> the state with a row done, for an end that only the host can see.
-      begin_beams: see `BeamState.begin`.
       layout: on which devices all of it runs.
     """
 
@@ -76,8 +75,8 @@ class Engine:
         if drafter is not None and drafter.tree_depth > 0:
             _check_trees(rule, drafter, numbers)
         self.layout = layout = Layout.of(target, draft_params)
-        own = dataclasses.replace(target, config=target.own_config)
-        apply = around(mask_padding(make_apply(own.config, has_split_logits=True), target))
+        shard = dataclasses.replace(target, config=target.own_config)
+        apply = around(mask_padding(make_apply(shard.config, has_split_logits=True), target))
         self.apply = with_whole_logits(apply)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
@@ -88,37 +87,23 @@ class Engine:
             speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
             return speculate(params, state, rule=rule, widths=self.widths(len(state.last_token)))
 
-        def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
-            widths = self.widths(len(state.last_token))
-            # Beams have no control: where rows choose, they have a usual number.
-            most = min(_DRAFTS_OF_BEAMS, self.num_draft_tokens) if self.numbers else None
-            return beam_round(
-                params, state, target=self.apply, drafter=drafter, widths=widths, most_drafts=most
-            )
-
-        self._config, self._fallback = own.config, kernels.Fallback()
+        self._config, self._fallback = shard.config, kernels.Fallback()
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
         # else is. Every other program donates the state that it takes, so that the caches, by far
         # the largest arrays after the weights, are written in place. Parameters, and the prefilled
         # row that `insert` copies from, are not donated: the caller still holds them.
-        donated, options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
-        empty = layout.make(functools.partial(empty_state, own, drafter, self.numbers))
+        donated, self._options = functools.partial(jax.jit, donate_argnums=1), kernels.run_options()
+        empty = layout.make(functools.partial(empty_state, shard, drafter, self.numbers))
         self.empty_state = jax.jit(empty, static_argnums=(0, 1, 2))
         prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
         self._prefill = donated(layout.spread(prefill, lambda state, rows: (state, rows)))
         self.insert = jax.jit(layout.insert, donate_argnums=0)
         self._run = donated(
-            layout.spread(_rounds_of(step), layout.stacked), compiler_options=options
+            layout.spread(_rounds_of(step), layout.stacked), compiler_options=self._options
         )
         self.finish = jax.jit(layout.at_row(finish_row), donate_argnums=0)
-        self.begin_beams = jax.jit(
-            layout.begin_beams, static_argnames=("num_beams", "num_candidates", "max_steps")
-        )
-        self._search = donated(
-            layout.spread(_rounds_of(search), layout.stacked), compiler_options=options
-        )
 
     def widths(self, batch_size: int) -> tuple[int, ...]:
         """Returns the widths, besides a full proposal's, for which a verify call is compiled."""
@@ -174,6 +159,28 @@ class Engine:
             begin += width
         return calls
 
+    @functools.cached_property
+    def begin_beams(self) -> Any:
+        """The program that begins a search; see `BeamState.begin`."""
+        sizes = "num_beams", "num_candidates", "max_steps"
+        return jax.jit(self.layout.begin_beams, static_argnames=sizes)
+
+    @functools.cached_property
+    def _search(self) -> Any:
+        def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
+            return beam_round(
+                params,
+                state,
+                target=self.apply,
+                drafter=self.drafter,
+                widths=self.widths(len(state.last_token)),
+                # Beams have no control: where rows choose, they have a usual number.
+                most_drafts=min(_DRAFTS_OF_BEAMS, self.num_draft_tokens) if self.numbers else None,
+            )
+
+        run = self.layout.spread(_rounds_of(search), self.layout.stacked)
+        return jax.jit(run, donate_argnums=1, compiler_options=self._options)
+
     @property
     def telling_length(self) -> int:
         """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
@@ -196,8 +203,8 @@ class Engine:
         With scores, the log-probabilities of the tokens after each, [1 width], are returned, too.
         """
         tokens, following = np.zeros([2, 1, width], np.int32)
-        for own, first in ((tokens, begin), (following, begin + 1)):
-            own[0, : len(prompt) - first] = prompt[first : first + width]
+        for array, first in ((tokens, begin), (following, begin + 1)):
+            array[0, : len(prompt) - first] = prompt[first : first + width]
         num_tokens = np.array([min(width, len(prompt) - begin)], np.int32)
         scored = following if has_scores else None
         with kernels.explained_failures():
@@ -212,7 +219,9 @@ class Engine:
         program = self.layout.program_in(self._prefill.trace(params, state, tokens, count))
         # What a program hands on untouched is the same variable before and after.
         before = program.invars[len(jax.tree.leaves(params)) :]
-        return [one is not other for one, other in zip(program.outvars, before, strict=False)]
+        return [
+            after is not earlier for after, earlier in zip(program.outvars, before, strict=False)
+        ]
 
     def prefill(
         self, params: ModelParams, row: Row, capacity: int, switches: Switches, num_unread: int = 0
@@ -312,12 +321,12 @@ class CompileNotice:
         if self._tell is None:
             yield
             return
-        found = frozenset([*parts, _LONG] if is_long else parts)
+        purpose = frozenset([*parts, _LONG] if is_long else parts)
 
         def listen(program: str) -> None:
-            if program.startswith(_LARGE) and not self._is_told(found):
-                self._say([part for part in (*parts, _LONG) if part in found])
-                self._told.add(found)
+            if program.startswith(_LARGE) and not self._is_told(purpose):
+                self._say([part for part in (*parts, _LONG) if part in purpose])
+                self._told.add(purpose)
 
         compile_listeners.append(listen)
         begin = compile_clock().seconds
@@ -325,12 +334,12 @@ class CompileNotice:
             yield
         finally:
             compile_listeners.remove(listen)
-            self._known |= found
-            if self._is_told(found):
+            self._known |= purpose
+            if self._is_told(purpose):
                 self._seconds += compile_clock().seconds - begin
 
-    def _is_told(self, found: frozenset[str]) -> bool:
-        return any(found <= told for told in self._told)  # rounds after a long prompt are no news
+    def _is_told(self, purpose: frozenset[str]) -> bool:
+        return any(purpose <= told for told in self._told)  # rounds after a long prompt are no news
 
     def _say(self, parts: Sequence[str]) -> None:
         new = [part for part in parts if part not in self._known]
@@ -346,6 +355,6 @@ def describe_switches(switches: Switches) -> list[str]:
     """Returns what is switched on, as people call it."""
     filters = [name for name in ("top_k", "top_p", "min_p") if getattr(switches, name)]
     processors = [processor.name for processor in switches.processors]
-    found = {"filters": filters, "processors": processors}
-    parts = [f"{title} ({', '.join(names)})" for title, names in found.items() if names]
+    named = {"filters": filters, "processors": processors}
+    parts = [f"{title} ({', '.join(names)})" for title, names in named.items() if names]
     return parts + ["log-probabilities"] * switches.logprobs

@@ -14,16 +14,20 @@ import numpy as np
 
 from jspec import kernels
 from jspec.common.errors import InputError, check_count, check_type, prefixed_errors, whole_number
-from jspec.common.memory import Budget, Room, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.memory import (
+    Budget,
+    CacheSize,
+    give_back_after_compiling,
+    give_back_freed,
+    tree_bytes,
+)
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
 from jspec.generation.costs import RoundCosts, contexts_of, measure_costs
-from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
-from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.options import (
     Method,
     check_beams,
@@ -106,7 +110,10 @@ class Generator:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
-        check_one_graph()
+        if kernels.awaits_graph_trial():
+            from jspec.generation.graph_trial import check_one_graph  # once for a GPU
+
+            check_one_graph()
         if isinstance(processors, Processor) or not isinstance(processors, Sequence):
             raise InputError(f"expected processors as a list, such as [mine], got {processors!r}")
         for processor in processors:
@@ -189,6 +196,8 @@ class Generator:
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
         if draft is not None and loaded_draft is not None and draft_quantization in (None, "auto"):
+            from jspec.generation.draft_weights import with_fast_weights
+
             load_draft = functools.partial(load, draft)
             loaded_draft = with_fast_weights(loaded_draft, method.acceptance, load_draft)
         return cls(loaded, loaded_draft, method, **sizes)
@@ -355,7 +364,7 @@ class Generator:
         max_length = max(row.max_length for row in rows)
         compiled = self.engine, self.params, self.compile_notice
         batch = Batch(*compiled, num_rows, max_length, self.switches(settings))
-        self._announce(batch.room)
+        self._announce(batch.cache_size)
         return batch
 
     def _search(self, index: int, request: Request, row: Row) -> Chunk:
@@ -365,7 +374,7 @@ class Generator:
         self._check_processors(row.settings)
         compiled, switches = (self.engine, self.params, self.compile_notice), self.switches
         search = BeamSearch(*compiled, self.target, request, row, switches([row.settings]))
-        self._announce(search.room)
+        self._announce(search.cache_size)
         result = search.run()
         return Chunk(index, result.text, result.token_ids, result.stats.num_accepted, result)
 
@@ -373,8 +382,8 @@ class Generator:
         for processor in self._processors:
             check_processor(processor, settings, self.target.config.vocab_size)
 
-    def _announce(self, room: Room) -> None:
-        if self._notify is not None and (line := str(self.budget(room))) != self._announced:
+    def _announce(self, cache_size: CacheSize) -> None:
+        if self._notify is not None and (line := str(self.budget(cache_size))) != self._announced:
             self._announced = line
             self._notify(line)
 
@@ -473,9 +482,9 @@ class Generator:
         contexts = contexts_of(engine, self.max_seq_len)
         return measure_costs(engine, self.params, self.batch_size, contexts)
 
-    def budget(self, room: Room) -> Budget:
+    def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
-        budget, draft = self.engine.layout.budget(self.params, room), self._draft
+        budget, draft = self.engine.layout.budget(self.params, cache_size), self._draft
         if self.engine.drafter is None:
             return budget
         number = f"{self.num_draft_tokens} a round"

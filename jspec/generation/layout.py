@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.memory import Budget, Room, device_name, tree_bytes
+from jspec.common.memory import Budget, CacheSize, device_name, tree_bytes
 from jspec.generation.rows import page_spec, state_specs
 from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.sharding import DATA_AXIS, join_products, parameter_specs
@@ -65,10 +65,10 @@ class Layout:
         """The devices along each axis of the mesh."""
         return None if self.mesh is None else dict(self.mesh.shape)
 
-    def budget(self, params: ModelParams, room: Room) -> Budget:
+    def budget(self, params: ModelParams, cache_size: CacheSize) -> Budget:
         """Returns what the programs run on, and the memory that they take, of all together."""
         name = device_name(1 if self.mesh is None else self.mesh.size)
-        return Budget(name, tree_bytes(params), room)
+        return Budget(name, tree_bytes(params), cache_size)
 
     def spread(
         self, function: Callable[..., Any], results: Results = lambda state, rows: state
@@ -81,9 +81,10 @@ class Layout:
             return function
 
         def spread(*arguments: Any) -> Any:
-            state = next((one for one in arguments if isinstance(one, SpecState | BeamState)), None)
+            states = (value for value in arguments if isinstance(value, SpecState | BeamState))
+            state = next(states, None)
             return jax.shard_map(
-                lambda *own: function(*map(self._joined, own)),
+                lambda *shards: function(*map(self._joined, shards)),
                 mesh=self.mesh,
                 in_specs=tuple(map(self._specs, arguments)),
                 out_specs=results(self._specs(state), self._rows(state)),
@@ -105,9 +106,11 @@ class Layout:
             return function
 
         def spread(batch_size: int, capacity: int, switches: Switches) -> SpecState:
-            own = functools.partial(function, self.own_rows(batch_size), capacity, switches)
-            specs = state_specs(jax.eval_shape(own), self._row_axis(batch_size))
-            return jax.shard_map(own, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False)()
+            make_shard = functools.partial(function, self.own_rows(batch_size), capacity, switches)
+            specs = state_specs(jax.eval_shape(make_shard), self._row_axis(batch_size))
+            return jax.shard_map(
+                make_shard, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False
+            )()
 
         return spread
 
@@ -126,10 +129,10 @@ class Layout:
             take = functools.partial(
                 jax.lax.dynamic_slice_in_dim, start_index=place, slice_size=1, axis=0
             )
-            one = jax.tree.map(
+            row_state = jax.tree.map(
                 lambda new, old: jnp.where(place < num_own, new, take(old)), prefilled, state
             )
-            return insert(state, place, one)
+            return insert(state, place, row_state)
 
         place_of = self._place_of(state)
         return self.spread(insert if self.mesh is None else put)(state, row, prefilled)
@@ -139,7 +142,8 @@ class Layout:
 
         def spread(state: SpecState, row: Array) -> SpecState:
             place_of = self._place_of(state)
-            return self.spread(lambda own, row: function(own, place_of(row, own)))(state, row)
+            run = self.spread(lambda shard, row: function(shard, place_of(row, shard)))
+            return run(state, row)
 
         return function if self.mesh is None else spread
 
@@ -150,10 +154,10 @@ class Layout:
     def _place_of(self, state: SpecState) -> Callable[[Array, SpecState], Array]:
         """Returns the function from a row to its place among a device's own rows."""
         if not self._row_axis(len(state.last_token)):
-            return lambda row, own: row
+            return lambda row, shard: row
 
-        def place_of(row: Array, own: SpecState) -> Array:
-            num_own = len(own.last_token)
+        def place_of(row: Array, shard: SpecState) -> Array:
+            num_own = len(shard.last_token)
             place = row - jax.lax.axis_index(DATA_AXIS) * num_own
             return jnp.where((place >= 0) & (place < num_own), place, num_own)
 

@@ -63,9 +63,9 @@ def largest_gap_change(
         return jax.lax.scan(body, cache, blocks)[1].reshape(blocks.size, -1)
 
     def change(params: ModelParams, tokens: jax.Array) -> jax.Array:
-        one, other = (run(params.target, tokens.reshape(-1, width)) for width in widths)
-        values, best = jax.lax.top_k(one, 2)
-        changes = values - jnp.take_along_axis(other, best, axis=1)
+        logits, other_logits = (run(params.target, tokens.reshape(-1, width)) for width in widths)
+        values, best = jax.lax.top_k(logits, 2)
+        changes = values - jnp.take_along_axis(other_logits, best, axis=1)
         return jnp.max(jnp.abs(changes[:, 0] - changes[:, 1]))
 
     program, params = jax.jit(Layout.of(model).spread(change)), ModelParams(model.params, None)

@@ -68,14 +68,14 @@ class AcceptanceMonitor:
 
         Without costs of rounds (`Generator.costs`) no number is recommended.
         """
-        found = []
+        recommendations = []
         for category, rounds in self._rounds.items():
             number = speedup = None
             if costs is not None and len(rounds) >= _MIN_ROUNDS:
                 number, speedup = _best_number(rounds, self._num_prompt_tokens[category], costs)
             rate = acceptance_rate(rounds)
-            found.append(Recommendation(category, len(rounds), rate, number, speedup))
-        return found
+            recommendations.append(Recommendation(category, len(rounds), rate, number, speedup))
+        return recommendations
 
 
 def _best_number(

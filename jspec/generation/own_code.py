@@ -72,15 +72,15 @@ def check_own_code(
             ("kind", "int32", [_ROWS]),
             ("parents", "int32", block),
         ):
-            if (found := getattr(proposal, name)) is not None:  # as the last three may be
-                _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
+            if (value := getattr(proposal, name)) is not None:  # as the last three may be
+                _check(f"{title} to propose {name} {dtype} {shape}", value, f"{dtype} {shape}")
         depth = drafter.tree_depth
         if (proposal.parents is not None) != (depth > 0) or proposal.max_depth != depth:
-            found = "no parents" if proposal.parents is None else "parents"
+            value = "no parents" if proposal.parents is None else "parents"
             raise InputError(
                 f"expected {title} to propose parents, and its tree_depth as max_depth, if that is "
                 "at least 1 (--tree_depth), and otherwise a chain; got "
-                f"{found} and max_depth {proposal.max_depth} with tree_depth {depth}"
+                f"{value} and max_depth {proposal.max_depth} with tree_depth {depth}"
             )
 
     if built.drafter is not None and name not in BUILT_IN:
@@ -116,8 +116,8 @@ def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: Lo
     assert built.drafter is not None
     verdict = _shapes(title, _verdict, built.drafter, built.params, rule, target)
     for field in ("num_accepted", "next_token"):
-        found = getattr(verdict, field, verdict)  # all of what is no Verdict
-        _check(f"{title} to accept with {field} int32 [{_ROWS}]", found, f"int32 [{_ROWS}]")
+        value = getattr(verdict, field, verdict)  # all of what is no Verdict
+        _check(f"{title} to accept with {field} int32 [{_ROWS}]", value, f"int32 [{_ROWS}]")
 
 
 def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: LoadedModel) -> Any:
@@ -168,8 +168,8 @@ def _shapes(
     layout = Layout.of(target, params)
 
     def run_own(both: ModelParams) -> Any:  # on a mesh, of what one device has
-        own = dataclasses.replace(target, config=target.own_config, params=both.target, mesh=None)
-        return run(drafter, both.draft, rule, own)
+        shard = dataclasses.replace(target, config=target.own_config, params=both.target, mesh=None)
+        return run(drafter, both.draft, rule, shard)
 
     try:
         return jax.eval_shape(layout.spread(run_own), ModelParams(target.params, params))
@@ -181,14 +181,14 @@ def _place(error: Exception) -> str:
     """Returns where in the user's own file an error came up, ", FILE:LINE"."""
     libraries = (str(pathlib.Path(__file__).parents[1]), *map(sysconfig.get_path, _LIBRARIES))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-    return f", {own[-1].filename}:{own[-1].lineno}" if own else ""
+    users_frames = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    return f", {users_frames[-1].filename}:{users_frames[-1].lineno}" if users_frames else ""
 
 
 def _text(tree: Any) -> str:
     return str(jax.tree.map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", tree)).strip("'")
 
 
-def _check(expected: str, found: Any, text: str) -> None:
-    if _text(found) != text:
-        raise InputError(f"for {_ROWS} rows, expected {expected}; got {_text(found)}"[:500])
+def _check(expected: str, value: Any, text: str) -> None:
+    if _text(value) != text:
+        raise InputError(f"for {_ROWS} rows, expected {expected}; got {_text(value)}"[:500])

@@ -78,10 +78,12 @@ class PagedBatch(Batch):
         layout, capacity = engine.layout, engine.capacity_for(max_length)
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
-        own = layout.own_shapes(shape)  # one device's
-        self.page_bytes = tuple(page_bytes(getattr(own, p)) * layout.num_sharing for p in _PARTS)
+        shard = layout.own_shapes(shape)  # one device's
+        self.page_bytes = tuple(page_bytes(getattr(shard, p)) * layout.num_sharing for p in _PARTS)
         # Drafters that write further than a block have caches with more slots.
-        self._spare = [max((one.capacity - capacity for one in part), default=0) for part in caches]
+        self._spare = [
+            max((cache.capacity - capacity for cache in part), default=0) for part in caches
+        ]
         self.block = engine.num_draft_tokens + 1
         widths = self.needed(max_length, max_length)
         self.num_pages = self._fitting(num_rows, max(widths), cache_bytes)
@@ -167,9 +169,13 @@ class PagedBatch(Batch):
         return self._engine.chunks(num_tokens, widest=widest)
 
     def begin_in(
-        self, request: Row, pages: Sequence[Sequence[int]], widest: int, found: Sequence[Snapshot],
+        self,
+        request: Row,
+        pages: Sequence[Sequence[int]],
+        widest: int,
+        snapshots: Sequence[Snapshot],
         is_scored: bool = False,
-    ) -> Reading:  # fmt: skip
+    ) -> Reading:
         """Begins to read a prompt into pages, after the chunks whose snapshots were found.
 
         See `Engine.chunks` for `widest`. The pages are those of each part.
@@ -177,7 +183,7 @@ class PagedBatch(Batch):
         state = self._engine.put_request(self._empty(1), request)
         calls = self.chunks(len(request.prompt), widest)
         reading = Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
-        reading.put(self._snapshots, found)
+        reading.put(self._snapshots, snapshots)
         self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
         name_pages(self._tables, 0, pages)
         return reading
@@ -210,8 +216,8 @@ class PagedBatch(Batch):
             # The drafter reads the text too, in a round that nobody hears of: were it left to read
             # later, this would count among the costs by which the row chooses.
             alone = self._alone(self._state, row, reading.state, saved)
-            own = np.arange(len(self._state.last_token))[:, None] == row
-            tables = [np.where(own, table[: len(own)], 0) for table in self.tables]
+            is_row = np.arange(len(self._state.last_token))[:, None] == row
+            tables = [np.where(is_row, table[: len(is_row)], 0) for table in self.tables]
             after, _ = self._engine.run(self._params, self._join(alone, tables), 1)
             saved = self._settle(saved, self._part(after), row)
         self._state = self._engine.insert(self._state, row, saved)
@@ -256,6 +262,6 @@ class PagedBatch(Batch):
 
     def _part(self, state: SpecState) -> SpecState:
         """Takes the layers back; returns the state without them."""
-        found = (caches_in(getattr(state, part)) for part in _PARTS)
-        self._layers = [[(cache.keys, cache.values) for cache in caches] for caches in found]
+        all_caches = (caches_in(getattr(state, part)) for part in _PARTS)
+        self._layers = [[(cache.keys, cache.values) for cache in caches] for caches in all_caches]
         return map_caches(lambda cache: cache.replace(keys=(), values=()), state)

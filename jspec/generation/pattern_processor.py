@@ -132,7 +132,7 @@ def _follow(automaton: ByteAutomaton, texts: Sequence[bytes]) -> tuple[np.ndarra
     columns = [nowhere, begin]
     number_of = {column.tobytes(): number for number, column in enumerate(columns)}
     after: dict[tuple[int, int], int] = {}
-    found = []
+    numbers = []
     for text in texts:
         number = 1 if text else 0  # special tokens have no text
         for letter in text.translate(letters):
@@ -144,8 +144,8 @@ def _follow(automaton: ByteAutomaton, texts: Sequence[bytes]) -> tuple[np.ndarra
                 if len(columns) > 16 * MAX_CLASSES:  # beginnings of tokens have columns as well
                     raise _too_large(len(columns))
             number = after[number, letter]
-        found.append(number)
-    used, index = np.unique(found, return_inverse=True)
+        numbers.append(number)
+    used, index = np.unique(numbers, return_inverse=True)
     return np.stack([columns[number][1:] for number in used], axis=1), index.reshape(-1).tolist()
 
 

@@ -67,8 +67,8 @@ def _processor() -> str:
     """Returns the processor's name, from Linux where it is Linux."""
     with contextlib.suppress(OSError):
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if found := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
-            return found[1].strip()
+        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

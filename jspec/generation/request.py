@@ -131,8 +131,11 @@ class SamplingParams:
 
     def _check_beams(self) -> None:
         """Checks that a beam search asks for nothing that it cannot do, and others for no part."""
-        own, others = ("length_penalty", "early_stopping"), "temperature draft_temperature logprobs"
-        unread = own if self.num_beams == 1 else (*others.split(), "stop")
+        of_beams, others = (
+            ("length_penalty", "early_stopping"),
+            "temperature draft_temperature logprobs",
+        )
+        unread = of_beams if self.num_beams == 1 else (*others.split(), "stop")
         with_ = "of at least 2" if self.num_beams == 1 else "1"
         for name in unread:
             value, usual = getattr(self, name), getattr(type(self), name)
@@ -183,9 +186,9 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _expect(condition: bool, expected: str, found: object) -> None:
+def _expect(condition: bool, expected: str, value: object) -> None:
     if not condition:
-        raise InputError(f"expected {expected}, got {found}")
+        raise InputError(f"expected {expected}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,12 +177,12 @@ def by_drafter(rounds: Rounds) -> dict[str, dict[str, float | int | None]]:
     """Returns counts and acceptance rate of each drafter that proposed anything, by its name."""
     report = {}
     for name in sorted({a_round.drafter for a_round in rounds if a_round.num_proposed}):
-        own = [r for r in rounds if r.num_proposed and r.drafter == name]
+        drafted = [r for r in rounds if r.num_proposed and r.drafter == name]
         report[name] = {
-            "num_rounds": len(own),
-            "num_proposed": sum(r.num_proposed for r in own),
-            "num_accepted": sum(r.num_accepted for r in own),
-            "acceptance_rate": acceptance_rate(own),
+            "num_rounds": len(drafted),
+            "num_proposed": sum(r.num_proposed for r in drafted),
+            "num_accepted": sum(r.num_accepted for r in drafted),
+            "acceptance_rate": acceptance_rate(drafted),
         }
     return report
 

@@ -67,7 +67,7 @@ def state_specs(state: Any, rows: tuple[str, ...]) -> Any:
 def page_spec(is_split: bool) -> PartitionSpec:
     """Returns the spec of a layer's pages, whose heads are split or not.
 
-    Each row of the mesh has room for all of them. All read every prompt, into the same pages; what
+    Each row of the mesh holds all of them. All read every prompt, into the same pages; what
     an answer adds is written by the row of the mesh that it is in, and read by no other.
     """
     return PartitionSpec(None, MODEL_AXIS) if is_split else PartitionSpec()
@@ -197,8 +197,10 @@ def empty_state(
     settings = SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, wants_top, switches)
     logprobs = None
     if switches.logprobs:
-        one = jnp.zeros([batch_size, 1, target.config.vocab_size])
-        logprobs = jax.tree.map(jnp.zeros_like, token_logprobs(one, one, zeros[:, None], settings))
+        one_logit = jnp.zeros([batch_size, 1, target.config.vocab_size])
+        logprobs = jax.tree.map(
+            jnp.zeros_like, token_logprobs(one_logit, one_logit, zeros[:, None], settings)
+        )
     return SpecState(
         target_cache=init_cache(
             target.config, batch_size=batch_size, capacity=capacity, dtype=dtype

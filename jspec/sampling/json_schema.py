@@ -102,18 +102,18 @@ class _Compiler:
         asked = {name: of for name, of in schema.items() if name not in _NOTES}
         if "$ref" in asked:
             _check_keywords(asked, ["$ref"], where)
-            found = self._reference(asked["$ref"], level, where)
+            pattern = self._reference(asked["$ref"], level, where)
         elif name := next((name for name in ("anyOf", "oneOf") if name in asked), None):
             _check_keywords(asked, [name], where)
             choices = _list_of(asked[name], f"{where}.{name}")
-            found = _any_of([self.value(one, level, f"{where}.{name}") for one in choices])
+            pattern = _any_of([self.value(choice, level, f"{where}.{name}") for choice in choices])
             if name == "oneOf" and not _exclude_each_other(choices, self._resolve):
                 _refuse(where, "a oneOf whose parts exclude each other by type or const", choices)
         else:
-            found = self._of_types(asked, level, where)
-        if len(found) > _MAX_CHARACTERS:
-            _refuse(where, "a smaller JSON schema", f"{len(found)} characters of an expression")
-        return found
+            pattern = self._of_types(asked, level, where)
+        if len(pattern) > _MAX_CHARACTERS:
+            _refuse(where, "a smaller JSON schema", f"{len(pattern)} characters of an expression")
+        return pattern
 
     def _resolve(self, schema: Any) -> Any:
         """Returns what a schema refers to, which is known to be there."""
@@ -121,17 +121,19 @@ class _Compiler:
         return self._resolve(self._find(schema["$ref"])) if is_reference else schema
 
     def _find(self, name: Any) -> Any:
-        found, (root, *parts) = self._root, str(name).split("/")
+        part_of_schema, (root, *parts) = self._root, str(name).split("/")
         for part in parts:
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found if root == "#" else None
+            part_of_schema = (
+                part_of_schema.get(part) if isinstance(part_of_schema, Mapping) else None
+            )
+        return part_of_schema if root == "#" else None
 
     def _reference(self, name: Any, level: int, where: str) -> str:
-        found = self._find(name)
-        if found is None or name in self._open:
+        schema = self._find(name)
+        if schema is None or name in self._open:
             _refuse(f"{where}.$ref", "a part such as #/$defs/NAME, without recursion", name)
         self._open.append(name)
-        pattern = self.value(found, level, name)
+        pattern = self.value(schema, level, name)
         self._open.pop()
         return pattern
 
@@ -149,15 +151,15 @@ class _Compiler:
         for name in ("const", "enum"):
             if name in asked:
                 _check_keywords(asked, ["type", name], where)
-                texts = [_dumps(one, f"{where}.{name}") for one in (
+                texts = [_dumps(text, f"{where}.{name}") for text in (
                     [asked[name]] if name == "const" else _list_of(asked[name], f"{where}.{name}")
                 )]  # fmt: skip
                 if "type" in asked:
                     kind = _any_of([self._of_type(kind, {}, level, where) for kind in types])
-                    texts = [one for one in texts if re.fullmatch(kind, one)]
+                    texts = [text for text in texts if re.fullmatch(kind, text)]
                 if not texts:
                     _refuse(f"{where}.{name}", f"a value of the type {asked['type']}", asked[name])
-                return _any_of([re.escape(one) for one in texts])
+                return _any_of([re.escape(text) for text in texts])
         # Bounds of integers would say nothing of other numbers.
         known = [name for kind in types for name in _KEYWORDS[kind]
                  if not ("number" in types and name in _BOUNDS)]  # fmt: skip
@@ -190,8 +192,8 @@ class _Compiler:
         members = [
             re.escape(_dumps(name, f"{where}.properties"))
             + ": ?"
-            + self.value(one, level + 1, f"{where}.{name}")
-            for name, one in properties.items()
+            + self.value(subschema, level + 1, f"{where}.{name}")
+            for name, subschema in properties.items()
         ]
         return _members(members, [name in required for name in properties], level)
 
@@ -217,7 +219,9 @@ def _members(members: Sequence[str], is_required: Sequence[bool], level: int) ->
     after, firsts = rf",{_space(level + 1, ' |')}", []
     for place, member in enumerate(members):
         rest = zip(members[place + 1 :], is_required[place + 1 :], strict=True)
-        others = [f"(?:{after}{one}){'' if must else '?'}" for one, must in rest]
+        others = [
+            f"(?:{after}{pattern_after}){'' if must else '?'}" for pattern_after, must in rest
+        ]
         firsts.append(member + "".join(others))
         if is_required[place]:
             break
@@ -242,46 +246,46 @@ def _exclude_each_other(schemas: Sequence[Any], resolve: Callable[[Any], Any]) -
     They differ in type or constants, or are of objects that must have one property which does.
     `resolve` returns what a schema refers to.
     """
-    pairs = itertools.combinations([resolve(one) for one in schemas], 2)
-    return all(_are_apart(one, other, resolve) for one, other in pairs)
+    pairs = itertools.combinations([resolve(first) for first in schemas], 2)
+    return all(_are_apart(first, second, resolve) for first, second in pairs)
 
 
-def _are_apart(one: Any, other: Any, resolve: Callable[[Any], Any]) -> bool:
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+def _are_apart(first: Any, second: Any, resolve: Callable[[Any], Any]) -> bool:
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
         return False
-    types = [_types(each) for each in (one, other)]
+    types = [_types(schema) for schema in (first, second)]
     if not types[0] & types[1]:
         return True
-    mine, theirs = _constants(one), _constants(other)
+    mine, theirs = _constants(first), _constants(second)
     if mine is not None and theirs is not None:
         return not mine & theirs
     if types != [{"object"}] * 2:
         return False
     return any(
-        _exclude_each_other([each["properties"][name] for each in (one, other)], resolve)
-        for name in one.get("required", ())
-        if name in other.get("required", ())
-        and all(name in each.get("properties", {}) for each in (one, other))
+        _exclude_each_other([schema["properties"][name] for schema in (first, second)], resolve)
+        for name in first.get("required", ())
+        if name in second.get("required", ())
+        and all(name in schema.get("properties", {}) for schema in (first, second))
     )
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
     """Returns the types that a schema's values may have; an integer is a number, too."""
-    found = schema.get("type", ["object", "array", "string", "number", "boolean", "null"])
-    found = set(found if isinstance(found, list) else [found])
+    types = schema.get("type", ["object", "array", "string", "number", "boolean", "null"])
+    types = set(types if isinstance(types, list) else [types])
     constants = _constants(schema)
     if constants is not None:
-        found = {kind for kind, _ in constants}
-    return {"number" if kind == "integer" else kind for kind in found}
+        types = {kind for kind, _ in constants}
+    return {"number" if kind == "integer" else kind for kind in types}
 
 
 def _constants(schema: Mapping[str, Any]) -> set[tuple[str, Any]] | None:
     """Returns type and value of all that a schema allows; None unless it lists simple values."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     names = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
-    if not isinstance(values, list) or any(type(one) not in names for one in values):
+    if not isinstance(values, list) or any(type(value) not in names for value in values):
         return None
-    return {(names[type(one)], one) for one in values}
+    return {(names[type(value)], value) for value in values}
 
 
 def _integer(asked: dict[str, Any], where: str) -> str:
@@ -299,14 +303,14 @@ def _integer_bounds(asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
       ValueError: a bound is no number or a huge one, or no integer lies between them.
     """
     given = {name: asked[name] for name in _BOUNDS if name in asked}
-    for one in given.values():
+    for bound in given.values():
         # A bound that is no number compares as none, which NaN does, too.
-        if type(one) not in (int, float) or not abs(one) < 10**_MOST_DIGITS:
-            raise ValueError(one)
-    lows = [math.ceil(one) if name == "minimum" else math.floor(one) + 1
-            for name, one in given.items() if "inimum" in name]  # fmt: skip
-    highs = [math.floor(one) if name == "maximum" else math.ceil(one) - 1
-             for name, one in given.items() if "aximum" in name]  # fmt: skip
+        if type(bound) not in (int, float) or not abs(bound) < 10**_MOST_DIGITS:
+            raise ValueError(bound)
+    lows = [math.ceil(bound) if name == "minimum" else math.floor(bound) + 1
+            for name, bound in given.items() if "inimum" in name]  # fmt: skip
+    highs = [math.floor(bound) if name == "maximum" else math.ceil(bound) - 1
+             for name, bound in given.items() if "aximum" in name]  # fmt: skip
     low, high = max(lows, default=None), min(highs, default=None)
     if low is not None and high is not None and low > high:
         raise ValueError((low, high))
@@ -399,7 +403,7 @@ def _anywhere(items: Any, before: str, after: str) -> str:
         return _anywhere(items[:-1], before, "")
     op, value = items[0] if len(items) == 1 else ("", cast(Any, None))
     if str(op) == "BRANCH":
-        return _any_of([_anywhere(one, before, after) for one in value[1]])
+        return _any_of([_anywhere(branch, before, after) for branch in value[1]])
     if str(op) == "SUBPATTERN" and not any(value[1:3]):
         return _anywhere(value[3], before, after)
     return before + _sequence(items) + after
@@ -415,10 +419,10 @@ def _part(op: str, value: Any) -> str:
     if op == "SUBPATTERN" and not any(value[1:3]):  # flags
         return f"(?:{_sequence(value[3])})"
     if op == "BRANCH":
-        return _any_of([_sequence(one) for one in value[1]])
+        return _any_of([_sequence(item) for item in value[1]])
     if op in ("MAX_REPEAT", "MIN_REPEAT"):
-        fewest, most, one = value
-        return f"(?:{_sequence(one)}){{{fewest},{'' if str(most) == 'MAXREPEAT' else most}}}"
+        fewest, most, item = value
+        return f"(?:{_sequence(item)}){{{fewest},{'' if str(most) == 'MAXREPEAT' else most}}}"
     raise ValueError(op)
 
 
@@ -434,8 +438,8 @@ def _agreed(op: str, value: Any, *, is_wide: bool = False) -> Ranges:
     if op != "IN":
         return ranges_of(op, value)
     is_negated = str(value[0][0]) == "NEGATE"
-    parts = [one for part, what in value[is_negated:]
-             for one in _agreed(str(part), what, is_wide=is_wide != is_negated)]  # fmt: skip
+    parts = [span for part, what in value[is_negated:]
+             for span in _agreed(str(part), what, is_wide=is_wide != is_negated)]  # fmt: skip
     return complement(parts) if is_negated else parts
 
 
@@ -450,8 +454,8 @@ def _character(ranges: Ranges) -> str:
               if any(first <= code <= last for first, last in ranges)]  # fmt: skip
     escapes = [json.dumps(chr(code))[1:-1] for code in inside]
     short = [escape for escape in escapes if len(escape) == 2]
-    choices = [f"[{text}]"] * bool(plain) + [re.escape(one) for one in short]
-    choices = choices or [re.escape(one) for one in escapes]
+    choices = [f"[{text}]"] * bool(plain) + [re.escape(escape_text) for escape_text in short]
+    choices = choices or [re.escape(escape_text) for escape_text in escapes]
     if not choices:
         raise ValueError("a class without characters")
     return _any_of(choices)
@@ -460,8 +464,8 @@ def _character(ranges: Ranges) -> str:
 def _limits(asked: dict[str, Any], of: str, where: str) -> tuple[int, int | None]:
     """Returns the fewest and the most parts, of `min...` and `max...`; None for no limit."""
     fewest, most = asked.get(f"min{of}", 0), asked.get(f"max{of}")
-    given = [one for one in (fewest, most) if one is not None]
-    if any(type(one) is not int or one < 0 for one in given) or given != sorted(given):
+    given = [limit for limit in (fewest, most) if limit is not None]
+    if any(type(limit) is not int or limit < 0 for limit in given) or given != sorted(given):
         _refuse(where, f"min{of} and max{of} as numbers, 0 or more, in order", (fewest, most))
     return fewest, most
 
@@ -480,9 +484,9 @@ def _list_of(value: Any, where: str, fewest: int = 1) -> list[Any]:
     return value
 
 
-def _refuse(where: str, expected: str, found: object) -> NoReturn:
+def _refuse(where: str, expected: str, value: object) -> NoReturn:
     """Raises an `InputError` about a place in the schema."""
-    raise InputError(f"expected {expected} in the JSON schema at {where[:60]}, got {found!r}"[:400])
+    raise InputError(f"expected {expected} in the JSON schema at {where[:60]}, got {value!r}"[:400])
 
 
 def _any_of(patterns: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel
 
 from jspec.common.errors import InputError
 from jspec.serving.http_answers import Server, answer, check_model
@@ -22,10 +23,12 @@ from jspec.serving.http_errors import (
 )
 from jspec.serving.http_schema import (
     ChatCompletion,
+    ChatCompletionChunk,
     Health,
     Model,
     ModelList,
     TextCompletion,
+    TextCompletionChunk,
     Tokens,
     Trace,
 )
@@ -38,7 +41,9 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _TOLD = (
     "drafter", "num_draft_tokens", "acceptance", "is_lossless", "dtype", "target_quantization",
 )  # fmt: skip
-_STREAM = {"content": {"text/event-stream": {}}}
+
+
+_REFERENCE = "#/components/schemas/{}"
 
 
 def make_app(server: Server) -> FastAPI:
@@ -48,33 +53,62 @@ def make_app(server: Server) -> FastAPI:
     add_errors(app)
     _add_answers(app, server)
     _add_information(app, server)
+    _describe_chunks(app)
     app.add_middleware(Guard, api_key=server.api_key, max_body=server.max_body)
     return app
 
 
+def _responses(shape: type[BaseModel], chunk_shape: type[BaseModel]) -> dict[int | str, Any]:
+    """Returns what is said of a reply, and of the events of a stream in its place."""
+    events = {"text/event-stream": {"schema": {"$ref": _REFERENCE.format(chunk_shape.__name__)}}}
+    return {200: {"model": shape, "content": events}}
+
+
+def _describe_chunks(app: FastAPI) -> None:
+    """Adds the shapes of events to /openapi.json, as FastAPI knows one shape a reply."""
+    describe = app.openapi
+
+    def with_chunks() -> dict[str, Any]:
+        document = describe()
+        schemas = document["components"]["schemas"]
+        for shape in (ChatCompletionChunk, TextCompletionChunk):
+            reference = _REFERENCE.format("{model}")
+            schema = shape.model_json_schema(ref_template=reference, mode="serialization")
+            parts = schema.pop("$defs")
+            schemas |= {name: part for name, part in parts.items() if name not in schemas}
+            schemas[shape.__name__] = schema
+        return document
+
+    app.openapi = with_chunks  # type: ignore[method-assign]
+
+
 def _add_answers(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions", responses={200: {"model": TextCompletion} | _STREAM})
+    @app.post("/v1/completions", responses=_responses(TextCompletion, TextCompletionChunk))
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
         encode = server.generator.target.tokenizer.encode
         with naming("prompt"):
             # In another thread: a long text takes a while.
             prompts = [
-                await asyncio.to_thread(encode, one) if isinstance(one, str) else one
-                for one in body.prompts()
+                await asyncio.to_thread(encode, text_or_ids)
+                if isinstance(text_or_ids, str)
+                else text_or_ids
+                for text_or_ids in body.prompts()
             ]
         texts = [""] * len(prompts)
         if body.echo:
             streams = [server.generator.target.tokenizer.stream() for _ in prompts]
             texts = [
                 # Without half a character at its end, which the answer may complete.
-                one if isinstance(one, str) else "".join(map(stream.push, one))
-                for one, stream in zip(body.prompts(), streams, strict=True)
+                text_or_ids
+                if isinstance(text_or_ids, str)
+                else "".join(map(stream.push, text_or_ids))
+                for text_or_ids, stream in zip(body.prompts(), streams, strict=True)
             ]
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
 
-    @app.post("/v1/chat/completions", responses={200: {"model": ChatCompletion} | _STREAM})
+    @app.post("/v1/chat/completions", responses=_responses(ChatCompletion, ChatCompletionChunk))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answers the last message of a conversation."""
         prompt = await asyncio.to_thread(_encode_messages, server, body)
@@ -82,26 +116,28 @@ def _add_answers(app: FastAPI, server: Server) -> None:
 
 
 def _add_information(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/models", response_model=ModelList)
-    async def models() -> dict[str, Any]:
+    @app.get("/v1/models")
+    async def models() -> ModelList:
         """Lists the one model."""
-        return {"object": "list", "data": [await describe(server.model)]}
+        return ModelList(object="list", data=[await describe(server.model)])
 
-    @app.get("/v1/models/{name:path}", response_model=Model)
-    async def describe(name: str) -> dict[str, Any]:
+    @app.get("/v1/models/{name:path}")
+    async def describe(name: str) -> Model:
         """Describes the one model."""
         check_model(server, name)
         known = server.generator.describe()
-        about = {
-            "max_model_len": server.generator.max_seq_len,
-            "has_chat_template": server.generator.target.tokenizer.chat_template is not None,
-            "jspec": {name: known[name] for name in _TOLD},
-        }
-        model = {"id": server.model, "object": "model", "created": 0, "owned_by": "jspec"}
-        return model | about
+        return Model(
+            id=server.model,
+            object="model",
+            created=0,
+            owned_by="jspec",
+            max_model_len=server.generator.max_seq_len,
+            has_chat_template=server.generator.target.tokenizer.chat_template is not None,
+            jspec={name: known[name] for name in _TOLD},
+        )
 
-    @app.post("/tokenize", response_model=Tokens)
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Tokens:
         """Returns the token ids of a text or a conversation."""
         check_model(server, body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -112,23 +148,23 @@ def _add_information(app: FastAPI, server: Server) -> None:
             with naming("prompt"):
                 encode = server.generator.target.tokenizer.encode
                 ids = await asyncio.to_thread(encode, body.prompt)
-        return {"count": len(ids), "max_model_len": server.generator.max_seq_len, "tokens": ids}
+        return Tokens(count=len(ids), max_model_len=server.generator.max_seq_len, tokens=ids)
 
-    @app.get("/health", response_model=Health)
-    async def health() -> dict[str, str]:
+    @app.get("/health")
+    async def health() -> Health:
         """Says whether requests are answered."""
         if server.worker.error is not None:
             raise RefusalError(UNAVAILABLE, server.worker.error, kind="server_error")
-        return {"status": "ok"}
+        return Health(status="ok")
 
-    @app.get("/v1/jspec/trace/{reply_id}", response_model=Trace)
-    async def trace(reply_id: str) -> dict[str, Any]:
+    @app.get("/v1/jspec/trace/{reply_id}")
+    async def trace(reply_id: str) -> Trace:
         """Returns what the rounds of a reply's answers did, if it is one of the newest."""
-        found = server.traces.find(reply_id)
-        if found is None:
+        trace_of_reply = server.traces.find(reply_id)
+        if trace_of_reply is None:
             message = f"expected the id of one of the newest replies, got {reply_id[:60]!r}"
             raise RefusalError(404, message, param="reply_id")
-        return found
+        return Trace.model_validate(trace_of_reply)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 from jspec.common.errors import InputError
 from jspec.generation import request as generation
@@ -101,7 +102,7 @@ async def answer(
             is_stopping = server.worker.error or error == str(DrainingError())
             status = UNAVAILABLE if is_stopping else 422
             raise RefusalError(status, error, kind="server_error")
-        return JSONResponse(reply.whole(results, _num_cached(body, jobs)))
+        return JSONResponse(_plain(reply.whole(results, _num_cached(body, jobs))))
     finally:
         for task in (collect, gone):
             task.cancel()
@@ -143,15 +144,15 @@ def _make_jobs(
     first = settings.seed
     if body.seed is None and not server.has_seed:
         first = secrets.randbelow(2**32)
-    limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
+    limits = [limit for limit in (body.max_seconds, server.max_seconds) if limit is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
     for prompt in prompts:
         _check_length(len(prompt), most_new, server.generator.max_seq_len, about)
         for _ in range(body.n):
             # Independent of the request's others, those to other prompts among them.
-            own = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
-            request = generation.Request(prompt, own)
+            answer_settings = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
+            request = generation.Request(prompt, answer_settings)
             row = make_row(server.generator, request, *drafting)
             tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
@@ -203,18 +204,22 @@ async def _events(
         if result is not None and result.error is not None:
             yield _event(error_of(result.error, kind="server_error"))
             return
-        yield _event(reply.chunk(index, update, body.trace))
+        yield _event(_plain(reply.chunk(index, update, body.trace)))
         if result is not None:
             results[index] = result
     if body.stream_options is not None and body.stream_options.include_usage:
         in_order = [results[index] for index in range(len(jobs))]
-        yield _event(reply.last_chunk(in_order, _num_cached(body, jobs)))
+        yield _event(_plain(reply.last_chunk(in_order, _num_cached(body, jobs))))
     yield "data: [DONE]\n\n"
 
 
 def _num_cached(body: AnswerRequest, jobs: Sequence[Job]) -> int:
     # Of each prompt the first answer counts, as its prompt counts once among the prompt's tokens.
     return sum(job.num_cached for job in jobs[:: body.n])
+
+
+def _plain(reply: BaseModel) -> dict[str, Any]:
+    return reply.model_dump(exclude_unset=True)
 
 
 def _event(value: dict[str, Any]) -> str:

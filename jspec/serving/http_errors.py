@@ -73,12 +73,12 @@ def naming(param: str, fields: Sequence[str] = ()) -> Iterator[None]:
         spellings = ((name, rf"\b({name}|{name.replace('_', ' ')})\b") for name in fields)
         places = {name: re.search(pattern, message) for name, pattern in spellings}
         # Of "stop" and "stop token ids" at one place the longer is meant.
-        found = min(
+        field = min(
             (name for name, place in places.items() if place),
             key=lambda name: (places[name].start(), -len(name)),  # type: ignore[union-attr]
             default=param,
         )
-        raise RefusalError(400, message, param=found) from None
+        raise RefusalError(400, message, param=field) from None
 
 
 def add_errors(app: FastAPI) -> None:
@@ -133,20 +133,22 @@ def _describe(
         reason = f"{problem['ctx']['error']} at character {problem['loc'][-1]}"
         return f"expected a JSON object, got broken JSON: {reason}", None
     if len(problem["loc"]) == 1:
-        kind, found = headers.get("content-type", "none"), f"something else ({problem['msg']})"
+        kind, received = headers.get("content-type", "none"), f"something else ({problem['msg']})"
         if isinstance(body, bytes):
-            found = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
-        return f"expected a JSON object, got {'nothing' if body in (None, b'') else found}", None
+            received = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
+        return f"expected a JSON object, got {'nothing' if body in (None, b'') else received}", None
     # Where a field may be of several types there is a problem with each: that which fits best
     # lies deepest.
-    places = [(_place(one, body), one) for one in problems if one["loc"][1] == problem["loc"][1]]
+    places = [
+        (_place(error, body), error) for error in problems if error["loc"][1] == problem["loc"][1]
+    ]
     deepest, problem = max(places, key=lambda pair: len(pair[0]))
     place = "".join(deepest).removeprefix(".")[:_SHOWN]
     if problem["type"] == "extra_forbidden":
         return f"expected fields that this server knows, got {place!r}", place
     if problem["type"] == "missing":
         return f"expected a field {place!r}, got none", place
-    said = " or ".join(dict.fromkeys(one["msg"] for where, one in places if where == deepest))
+    said = " or ".join(dict.fromkeys(error["msg"] for where, error in places if where == deepest))
     shown = repr(problem["input"])
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
     return f"{place}: {said.replace('Input should be', 'expected')}, got {shown}", place
@@ -154,15 +156,15 @@ def _describe(
 
 def _place(problem: Any, value: Any) -> list[str]:
     """Returns the place in a body, such as `.messages`, `[1]`, `.foo`, of what is wrong there."""
-    found, is_missing = [], problem["type"] == "missing"
+    place, is_missing = [], problem["type"] == "missing"
     for part in problem["loc"][1:]:
         is_there = part in value if isinstance(value, dict) else isinstance(value, list) and (
             isinstance(part, int))  # fmt: skip
         # Else it is the name of one of several types, or of a field that should be there.
         if is_there or (is_missing and part == problem["loc"][-1]):
-            found.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+            place.append(f"[{part}]" if isinstance(part, int) else f".{part}")
             value = value[part] if is_there else None
-    return found
+    return place
 
 
 class Guard:

@@ -1,4 +1,4 @@
-"""The shapes of replies, as /openapi.json tells clients of them; what is sent is made elsewhere."""
+"""The shapes of replies: what is sent, and what /openapi.json tells clients of it."""
 
 from typing import Any, Literal
 
@@ -19,12 +19,17 @@ class PromptDetails(_Shape):
     cached_tokens: int
 
 
-class Usage(_Shape):
-    """Counts of a reply; `jspec` holds those of speculation."""
+class Counts(_Shape):
+    """Tokens so far, in a chunk of a stream."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(Counts):
+    """Counts of a reply; `jspec` holds those of speculation."""
+
     prompt_tokens_details: PromptDetails
     jspec: dict[str, Any]
 
@@ -106,6 +111,78 @@ class TextCompletion(_Completion):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
+
+
+class FunctionCallDelta(_Shape):
+    """A call of a function; the arguments are JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(_Shape):
+    """A whole call of a tool, and its place among those of the answer."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionCallDelta
+
+
+class ChatDelta(_Shape):
+    """What a chunk adds to a message; what it does not add is left out."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class _ChunkChoice(_Shape):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class ChatChunkChoice(_ChunkChoice):
+    """A part of one answer of a chat."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class TextChunkChoice(_ChunkChoice):
+    """A part of one text."""
+
+    text: str
+    logprobs: TextLogprobs | None
+
+
+class ChunkTrace(_Shape):
+    """With `trace`: each token's text and source, and drafts proposed and accepted by rounds."""
+
+    tokens: list[tuple[str, Literal["drafted", "plain", "bonus", "residual"]]]
+    rounds: list[tuple[int, int]]
+
+
+class _Chunk(_Shape):
+    id: str
+    created: int
+    model: str
+    usage: Counts | Usage | None = None  # where `stream_options` ask for it
+    jspec: ChunkTrace | None = None
+
+
+class ChatCompletionChunk(_Chunk):
+    """An event of a stream of /v1/chat/completions."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class TextCompletionChunk(_Chunk):
+    """An event of a stream of /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
 
 
 class Model(_Shape):

@@ -135,7 +135,7 @@ class Update(NamedTuple):
 
 
 class QueueFullError(InputError):
-    """No room for a request; `retry_after` says in how many seconds there may be some."""
+    """The queue is full; `retry_after` says in how many seconds it may not be."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)

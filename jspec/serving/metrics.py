@@ -38,13 +38,13 @@ class Metrics:
         self._registry, self._model = CollectorRegistry(), model_name
         self._scheduler, self._num_paused = scheduler, 0
         self._last: dict[Job, float] = {}  # moment of the newest token of each answer in progress
-        own = {"labelnames": ["model_name"], "registry": self._registry}
+        labels = {"labelnames": ["model_name"], "registry": self._registry}
         self._counters = {
-            name: Counter(f"vllm:{name}", about, **own).labels(model_name)
+            name: Counter(f"vllm:{name}", about, **labels).labels(model_name)
             for name, about in _COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(f"vllm:{name}", about, buckets=_SECONDS, **own).labels(model_name)
+            name: Histogram(f"vllm:{name}", about, buckets=_SECONDS, **labels).labels(model_name)
             for name, about in _HISTOGRAMS.items()
         }
         for name, about, read in (
@@ -54,12 +54,12 @@ class Metrics:
              lambda: scheduler.slots.usage),
             ("jspec:num_slots", "Slots, taken or free.", lambda: scheduler.num_slots),
             ("jspec:prefix_cache_bytes", "Of pages.", lambda: scheduler.slots.tree.num_bytes),
-            ("jspec:prefix_cache_evictions", "Pages dropped to make room, so far.",
+            ("jspec:prefix_cache_evictions", "Pages dropped for other prompts, so far.",
              lambda: scheduler.slots.tree.num_evicted),
             ("jspec:num_compiled_programs", "Since the process began.",
              lambda: compile_clock().num_programs),
         ):  # fmt: skip
-            Gauge(name, about, **own).labels(model_name).set_function(read)
+            Gauge(name, about, **labels).labels(model_name).set_function(read)
         self._positions = self._labelled(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by place.", "position"
         )
@@ -72,11 +72,11 @@ class Metrics:
 
     def observe(self, update: Update) -> None:
         """Counts what an update brings."""
-        for one in update.rounds:
-            self._counters["spec_decode_num_drafts"].inc(one.num_proposed > 0)
-            self._counters["spec_decode_num_draft_tokens"].inc(one.num_proposed)
-            self._counters["spec_decode_num_accepted_tokens"].inc(one.num_accepted)
-            for position in range(one.num_accepted):
+        for a_round in update.rounds:
+            self._counters["spec_decode_num_drafts"].inc(a_round.num_proposed > 0)
+            self._counters["spec_decode_num_draft_tokens"].inc(a_round.num_proposed)
+            self._counters["spec_decode_num_accepted_tokens"].inc(a_round.num_accepted)
+            for position in range(a_round.num_accepted):
                 self._positions.labels(self._model, position).inc()
         job, num_new = update.job, len(update.chunk.token_ids)
         if num_new:

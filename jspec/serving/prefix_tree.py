@@ -68,36 +68,41 @@ class PrefixTree:
 
     def find(self, node: Node, chunk: PageTokens) -> Node | None:
         """Returns the node of a chunk that follows another; None if there is none."""
-        found = node.children.get(chunk)
-        if found is not None:
-            self._use(found)
-        return found
+        child = node.children.get(chunk)
+        if child is not None:
+            self._use(child)
+        return child
 
     def add(self, node: Node, chunk: PageTokens, page: Any, num_bytes: int) -> Node | None:
         """Adds a chunk that follows another one.
 
         Returns:
-          The new node, or the one that is there; None if there is no room.
+          The new node, or the one that is there; None if the cache is full.
         """
         if (known := self.find(node, chunk)) is not None:
             return known
         self.pin(node)  # so that it is not dropped itself
-        is_room = self._has_room(num_bytes)
-        while is_room and self.num_bytes + num_bytes > self.max_bytes:
+        does_fit = self._would_fit(num_bytes)
+        while does_fit and self.num_bytes + num_bytes > self.max_bytes:
             is_dropped = self.drop_one()
-            assert is_dropped, "there is room only if what nobody needs can be dropped"
+            assert is_dropped, "it fits only if what nobody needs can be dropped"
         self.unpin(node)
-        if not is_room:
+        if not does_fit:
             return None
         node.children[chunk] = added = Node(node, chunk, page, num_bytes)
         self.num_bytes += num_bytes
         self._use(added)
         return added
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _would_fit(self, num_bytes: int) -> bool:
         # If others are dropped: what is pinned stays, and so do its ancestors.
-        kept = {id(one): one for pinned in self._by_use if pinned.num_pins for one in path(pinned)}
-        return sum(one.num_bytes for one in kept.values()) + num_bytes <= self.max_bytes
+        kept = {
+            id(ancestor): ancestor
+            for pinned in self._by_use
+            if pinned.num_pins
+            for ancestor in path(pinned)
+        }
+        return sum(ancestor.num_bytes for ancestor in kept.values()) + num_bytes <= self.max_bytes
 
     def pin(self, node: Node) -> None:
         """Keeps a node and those before it until `unpin`."""
@@ -110,7 +115,7 @@ class PrefixTree:
 
     def drop_one(self) -> bool:
         """Drops the page that was used longest ago; False if all are needed."""
-        node = next((one for one in self._by_use if not one.num_references), None)
+        node = next((unused for unused in self._by_use if not unused.num_references), None)
         if node is not None:
             self._drop(node)
         return node is not None
@@ -122,9 +127,9 @@ class PrefixTree:
         self.num_evicted = 0
 
     def _use(self, node: Node) -> None:
-        for one in reversed(path(node)):
-            self._by_use[one] = None
-            self._by_use.move_to_end(one)
+        for ancestor in reversed(path(node)):
+            self._by_use[ancestor] = None
+            self._by_use.move_to_end(ancestor)
 
     def _drop(self, node: Node) -> None:
         assert node.parent is not None

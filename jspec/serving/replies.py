@@ -7,7 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from jspec.generation.result import Result, Stats, TokenLogprob
+from jspec.serving.http_schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+)
 from jspec.serving.job import CANCELLED, EXPIRED, Update
 from jspec.serving.schema import AnswerRequest
 from jspec.serving.tools import CallReader
@@ -33,6 +41,8 @@ class Reply:
     """
 
     prefix = kind = chunk_kind = ""
+    shape: type[BaseModel]
+    chunk_shape: type[BaseModel]
 
     def __init__(
         self,
@@ -54,13 +64,14 @@ class Reply:
         )  # by choice
         self._begun, self._num_new = set[int](), 0  # choices, and tokens of all together
 
-    def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+    def whole(self, results: Sequence[Result], num_cached: int) -> BaseModel:
         """Returns the reply to a request that does not stream; see `usage_of`."""
         choices = [self._choice(index, result) for index, result in enumerate(results)]
         usage = usage_of(results, self._prompts, num_cached)
-        return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        reply = {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        return self.shape.model_validate(reply)
 
-    def chunk(self, index: int, update: Update, has_trace: bool) -> dict[str, Any]:
+    def chunk(self, index: int, update: Update, has_trace: bool) -> BaseModel:
         """Returns what an update adds to an answer."""
         result, chunk = update.chunk.result, update.chunk
         is_first = index not in self._begun
@@ -73,34 +84,39 @@ class Reply:
             "logprobs": self._logprobs(index, chunk.token_ids, logprobs) if logprobs else None,
             "finish_reason": None if result is None else self._reason(index, result),
         }
-        found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
+        reply_chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
         self._num_new += len(chunk.token_ids)
         options = self._asked.stream_options
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             counts = _counts(self._prompts, self._num_new)
-            found["usage"] = counts if options.continuous_usage_stats else None
-        return found | {"jspec": self._trace(index, update)} if has_trace else found
+            reply_chunk["usage"] = counts if options.continuous_usage_stats else None
+        if has_trace:
+            reply_chunk["jspec"] = self._trace(index, update)
+        return self.chunk_shape.model_validate(reply_chunk)
 
-    def last_chunk(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+    def last_chunk(self, results: Sequence[Result], num_cached: int) -> BaseModel:
         """Returns the chunk that brings the usage; see `usage_of`."""
         usage = usage_of(results, self._prompts, num_cached)
-        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+        chunk = {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+        return self.chunk_shape.model_validate(chunk)
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
         """Returns each token's text and where it came from, and what the rounds did."""
         if index not in self._streams:
             self._streams[index] = self._stream(index)
         stream = self._streams[index]
-        own = iter(one["next"] if one["draft_ids"] else "plain" for one in rounds_of(update))
+        sources = iter(
+            traced["next"] if traced["draft_ids"] else "plain" for traced in rounds_of(update)
+        )
         # The token that the prefill drew is of no round.
         pairs = zip(update.chunk.token_ids, update.is_drafted, strict=True)
-        tokens = [[stream.push(token_id), "drafted" if is_drafted else next(own, "plain")]
+        tokens = [[stream.push(token_id), "drafted" if is_drafted else next(sources, "plain")]
                   for token_id, is_drafted in pairs]  # fmt: skip
         if update.chunk.result is not None and tokens:
             tokens[-1][0] += stream.flush()  # half a character
         return {
             "tokens": tokens,
-            "rounds": [[one.num_proposed, one.num_accepted] for one in update.rounds],
+            "rounds": [[traced.num_proposed, traced.num_accepted] for traced in update.rounds],
         }
 
     def _stream(self, index: int) -> TextStream:
@@ -126,6 +142,7 @@ class ChatReply(Reply):
     """The reply of /v1/chat/completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    shape, chunk_shape = ChatCompletion, ChatCompletionChunk
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         message = {"role": "assistant", "refusal": None, "content": result.text}
@@ -164,6 +181,7 @@ class TextReply(Reply):
     """The reply of /v1/completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    shape, chunk_shape = TextCompletion, TextCompletionChunk
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         text, reason = self._echoes[index] + result.text, self._reason(index, result)
@@ -187,11 +205,11 @@ class TextReply(Reply):
 
     def _named(self, ids: Sequence[int], logprobs: _Logprobs) -> dict[str, Any]:
         num_top, label = self._asked.num_top_logprobs, self._tokenizer.label
-        tops = [one and {label(token_id)[0]: value for token_id, value in one.top[:num_top]}
-                for one in logprobs]  # fmt: skip
+        tops = [logprob and {label(token_id)[0]: value for token_id, value in logprob.top[:num_top]}
+                for logprob in logprobs]  # fmt: skip
         return {
             "tokens": [label(token_id)[0] for token_id in ids],
-            "token_logprobs": [one and one.raw for one in logprobs],
+            "token_logprobs": [logprob and logprob.raw for logprob in logprobs],
             "top_logprobs": tops if num_top else None,
         }
 
@@ -222,15 +240,15 @@ def usage_of(
     """
     stats = [result.stats for result in results]
     total = Stats(
-        rounds=tuple(one for each in stats for one in each.rounds),
-        num_round_tokens=sum(each.num_round_tokens for each in stats),
-        prefill_seconds=sum(each.prefill_seconds for each in stats),
-        decode_seconds=sum(each.decode_seconds for each in stats),
-        device_seconds=sum(each.device_seconds for each in stats),
-        compile_seconds=sum(each.compile_seconds for each in stats),
-        num_draft_tokens=max(each.num_draft_tokens for each in stats),
+        rounds=tuple(counts for answer_stats in stats for counts in answer_stats.rounds),
+        num_round_tokens=sum(answer_stats.num_round_tokens for answer_stats in stats),
+        prefill_seconds=sum(answer_stats.prefill_seconds for answer_stats in stats),
+        decode_seconds=sum(answer_stats.decode_seconds for answer_stats in stats),
+        device_seconds=sum(answer_stats.device_seconds for answer_stats in stats),
+        compile_seconds=sum(answer_stats.compile_seconds for answer_stats in stats),
+        num_draft_tokens=max(answer_stats.num_draft_tokens for answer_stats in stats),
     )
-    return _counts(prompts, sum(len(one.token_ids) for one in results)) | {
+    return _counts(prompts, sum(len(counts.token_ids) for counts in results)) | {
         "prompt_tokens_details": {"cached_tokens": num_cached},
         "jspec": total.to_json() | {
             "seeds": [result.settings.seed for result in results],

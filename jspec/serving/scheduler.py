@@ -81,15 +81,15 @@ class Scheduler:
         """Takes requests in, all or none.
 
         Raises:
-          QueueFullError: there is no room for them.
+          QueueFullError: the queue is full.
           DrainingError: no request is taken any more.
         """
         with self._lock:
             if self._drained_at is not None:
                 raise DrainingError
-            room = self.num_slots - self.num_running + self.max_queue - self.num_waiting
-            if len(jobs) > room:
-                told = f"expected at most {max(room, 0)} more answers to be asked for now, got "
+            num_free = self.num_slots - self.num_running + self.max_queue - self.num_waiting
+            if len(jobs) > num_free:
+                told = f"expected at most {max(num_free, 0)} more answers to be asked for now, got "
                 raise QueueFullError(f"{told}{len(jobs)}: the queue is full", self._retry_after())
             for job in jobs:
                 job.submitted = self.clock()
@@ -108,10 +108,10 @@ class Scheduler:
         """Ends every answer as failed, for this reason, without touching the device."""
         self.drain(0.0)
         with self._lock:
-            found = [*self._running.values()]
-            found += [(job, self._begin(job)) for job in self._waiting.take_all()]
+            running = [*self._running.values()]
+            running += [(job, self._begin(job)) for job in self._waiting.take_all()]
             self._running, self._reading = {}, None
-        for job, answer in found:
+        for job, answer in running:
             answer.finish_reason, answer.error = "failed", error
             yield Update(job, answer.take_chunk(), [], [], [], [], self.clock())
 
@@ -211,15 +211,15 @@ class Scheduler:
             self._end(job, answer, now)
             yield Update(job, answer.take_chunk(), [], [], [], [], now)
 
-    def _end(self, job: Job, answer: Answer, now: float) -> None:
+    def _end(self, job: Job, answer: Answer, moment: float) -> None:
         """Says why an answer ends, if it does; as the server stops, one without a token fails."""
-        reason = answer.finish_reason = self._reason_to_end(job, now)
+        reason = answer.finish_reason = self._reason_to_end(job, moment)
         if reason == EXPIRED and self._drained_at is not None and not answer.token_ids:
             answer.finish_reason, answer.error = "failed", str(DrainingError())
 
-    def _reason_to_end(self, job: Job, now: float) -> str | None:
+    def _reason_to_end(self, job: Job, moment: float) -> str | None:
         limits = [one for one in (job.deadline, self._drained_at) if one is not None]
-        reason = EXPIRED if limits and now >= min(limits) else None
+        reason = EXPIRED if limits and moment >= min(limits) else None
         return CANCELLED if job.is_cancelled else reason
 
     def _update(self, slot: int, rounds: Sequence[Round], counts: list[RoundCounts]) -> Update:
@@ -231,9 +231,15 @@ class Scheduler:
             self._reading = None if self._reading == slot else self._reading
         chunk, moment = answer.take_chunk(), self.clock()
         # In each round accepted drafts come first. What came after the answer's end is cut off.
-        drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
+        drafted = [
+            n < a_round.counts.num_accepted
+            for a_round in rounds
+            for n in range(len(a_round.token_ids))
+        ]
         is_wanted, num_new = job.request.settings.logprobs, len(chunk.token_ids)
-        found = [of_token for one in rounds for of_token in one.logprobs or () if is_wanted]
+        logprobs = [
+            of_token for a_round in rounds for of_token in a_round.logprobs or () if is_wanted
+        ]
         with self._lock:
             self._waiting.charge(job, num_new)
             if is_ended:
@@ -241,8 +247,8 @@ class Scheduler:
                 self._waiting.end(job)
                 del self._running[slot]
                 self._mean_seconds += (1 - _MEMORY) * (moment - job.started - self._mean_seconds)
-        drafts = [one.drafts for one in rounds[: len(counts)]]
-        return Update(job, chunk, drafted[:num_new], found[:num_new], counts, drafts, moment)
+        drafts = [a_round.drafts for a_round in rounds[: len(counts)]]
+        return Update(job, chunk, drafted[:num_new], logprobs[:num_new], counts, drafts, moment)
 
     def _retry_after(self) -> int:
         """Returns the seconds until another waiting request would get a slot, about."""

@@ -122,8 +122,8 @@ class AnswerRequest(Body):
             "prompt_logprobs": self.has_scores, "max_new_tokens": most,
         }  # fmt: skip
         for pair in _SAME:
-            own, _, name = pair.partition(":")
-            given[name or own] = getattr(self, own)
+            field_name, _, name = pair.partition(":")
+            given[name or field_name] = getattr(self, field_name)
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -218,8 +218,8 @@ class ChatRequest(AnswerRequest):
     @property
     def pattern_field(self) -> str:
         """The field that says what the answer must look like."""
-        own = "response_format" if self.pattern is None else "pattern"
-        return own if self.tool_choice in FREE_CHOICES else "tool_choice"
+        field_name = "response_format" if self.pattern is None else "pattern"
+        return field_name if self.tool_choice in FREE_CHOICES else "tool_choice"
 
     def answer_pattern(self) -> str | None:
         """Returns the expression that the answer must match, if any.
@@ -229,11 +229,11 @@ class ChatRequest(AnswerRequest):
         """
         shaped = self.response_format and self.response_format.pattern()
         call = demanded_call(self.tool_choice, self.tools or ())
-        found = {"pattern": self.pattern, "response_format": shaped, "tool_choice": call}
-        given = [name for name, one in found.items() if one is not None]
+        patterns = {"pattern": self.pattern, "response_format": shaped, "tool_choice": call}
+        given = [name for name, pattern in patterns.items() if pattern is not None]
         if len(given) > 1:
             raise InputError(f"expected either {' or '.join(given)}, got both")
-        return found[given[0]] if given else None
+        return patterns[given[0]] if given else None
 
     def settings(self, defaults: SamplingParams) -> SamplingParams:
         """See `AnswerRequest.settings`."""

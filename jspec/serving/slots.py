@@ -172,7 +172,7 @@ class BatchSlots:
         chunk = tuple(reading.prompt[begin : begin + width])
         added = self.tree.add(held.node, chunk, shared, num_bytes)
         if added is None or added.page is not shared:
-            # No room: a chunk without the one before it would never be found.
+            # No free page: a chunk without the one before it would never be found.
             self._is_adding = False
             return
         del held.own[0][:count]

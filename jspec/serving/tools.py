@@ -37,10 +37,10 @@ class Tool(Body):
 
     def plain(self) -> dict[str, Any]:
         """Returns the tool as chat templates know it."""
-        own = self.function
-        optional = {"description": own.description, "parameters": own.parameters}
+        function = self.function
+        optional = {"description": function.description, "parameters": function.parameters}
         known = {key: value for key, value in optional.items() if value is not None}
-        return {"type": "function", "function": {"name": own.name, **known}}
+        return {"type": "function", "function": {"name": function.name, **known}}
 
     def call_pattern(self) -> str:
         """Returns the expression of a call by which the function's parameters are satisfied.

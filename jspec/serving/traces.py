@@ -10,21 +10,21 @@ MAX_ROUNDS = 20_000  # of all answers together, which take about 15 MB
 
 def rounds_of(update: Update) -> list[dict[str, Any]]:
     """Returns what the rounds of an update did; see docs/serve.md."""
-    ids, found = list(update.chunk.token_ids), list[dict[str, Any]]()
+    ids, traced = list(update.chunk.token_ids), list[dict[str, Any]]()
     for counts, drafts in zip(update.rounds, update.drafts, strict=True):
         num_accepted, parents = counts.num_accepted, drafts.chain_or_parents
         # An answer may end with an accepted draft.
         next_id = ids[num_accepted] if num_accepted < len(ids) else None
         kept = drafts.kept(ids[:num_accepted])
         kind = "residual" if (kept or [-1])[-1] in parents else "bonus"
-        found.append({
+        traced.append({
             "drafter": counts.drafter, "draft_ids": list(drafts.ids),
             "parents": list(drafts.parents), "kept": kept,
             "num_accepted": num_accepted, "accepted_ids": ids[:num_accepted],
             "next_id": next_id, "next": kind if next_id is not None else None,
         })  # fmt: skip
         ids = ids[num_accepted + 1 :]
-    return found
+    return traced
 
 
 class Traces:
@@ -56,7 +56,9 @@ class Traces:
             self._size += len(rounds)
             while self._size > self._max_rounds and len(self._replies) > 1:
                 oldest = self._replies.pop(next(iter(self._replies)))
-                self._size -= sum(1 + len(one["rounds"]) for one in oldest.values())
+                self._size -= sum(
+                    1 + len(answer_rounds["rounds"]) for answer_rounds in oldest.values()
+                )
 
     def find(self, reply_id: str) -> dict[str, Any] | None:
         """Returns the answers of a reply, in order; None where it is not known any more."""

@@ -73,11 +73,11 @@ def make_scheduler(
     Raises:
       InputError: if there is not enough memory for the slots.
     """
-    own = make_slots(
+    local_slots = make_slots(
         generator, prefill_budget=prefill_budget, cache_bytes=cache_bytes,
         prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
-    slots = own if jax.process_count() == 1 else LeadingSlots(own)
+    slots = local_slots if jax.process_count() == 1 else LeadingSlots(local_slots)
     scheduler = Scheduler(
         slots, generator.target, generator.num_draft_tokens, max_queue=max_queue,
         rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,
@@ -156,7 +156,7 @@ def make_row(
     is_own = np.array([drafter in (None, name) for name in names])[:, None]
     is_allowed = (numbers == 0) | (is_own & (numbers <= most))
     *rounds, reading = row.costs
-    together, alone = (np.where(is_allowed, one, _NEVER) for one in rounds)
+    together, alone = (np.where(is_allowed, seconds, _NEVER) for seconds in rounds)
     return row._replace(costs=(together, alone, reading))
 
 

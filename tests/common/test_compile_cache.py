@@ -61,17 +61,17 @@ def spoil(path):
 def test_a_damaged_entry_is_rebuilt_with_one_line(tmp_path, damage):
     """Guards against a warning in two lines, and a compilation, at every later start."""
     expected, hits, errors = start(tmp_path)
-    found = entries(tmp_path)
+    damaged = entries(tmp_path)
     assert (hits, errors) == (0, "")
-    assert len(found) >= 2
-    for path in found.values():
+    assert len(damaged) >= 2
+    for path in damaged.values():
         damage(path)
     output, hits, errors = start(tmp_path)
     assert (output, hits) == (expected, 0)
     assert errors.startswith("jspec: the cache of compiled programs is damaged")
     assert errors.count("\n") == 1
-    assert entries(tmp_path).keys() == found.keys()
-    assert start(tmp_path) == (expected, len(found), "")
+    assert entries(tmp_path).keys() == damaged.keys()
+    assert start(tmp_path) == (expected, len(damaged), "")
 
 
 def test_what_another_version_has_left_is_not_read(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from jspec.common import memory
 from jspec.common.errors import InputError
-from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.memory import Budget, CacheSize, check_memory, device_name, tree_bytes
 from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
@@ -59,13 +59,13 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
     weights = tree_bytes([model.params for model in models])
-    assert line == str(Budget(device_name(), weights, Room(2, 512, state)))
+    assert line == str(Budget(device_name(), weights, CacheSize(2, 512, state)))
     assert lines.count(line) == 1
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [gpu] * 8)
     assert device_name() == "gpu (NVIDIA H100 80GB HBM3), the first of 8"
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert str(Budget(device_name(), 6_430_000_000, Room(1, 2048, 235_000_000))) == (
+    assert str(Budget(device_name(), 6_430_000_000, CacheSize(1, 2048, 235_000_000))) == (
         "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
     )
 
@@ -154,7 +154,7 @@ def test_what_programs_need_besides_is_foreseen(drafter, rows, capacity):
     By XLA's own operations, whose scores lie in memory.
     """
     generator = long_generator(drafter, batch_size=rows)
-    engine, params, found = generator.engine, generator.params, []
+    engine, params, sizes = generator.engine, generator.params, []
     for function, batch, more in (
         (engine._prefill, 1, [(1, engine._prefill_widths[-1]), (1,)]),
         (engine._run, rows, [()]),
@@ -162,9 +162,9 @@ def test_what_programs_need_besides_is_foreseen(drafter, rows, capacity):
         state = engine.empty_state.eval_shape(batch, capacity, Switches())
         shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in more]
         compiled = function.lower(params, state, *shapes).compile()
-        found.append(compiled.memory_analysis().temp_size_in_bytes)
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
     foreseen = engine.temporary_bytes(rows, capacity)
-    assert max(found) <= foreseen <= 8 * max(found), (found, foreseen)
+    assert max(sizes) <= foreseen <= 8 * max(sizes), (sizes, foreseen)
 
 
 def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
@@ -175,18 +175,18 @@ def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
     requests = [Request([1 + index] * 9, SamplingParams(max_new_tokens=20)) for index in range(3)]
     generator = tiny_models.make_generator("model")
     generator.generate(requests)  # what stays is there
-    get, found = jax.device_get, []
+    get, sizes = jax.device_get, []
 
     def look(tree):
-        found.append(sum(array.nbytes for array in jax.live_arrays()) - before)
+        sizes.append(sum(array.nbytes for array in jax.live_arrays()) - before)
         return get(tree)
 
     before = sum(array.nbytes for array in jax.live_arrays())
     monkeypatch.setattr(jax, "device_get", look)
     generator.generate(requests)
     state = generator.engine.state_bytes(1, 512, Switches())
-    assert len(found) > len(requests)
-    assert 0.95 * state <= min(found) <= max(found) <= 1.05 * state
+    assert len(sizes) > len(requests)
+    assert 0.95 * state <= min(sizes) <= max(sizes) <= 1.05 * state
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -214,8 +214,8 @@ def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():
 def say_system(monkeypatch, free, swap):
     """Makes the system say how many kilobytes are free."""
     memories = SimpleNamespace(available=free * 1024), SimpleNamespace(free=swap * 1024)
-    for name, found in zip(("virtual_memory", "swap_memory"), memories, strict=True):
-        monkeypatch.setattr(psutil, name, lambda found=found: found)
+    for name, free_memory in zip(("virtual_memory", "swap_memory"), memories, strict=True):
+        monkeypatch.setattr(psutil, name, lambda free_memory=free_memory: free_memory)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
@@ -327,10 +327,10 @@ _HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 )
 def test_what_was_freed_is_not_cleared_anew():
     """Guards against temporary arrays that the system gives anew to every run of a program."""
-    found = {}
+    pages_of = {}
     for name in ("keep", "as it is"):
         command = [sys.executable, "-c", _FAULTS, name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[name] = int(done.stdout)
+        pages_of[name] = int(done.stdout)
     pages = 40_000_000 // resource.getpagesize()
-    assert found["keep"] < 0.1 * pages < found["as it is"]
+    assert pages_of["keep"] < 0.1 * pages < pages_of["as it is"]

@@ -17,9 +17,9 @@ from jspec.common.timing import (
 @pytest.fixture
 def clock(monkeypatch):
     """Returns a clock in a list: it moves only where a test says so."""
-    now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    return now
+    seconds = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: seconds[0])
+    return seconds
 
 
 def make_loop(clock, begin, seconds, calls, name="it"):

@@ -158,8 +158,8 @@ def test_compile_time_is_not_run_time(monkeypatch):
     clock = compile_clock()
 
     def pass_time(seconds, compiling):
-        now = time.perf_counter() + seconds
-        monkeypatch.setattr(time, "perf_counter", lambda: now)
+        later = time.perf_counter() + seconds
+        monkeypatch.setattr(time, "perf_counter", lambda: later)
         monkeypatch.setattr(clock, "seconds", clock.seconds + compiling)
 
     pass_time(0, 0)

@@ -40,13 +40,13 @@ def transformers_beams(model, prompt, settings, eos_ids, **options):
         **options,
     )
     ids = torch.tensor([prompt])
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     texts = []
-    for row in found.sequences[:, len(prompt) :].tolist():
+    for row in output.sequences[:, len(prompt) :].tolist():
         ends = [i for i, token in enumerate(row) if token in eos_ids]
         texts.append(row[: ends[0] + 1] if ends else row)
     # Only what has ended early is padded.
-    return texts, found.sequences_scores.tolist()
+    return texts, output.sequences_scores.tolist()
 
 
 def assert_same(result, texts, scores):
@@ -74,8 +74,8 @@ def oracle():
 @pytest.mark.parametrize("num_beams", [2, slow_unless(False, 4), slow_unless(False, 5)])
 def test_beams_are_those_of_transformers(oracle, num_beams):
     """All penalties and stops, beams that end inside; and another value compiles nothing."""
-    model, ends, own = oracle
-    generator = make_generator("prompt_lookup", own)
+    model, ends, loaded = oracle
+    generator = make_generator("prompt_lookup", loaded)
     reasons, compiled = set(), []
     for number, (penalty, early) in enumerate(itertools.product(PENALTIES, STOPS)):
         prompt = PROMPTS[(number + number // 3) % 3]
@@ -92,8 +92,8 @@ def test_beams_are_those_of_transformers(oracle, num_beams):
 
 def test_one_beam_is_greedy_decoding(oracle):
     """In transformers, too."""
-    model, ends, own = oracle
-    generator = make_generator("none", own)
+    model, ends, loaded = oracle
+    generator = make_generator("none", loaded)
     for prompt in PROMPTS:
         result = generator.generate(Request(prompt, SamplingParams(12, num_beams=1)))
         ids = torch.tensor([prompt])
@@ -101,17 +101,17 @@ def test_one_beam_is_greedy_decoding(oracle):
             num_beams=1, max_new_tokens=12, do_sample=False, eos_token_id=list(ends), pad_token_id=0
         )
         mask = torch.ones_like(ids)
-        found = model.generate(ids, attention_mask=mask, generation_config=config)
-        assert result.token_ids == found[0, len(prompt) :].tolist()
+        output = model.generate(ids, attention_mask=mask, generation_config=config)
+        assert result.token_ids == output[0, len(prompt) :].tolist()
         assert result.beams is None
 
 
 def test_processors_change_log_probabilities_as_in_transformers(oracle):
     """A penalty counts the beam's own drafts and not its neighbours'; ends are put off."""
-    model, ends, own = oracle
+    model, ends, loaded = oracle
     settings = SamplingParams(16, num_beams=3, repetition_penalty=1.3, min_new_tokens=5)
     options = {"repetition_penalty": 1.3, "min_new_tokens": 5}
-    plain, generator = (make_generator(name, own) for name in ("none", "prompt_lookup"))
+    plain, generator = (make_generator(name, loaded) for name in ("none", "prompt_lookup"))
     for prompt in PROMPTS:
         result = generator.generate(Request(prompt, settings))
         assert_same(result, *transformers_beams(model, prompt, settings, ends, **options))
@@ -237,19 +237,19 @@ def test_beams_have_two_drafts_at_most_where_rows_choose(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_smollm2_has_the_beams_of_transformers_on_fifty_prompts(optimised, tmp_path):
     """The real model, with drafts, in float32; a beam differs only where scores nearly tie."""
-    own = load_model(SMOLLM2, dtype="float32")
-    save_hf(tmp_path / "model", own.config, own.params)
+    loaded = load_model(SMOLLM2, dtype="float32")
+    save_hf(tmp_path / "model", loaded.config, loaded.params)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
-    generator = make_generator("prompt_lookup", own)
+    generator = make_generator("prompt_lookup", loaded)
     settings = SamplingParams(24, num_beams=4)
     for number in range(50):
         text = f"{_TOPICS[number % len(_TOPICS)]} {number + 2}"
         prompt = generator.encode_prompt(text)
         result = generator.generate(Request(prompt, settings))
-        texts, scores = transformers_beams(model, prompt, settings, own.config.eos_ids)
+        texts, scores = transformers_beams(model, prompt, settings, loaded.config.eos_ids)
         np.testing.assert_allclose([b.score for b in result.beams], scores, atol=2e-4)
         for beam, expected, score in zip(result.beams, texts, scores, strict=True):
-            is_tied = sum(abs(score - other) < 2e-4 for other in scores) > 1
+            is_tied = sum(abs(score - rival) < 2e-4 for rival in scores) > 1
             assert beam.token_ids == expected or is_tied, (number, text)
 
 

@@ -94,29 +94,29 @@ def compile_large(program="jit_run_rounds-1"):
 
 
 def test_rounds_after_a_long_prompt_are_no_news(notice):
-    one, lines = notice
-    with one.around(["1 row"], is_long=True):
+    teller, lines = notice
+    with teller.around(["1 row"], is_long=True):
         compile_large("jit_prefill_chunk-1")
-    with one.around(["1 row"]):
+    with teller.around(["1 row"]):
         compile_large()
     assert lines == ["compiling once for 1 row, long prompts"]
-    with one.around(["8 rows"]):
+    with teller.around(["8 rows"]):
         compile_large()
     assert lines[1:] == ["compiling once for new 8 rows: about 4 s"]
 
 
 def test_parts_that_are_known_may_be_new_together(notice):
-    one, lines = notice
+    teller, lines = notice
     for parts in (["1 row"], ["8 rows", "filters"], ["1 row", "filters"]):
-        with one.around(parts):
+        with teller.around(parts):
             compile_large()
     assert lines[-1] == "compiling once for 1 row, filters: about 2 s"
 
 
 def test_small_programs_and_strangers_are_not_told(notice):
     """Guards against a line for a conversion, or for programs of others."""
-    one, lines = notice
-    with one.around(["1 row"]):
+    teller, lines = notice
+    with teller.around(["1 row"]):
         compile_large("jit_convert_element_type-1")
     compile_large()
     assert lines == []

@@ -86,7 +86,7 @@ def test_growing_past_a_capacity_changes_nothing():
         assert result.token_ids == expected.token_ids
         assert result.stats.rounds == expected.stats.rounds
         assert conversation.num_read == (6 if turn else 470)
-        capacities.append(conversation._batch.room.capacity)
+        capacities.append(conversation._batch.cache_size.capacity)
         prompt = prompt + result.token_ids + drawn(turn + 1, 5)
     assert capacities == [512, 1024, 1024]
 

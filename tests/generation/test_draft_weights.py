@@ -8,7 +8,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.memory import Room
+from jspec.common.memory import CacheSize
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
@@ -79,13 +79,13 @@ def test_it_is_said_and_recorded(times, tmp_path):
     described = loaded.describe()
     assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int8")
     assert described["kernels"] == described["draft_kernels"]
-    budget = str(loaded.budget(Room(1, 64, 10**6)))
+    budget = str(loaded.budget(CacheSize(1, 64, 10**6)))
     assert budget.endswith("(1 row of 64 tokens); the draft's weights in int8: faster here")
     asked = Generator.load(
         str(tmp_path / "model"), str(tmp_path / "model"), dtype="float32", draft_quantization="none"
     )
     assert asked.describe()["draft_quantization"] == "none"
-    assert str(asked.budget(Room(1, 64, 10**6))).endswith("(1 row of 64 tokens)")
+    assert str(asked.budget(CacheSize(1, 64, 10**6))).endswith("(1 row of 64 tokens)")
 
 
 def test_a_draft_that_was_asked_for_stays(times):

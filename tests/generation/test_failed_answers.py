@@ -203,8 +203,8 @@ def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message
 def test_prompts_may_come_one_by_one():
     """Guards against an iterator that a check has used up."""
     settings = SamplingParams(max_new_tokens=3)
-    one, two = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
-    assert [one.prompt, two.prompt] == ["ab", "cd"]
+    first, second = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
+    assert [first.prompt, second.prompt] == ["ab", "cd"]
 
 
 def test_options_have_the_names_of_their_flags(monkeypatch):
@@ -229,7 +229,9 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
     with pytest.raises(InputError, match="unknown option 'drafer': did you mean 'drafter'"):
         Generator.load("tiny", drafer="model")
-    with pytest.raises(InputError, match="such as draft_layers, got 'draft_layer'"):
+    with pytest.raises(
+        InputError, match="unknown option 'draft_layer': did you mean 'draft_layers'"
+    ):
         Generator.load("tiny", draft_layer=2)
     assert loaded == []
 
@@ -257,8 +259,8 @@ def test_what_is_printed_is_short():
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"
     generator = make_generator("prompt_lookup", num_draft_tokens=1)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 1 draft, rejection>"
-    one = Stats((RoundCounts(1, 1, "prompt_lookup"),), 3, 0.5, 2.0, 1.5, 0.0, 3)
-    assert repr(one).endswith(", 1 of 1 draft accepted>")
+    short_stats = Stats((RoundCounts(1, 1, "prompt_lookup"),), 3, 0.5, 2.0, 1.5, 0.0, 3)
+    assert repr(short_stats).endswith(", 1 of 1 draft accepted>")
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,6 @@ def test_what_is_printed_is_short():
 )
 def test_a_processor_of_another_shape_is_named(apply, message):
     """Guards against an error from within a compiled round."""
-    own = Processor("own", lambda settings: True, lambda settings, **_: jnp.int32(0), apply)
+    wrong = Processor("own", lambda settings: True, lambda settings, **_: jnp.int32(0), apply)
     with pytest.raises(InputError, match=message):
-        make_generator("none", processors=[own]).generate("abc")
+        make_generator("none", processors=[wrong]).generate("abc")

@@ -69,19 +69,19 @@ def test_test_models_have_opinions():
 def test_one_prompt_gives_a_result_and_many_a_list_in_order():
     """Guards against answers in the order in which they were finished."""
     generator = shared_generator("none")
-    one = generator.generate("hello", GREEDY)
-    assert isinstance(one, Result)
-    assert one.prompt_token_ids == list(b"hello")
-    assert one.prompt == "hello"
+    single = generator.generate("hello", GREEDY)
+    assert isinstance(single, Result)
+    assert single.prompt_token_ids == list(b"hello")
+    assert single.prompt == "hello"
     requests = [Request("hello", change(GREEDY, max_new_tokens=n)) for n in (9, 3, 5)]
     many = generator.generate(requests)
     assert [len(result.token_ids) for result in many] == [9, 3, 5]
     assert [result.settings.max_new_tokens for result in many] == [9, 3, 5]
-    assert tokens(many) == [one.token_ids[:n] for n in (9, 3, 5)]
+    assert tokens(many) == [single.token_ids[:n] for n in (9, 3, 5)]
     assert generator.generate([]) == []
     assert tokens(generator.generate(["hello", requests[1]], GREEDY)) == [
-        one.token_ids,
-        one.token_ids[:3],
+        single.token_ids,
+        single.token_ids[:3],
     ]
 
 
@@ -143,12 +143,12 @@ def test_seeds_reproduce_and_differ(drafter):
     """Guards against randomness from anywhere but the seed, or from nowhere."""
     generator = shared_generator(drafter)
     prompt = make_prompt(12)
-    first, again, other = (
+    first, again, reseeded = (
         generator.generate(Request(prompt, change(SAMPLED, seed=seed))).token_ids
         for seed in (1, 1, 2)
     )
     assert first == again
-    assert first != other
+    assert first != reseeded
 
 
 def test_the_drafters_temperature_changes_drafts_only():

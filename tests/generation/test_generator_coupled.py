@@ -42,8 +42,8 @@ def test_one_seed_gives_one_text(plain, drafter, num_draft_tokens, batch_size):
 
 def test_another_seed_gives_another_text(plain):
     """Negative control: the distributions are random enough to tell seeds apart."""
-    other = SamplingParams(max_new_tokens=32, temperature=0.8, seed=8)
-    results = [shared_generator("none").generate(Request(p, other)) for p in PROMPTS]
+    reseeded = SamplingParams(max_new_tokens=32, temperature=0.8, seed=8)
+    results = [shared_generator("none").generate(Request(p, reseeded)) for p in PROMPTS]
     assert all(a.token_ids != b.token_ids for a, b in zip(results, plain, strict=True))
 
 

@@ -16,4 +16,4 @@ def test_drafts_and_neighbours_change_no_token():
     requests = make_requests(GREEDY)
     results = drafted.generate(requests)
     assert tokens(results) == [plain.generate(request).token_ids for request in requests]
-    assert sum(one.stats.num_accepted for one in results) > 0
+    assert sum(result.stats.num_accepted for result in results) > 0

@@ -115,12 +115,12 @@ def test_logprobs_are_the_targets_own(drafter, temperature):
         }
         if temperature:
             distributions["processed"] = distributions["processed"] / temperature
-        found = {"raw": result.raw_logprobs[i], "processed": result.logprobs[i]}
+        logprob_of = {"raw": result.raw_logprobs[i], "processed": result.logprobs[i]}
         for name, distribution in distributions.items():
             expected = distribution[answer[i]] - np.logaddexp.reduce(distribution)
             if name == "processed" and temperature == 0:
                 expected = 0.0
-            np.testing.assert_allclose(found[name], expected, atol=2e-4)
+            np.testing.assert_allclose(logprob_of[name], expected, atol=2e-4)
 
 
 def test_logprobs_come_only_when_asked_for():
@@ -136,11 +136,11 @@ def test_other_processor_settings_compile_nothing():
     settings = SamplingParams(max_new_tokens=12, temperature=0.7, **ALL)
     generator.generate(Request(PROMPT, settings))
     before = compile_clock().num_programs
-    other = SamplingParams(
+    changed = SamplingParams(
         max_new_tokens=9, temperature=0.3, seed=5, repetition_penalty=0.9, presence_penalty=-1.0,
         logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2, logprobs=True,
     )  # fmt: skip
-    generator.generate(Request(PROMPT[3:], other))
+    generator.generate(Request(PROMPT[3:], changed))
     assert compile_clock().num_programs == before
 
 

@@ -72,9 +72,9 @@ def test_models_are_quantised_as_they_are_loaded(folder, kind):
     assert model.quantization == kind
     expected = quantize_params(load_model(str(folder), dtype="float32").params, model.config, kind)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, model.params, expected))
-    other = cast(model, "bfloat16").params
-    assert other["embedding"].dtype == other["final_norm"]["scale"].dtype == jnp.bfloat16
-    assert kind == "q4_0" or other["embedding"].values.dtype == jnp.int8
+    params = cast(model, "bfloat16").params
+    assert params["embedding"].dtype == params["final_norm"]["scale"].dtype == jnp.bfloat16
+    assert kind == "q4_0" or params["embedding"].values.dtype == jnp.int8
 
 
 def test_options_reach_the_models_they_are_for(folder):

@@ -124,8 +124,8 @@ _CHANGES = {
 def test_every_drafter_on_every_mesh(case):
     """On 1, 2, 4 and 8 devices; key/value heads that are split, whole, and copied."""
     drafter = case.partition(",")[0]
-    found = run_on_devices(_MATRIX.format(drafter=drafter, changes=_CHANGES.get(case, {})))
-    assert found == found[:1] * len(found)
+    answers = run_on_devices(_MATRIX.format(drafter=drafter, changes=_CHANGES.get(case, {})))
+    assert answers == answers[:1] * len(answers)
 
 
 # What decides how parameters are split, or made of a checkpoint's tensors.
@@ -275,16 +275,16 @@ def test_orbax_folders_are_read_as_they_will_lie():
 @pytest.mark.slow
 def test_rounded_weights_on_a_mesh():
     """Guards against rows of integers that lie elsewhere than their scales, or another rounding."""
-    found = run_on_devices(_ROUNDED)
-    assert all(alone == spread for alone, spread in found)
-    assert len({tuple(alone) for alone, _ in found}) > 1, "rounded models say something else"
+    answers = run_on_devices(_ROUNDED)
+    assert all(alone == spread for alone, spread in answers)
+    assert len({tuple(alone) for alone, _ in answers}) > 1, "rounded models say something else"
 
 
 @pytest.mark.slow
 def test_packed_weights_on_a_mesh():
     """Strips lie shard after shard, of several formats as well; a block is never cut."""
-    *found, said = run_on_devices(_PACKED)
-    for alone, *spread in found:
+    *answers, said = run_on_devices(_PACKED)
+    for alone, *spread in answers:
         assert spread == [alone, alone]
         assert alone[0][1] > 0, "drafts are accepted"
     assert "leaves groups of 32 inputs of out whole, got model:8" in said

@@ -14,7 +14,7 @@ COSTS = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))
 
 def answer(category, rounds):
     """Returns an answer of (proposed, accepted) rounds."""
-    counts = tuple(RoundCounts(*one, "x" if one[0] else "") for one in rounds)
+    counts = tuple(RoundCounts(*pair, "x" if pair[0] else "") for pair in rounds)
     stats = Stats(counts, 1, 0.0, 1.0, 1.0, 0.0, 7)
     return Result("", [], [], "", "eos", SamplingParams(), stats, category=category)
 
@@ -22,8 +22,8 @@ def answer(category, rounds):
 def recommend(rounds, costs=COSTS):
     monitor = AcceptanceMonitor()
     monitor.add(answer("qa", rounds))
-    (one,) = monitor.recommend(costs)
-    return one
+    (recommendation,) = monitor.recommend(costs)
+    return recommendation
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def recommend(rounds, costs=COSTS):
 )
 def test_the_best_number(rounds, number, speedup):
     """By hand: tokens a round over its cost; rounds without a proposal count as they are."""
-    one = recommend(rounds)
-    assert one.num_draft_tokens == number
-    assert one.speedup == pytest.approx(speedup)
+    recommendation = recommend(rounds)
+    assert recommendation.num_draft_tokens == number
+    assert recommendation.speedup == pytest.approx(speedup)
 
 
 def test_a_draft_model_that_reads_the_prompts_may_not_pay():
@@ -51,21 +51,28 @@ def test_a_draft_model_that_reads_the_prompts_may_not_pay():
         monitor = AcceptanceMonitor()
         drafted = answer("qa", [(3, 3)] * 30)
         monitor.add(dataclasses.replace(drafted, prompt_token_ids=[1] * prompt))
-        (one,) = monitor.recommend(costs)
-        assert (one.num_draft_tokens, one.speedup) == (number, pytest.approx(speedup))
+        (recommendation,) = monitor.recommend(costs)
+        assert (recommendation.num_draft_tokens, recommendation.speedup) == (
+            number,
+            pytest.approx(speedup),
+        )
 
 
 def test_too_little_is_no_reason():
     """Guards against a recommendation from one answer of three rounds."""
-    one = recommend([(7, 7)] * 3)
-    assert (one.num_draft_tokens, one.speedup, one.acceptance_rate) == (None, None, 1.0)
-    assert str(one) == "qa: 100% of drafts accepted in 3 rounds"
+    recommendation = recommend([(7, 7)] * 3)
+    assert (
+        recommendation.num_draft_tokens,
+        recommendation.speedup,
+        recommendation.acceptance_rate,
+    ) == (None, None, 1.0)
+    assert str(recommendation) == "qa: 100% of drafts accepted in 3 rounds"
 
 
 def test_without_costs_there_is_no_number():
     """Acceptance alone does not say whether drafting pays."""
-    one = recommend([(7, 7)] * 30, costs=None)
-    assert (one.num_draft_tokens, one.acceptance_rate) == (None, 1.0)
+    recommendation = recommend([(7, 7)] * 30, costs=None)
+    assert (recommendation.num_draft_tokens, recommendation.acceptance_rate) == (None, 1.0)
 
 
 def test_categories_are_apart():
@@ -73,8 +80,10 @@ def test_categories_are_apart():
     monitor = AcceptanceMonitor()
     for category, kept in (("qa", 0), ("code", 7), ("qa", 0), (None, 7)):
         monitor.add(answer(category, [(7, kept)] * 12))
-    found = {one.category: one for one in monitor.recommend(COSTS)}
-    assert list(found) == ["qa", "code", "all"]
-    assert (found["qa"].num_rounds, found["qa"].num_draft_tokens) == (24, 0)
-    assert (found["code"].num_rounds, found["code"].num_draft_tokens) == (12, None)
-    assert str(found["qa"]).endswith("off: drafting does not pay")
+    by_category = {
+        recommendation.category: recommendation for recommendation in monitor.recommend(COSTS)
+    }
+    assert list(by_category) == ["qa", "code", "all"]
+    assert (by_category["qa"].num_rounds, by_category["qa"].num_draft_tokens) == (24, 0)
+    assert (by_category["code"].num_rounds, by_category["code"].num_draft_tokens) == (12, None)
+    assert str(by_category["qa"]).endswith("off: drafting does not pay")

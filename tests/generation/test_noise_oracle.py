@@ -93,7 +93,7 @@ def engine(kind):
 def first_two_statistic(kind):
     """Returns chi-square of the first two tokens' joint counts against their distribution."""
     prompt = [2, 0, 1, 2, 0, 3]
-    # Room for more than two tokens, else the first round would draft nothing.
+    # CacheSize for more than two tokens, else the first round would draft nothing.
     result = engine(kind).generate([prompt] * NUM_ROWS, max_length=len(prompt) + 5, temperature=1.2)
     assert kind == "plain" or result.infos.num_proposed[0].any()
     answers = [tokens[:2] for tokens in result.tokens]

@@ -124,8 +124,8 @@ def test_rules_that_read_an_option_are_others_by_it(rule):
     for field in dataclasses.fields(RuleOptions):
         readers = rules_that_read(field.name)
         assert readers
-        other = get_rule(rule, RuleOptions(**{field.name: 0.25}))
-        assert (other is not get_rule(rule)) == (rule in readers)
+        changed = get_rule(rule, RuleOptions(**{field.name: 0.25}))
+        assert (changed is not get_rule(rule)) == (rule in readers)
 
 
 SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32, tokenizer=ByteTokenizer(61))

@@ -27,11 +27,11 @@ _NUMBER = SamplingParams(
 
 def follow(tokens, text):
     """Returns the tokens that may follow some tokens of the words, by trying all."""
-    found = set()
+    allowed = set()
     for token_id, piece in enumerate(tokens):
         if piece and any(word.encode().startswith(text + piece) for word in _WORDS):
-            found.add(token_id)
-    return found | ({_EOS} if text.decode(errors="replace") in _WORDS else set())
+            allowed.add(token_id)
+    return allowed | ({_EOS} if text.decode(errors="replace") in _WORDS else set())
 
 
 def processor_state(settings):
@@ -92,19 +92,19 @@ def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafte
     """Greedy, and sampled with the coupled rule; drafts are accepted. Control: without pattern."""
     prompts = ['{"n": 12, "abc", "abc", "abc"} {"n": ', "once upon a time"]
     plain = shared_generator("none")
-    own = make_generator(drafter, acceptance="coupled", batch_size=2)
+    generator = make_generator(drafter, acceptance="coupled", batch_size=2)
     num_accepted = 0
     for settings in (_NUMBER, SamplingParams(**vars(_NUMBER) | {"temperature": 0.8, "seed": 3})):
         requests = [Request(prompt, settings) for prompt in prompts]
-        results = own.generate(requests)
-        assert [one.token_ids for one in results] == [
-            one.token_ids for one in plain.generate(requests)
+        results = generator.generate(requests)
+        assert [result.token_ids for result in results] == [
+            result.token_ids for result in plain.generate(requests)
         ]
-        for one in results:
-            num_accepted += one.stats.num_accepted
-            is_whole = one.finish_reason == "eos"
-            assert is_whole == bool(re.fullmatch(settings.pattern, one.text)), one.text
-            assert one.text.startswith('{"n": ')
+        for result in results:
+            num_accepted += result.stats.num_accepted
+            is_whole = result.finish_reason == "eos"
+            assert is_whole == bool(re.fullmatch(settings.pattern, result.text)), result.text
+            assert result.text.startswith('{"n": ')
     assert num_accepted > 2
     free = plain.generate(prompts[0], SamplingParams(max_new_tokens=40))
     assert not free.text.startswith('{"n": ')

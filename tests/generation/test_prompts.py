@@ -33,7 +33,7 @@ def test_prompts_and_turns(tmp_path):
     path = tmp_path / "p.jsonl"
     text = '{"prompt": "a\\nb"}\n\n  \n{"turns": ["c", "d"], "question_id": 1}\r\n{"prompt": "é"}'
     path.write_bytes(text.encode())
-    assert [one.turns for one in read_prompts(str(path))] == [("a\nb",), ("c", "d"), ("é",)]
+    assert [prompt.turns for prompt in read_prompts(str(path))] == [("a\nb",), ("c", "d"), ("é",)]
 
 
 def test_a_category_may_be_given(tmp_path):

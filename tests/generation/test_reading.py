@@ -25,22 +25,25 @@ def make(drafter):
     return PagedBatch(*compiled, 2, generator.max_seq_len, Switches())
 
 
-def begin(batch, prompt, found=(), pages=FIRST, **settings):
+def begin(batch, prompt, snapshots=(), pages=FIRST, **settings):
     """Returns a reading of a prompt that has not begun, but for the chunks that were found."""
     row = Row(SamplingParams(**settings), prompt, (0,), 200)
     # A drafter without a cache has no pages.
-    pages = [own[: table.shape[1]] for own, table in zip(pages, batch.tables, strict=True)]
-    return batch.begin_in(row, pages, CHUNK, found)
+    pages = [
+        pages_of_part[: table.shape[1]]
+        for pages_of_part, table in zip(pages, batch.tables, strict=True)
+    ]
+    return batch.begin_in(row, pages, CHUNK, snapshots)
 
 
 def read(batch, reading, count):
     """Reads chunks; returns their snapshots, each copied once its chunk was read."""
-    found = []
+    snapshots = []
     for _ in range(count):
         chunk = reading.next_chunk
         batch.read(reading)
-        found.append(batch.snapshot(reading, *chunk))
-    return found
+        snapshots.append(batch.snapshot(reading, *chunk))
+    return snapshots
 
 
 def leaves(state):
@@ -53,20 +56,20 @@ def pages_of(batch, numbers):
 
 
 def assert_same(ones, others):
-    for one, other in zip(ones, others, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for left, right in zip(ones, others, strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("drafter", ALL)
 def test_snapshots_are_what_reading_leaves(drafter):
     """Of another request's prompt, with other settings: in float32 not a bit differs."""
     batch = make(drafter)
-    found = read(batch, begin(batch, [*PROMPT[: 2 * CHUNK], 5, 6], temperature=0.0), 2)
+    snapshots = read(batch, begin(batch, [*PROMPT[: 2 * CHUNK], 5, 6], temperature=0.0), 2)
     expected = begin(batch, PROMPT, pages=([5, 4, 3], []), temperature=0.9, seed=7)
     read(batch, expected, 2)
     batch.read(expected)
     tokens = pages_of(batch, [5, 4, 3])
-    given = begin(batch, PROMPT, found, ([1, 2, 6], []), temperature=0.9, seed=7)
+    given = begin(batch, PROMPT, snapshots, ([1, 2, 6], []), temperature=0.9, seed=7)
     assert given.next_chunk == (2 * CHUNK, CHUNK)
     batch.read(given)
     assert expected.is_done
@@ -82,12 +85,12 @@ def test_snapshots_are_what_reading_leaves(drafter):
 def test_a_snapshot_in_the_wrong_place_is_seen():
     """The control of the test above: a snapshot of other tokens changes the state."""
     batch = make("model")
-    found = read(batch, begin(batch, [9, *PROMPT]), 2)
+    snapshots = read(batch, begin(batch, [9, *PROMPT]), 2)
     expected = begin(batch, PROMPT)
     read(batch, expected, 2)
-    given = begin(batch, PROMPT, found)
+    given = begin(batch, PROMPT, snapshots)
     pairs = zip(leaves(given.state), leaves(expected.state), strict=True)
-    assert any((one != two).any() for one, two in pairs)
+    assert any((left != right).any() for left, right in pairs)
 
 
 @pytest.mark.parametrize("drafter", ALL)
@@ -95,17 +98,17 @@ def test_a_shared_page_is_never_written(drafter):
     """Two rows go on differently from the same pages, and run: the pages stay as they were."""
     batch = make(drafter)
     first = begin(batch, PROMPT[: 2 * CHUNK + 20])
-    found = read(batch, first, 2)
+    snapshots = read(batch, first, 2)
     before = pages_of(batch, [1, 2])
     batch.read(first)
     batch.insert(0, first)
-    second = begin(batch, [*PROMPT[: 2 * CHUNK], 50, 51], found, SECOND)
+    second = begin(batch, [*PROMPT[: 2 * CHUNK], 50, 51], snapshots, SECOND)
     batch.read(second)
     batch.insert(1, second)
     for _ in range(3):
         batch.run(4)
     assert_same(pages_of(batch, [1, 2]), before)
-    assert any((one != two).any() for one, two in zip(
+    assert any((left != right).any() for left, right in zip(
         pages_of(batch, [3]), pages_of(batch, [5]), strict=True
     ))  # fmt: skip
 
@@ -120,7 +123,7 @@ def test_a_row_that_is_done_writes_into_no_page():
     begun = pages_of(batch, held)
     batch.run(2)
     before = pages_of(batch, held)
-    assert any((one != two).any() for one, two in zip(begun, before, strict=True))
+    assert any((left != right).any() for left, right in zip(begun, before, strict=True))
     batch.finish(0)
     batch.run(4)
     assert_same(pages_of(batch, held), before)

@@ -79,9 +79,9 @@ class Served:
             body = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, body, headers)
         reply = connection.getresponse()
-        found = reply.status, dict(reply.headers), reply.read()
+        answer = reply.status, dict(reply.headers), reply.read()
         connection.close()
-        return found
+        return answer
 
     def post(self, path, body, **headers):
         """Returns status and JSON of a reply."""

@@ -50,7 +50,9 @@ def fit(**options):
     generator = make_generator("model", batch_size=8, num_draft_tokens=2, **options)
     with Served(generator, max_queue=_AT_ONCE * _N) as served:
         counts = count(served)
-        accepted = sum(one.num_accepted for update in served.updates for one in update.rounds)
+        accepted = sum(
+            a_round.num_accepted for update in served.updates for a_round in update.rounds
+        )
     assert counts.sum() == NUM_SAMPLES
     assert accepted > NUM_SAMPLES / 10, "drafts say something"
     return goodness_of_fit(counts, expected_distribution())

@@ -53,14 +53,14 @@ def test_the_javascript_client_gets_what_the_python_client_gets(served, tmp_path
     (tmp_path / "client.mjs").write_text(_JAVASCRIPT)
     command = ["node", "client.mjs", f"http://127.0.0.1:{served.port}/v1"]
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    found = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     body = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 20, "seed": 5,
             "temperature": 0.9}  # fmt: skip
     _, reply = served.post("/v1/chat/completions", body)
     text = reply["choices"][0]["message"]["content"]
-    assert (found["whole"], found["streamed"]) == (text, text)
-    assert found["refusal"] == {"status": 400, "param": "temperature", "name": "BadRequestError"}
-    assert (found["models"], found["cached"]) == (["tiny"], 0)
+    assert (printed["whole"], printed["streamed"]) == (text, text)
+    assert printed["refusal"] == {"status": 400, "param": "temperature", "name": "BadRequestError"}
+    assert (printed["models"], printed["cached"]) == (["tiny"], 0)
 
 
 _AGAIN = """
@@ -109,9 +109,9 @@ def test_a_client_that_was_sent_away_comes_again_in_time(ask, tmp_path, monkeypa
         assert ask(f"http://127.0.0.1:{server.port}/v1", tmp_path) == 2
         assert len(moments) == 2, "one refusal, one retry"
         assert moments[1] - moments[0] >= 0.9
-        for one in others:
-            assert one.getresponse().status == 200
-            one.close()
+        for connection in others:
+            assert connection.getresponse().status == 200
+            connection.close()
 
 
 def test_thousands_of_requests_from_the_schema_give_no_500(served, tmp_path):
@@ -156,12 +156,12 @@ def test_lm_evaluation_harness_scores_as_on_transformers(tmp_path):
     samples = [{"question": f"one two {n} ", "choices": [f"thr{n}", "ee", "x" * n], "answer": n % 3}
                for n in range(1, 9)]  # fmt: skip
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in samples))
+    data.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     for name, kind, rest in (("tiny_choice", "multiple_choice", _CHOICE),
                              ("tiny_words", "generate_until", _WORDS)):  # fmt: skip
         task = _TASK.format(name=name, kind=kind, rest=rest, data=data)
         (tmp_path / f"{name}.yaml").write_text(task)
-    found = {}
+    lines_of = {}
     folder = save_folder(tmp_path / "tiny", template=TEMPLATE)
     with Served(load_tiny(), max_queue=64) as server:
         models = {
@@ -181,14 +181,16 @@ def test_lm_evaluation_harness_scores_as_on_transformers(tmp_path):
             lines = [json.loads(line) for name in ("tiny_choice", "tiny_words")
                      for path in (tmp_path / model).rglob(f"samples_{name}_*.jsonl")
                      for line in path.read_text().splitlines()]  # fmt: skip
-            found[model] = sorted(lines, key=lambda one: ("acc" in one, one["doc_id"]))
-    assert len(found["hf"]) == 2 * len(samples)
-    for one, other in zip(found["hf"], found["local-completions"], strict=True):
-        if "acc" not in one:
-            assert one["resps"] == other["resps"], "the same text"
+            lines_of[model] = sorted(lines, key=lambda sample: ("acc" in sample, sample["doc_id"]))
+    assert len(lines_of["hf"]) == 2 * len(samples)
+    for sample, served_sample in zip(lines_of["hf"], lines_of["local-completions"], strict=True):
+        if "acc" not in sample:
+            assert sample["resps"] == served_sample["resps"], "the same text"
             continue
-        assert one["acc"] == other["acc"]
-        for mine, theirs in zip(other["filtered_resps"], one["filtered_resps"], strict=True):
+        assert sample["acc"] == served_sample["acc"]
+        for mine, theirs in zip(
+            served_sample["filtered_resps"], sample["filtered_resps"], strict=True
+        ):
             assert float(mine[0]) == pytest.approx(float(theirs[0]), abs=2e-3)
             assert str(mine[1]) == str(theirs[1]), "whether it is what greedy decoding says"
 

@@ -76,9 +76,9 @@ def test_an_answer_is_json_by_the_schema_streamed_or_not(served, client):
                  "max_tokens": 100, "response_format": FORMAT}  # fmt: skip
         (choice,) = ask(**asked).choices
         assert choice.finish_reason == "stop"
-        found = json.loads(choice.message.content)
-        assert type(found["n"]) is int
-        assert type(found["ok"]) is bool
+        value = json.loads(choice.message.content)
+        assert type(value["n"]) is int
+        assert type(value["ok"]) is bool
         chunks = ask(**asked, stream=True)
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
     whole = ask(model="tiny", messages=SAY, max_tokens=150, temperature=1, seed=1,
@@ -133,8 +133,8 @@ def num_programs(served):
     ],
 )  # fmt: skip
 def test_what_cannot_be_given_is_refused(served, path, asked, param, part):
-    own = {"prompt": "a"} if path == TEXT else {"messages": SAY}
-    status, reply = served.post(path, own | asked, Authorization="Bearer k")
+    required = {"prompt": "a"} if path == TEXT else {"messages": SAY}
+    status, reply = served.post(path, required | asked, Authorization="Bearer k")
     assert (status, reply["error"]["param"]) == (400, param)
     assert part in reply["error"]["message"]
 
@@ -160,20 +160,20 @@ def test_likely_tokens_are_those_of_a_plain_log_softmax(served, client):
     ask = client.chat.completions.create
     whole = ask(**asked).choices[0].logprobs.content
     chunks = [chunk.choices[0].logprobs for chunk in ask(**asked, stream=True)]
-    assert [one for chunk in chunks if chunk for one in chunk.content] == whole
+    assert [token for chunk in chunks if chunk for token in chunk.content] == whole
     assert len(whole) == len(expected) == 12
     best = np.sort(expected, axis=1)[:, ::-1][:, :20]
-    found = np.array([[top.logprob for top in one.top_logprobs] for one in whole])
-    np.testing.assert_allclose(found, best, atol=1e-4)
-    assert np.abs(found[1:] - best[:-1]).max() > 0.1
-    for one, token_id, row in zip(whole, result.token_ids, expected, strict=True):
-        assert one.logprob == pytest.approx(row[token_id], abs=1e-4)
+    shown = np.array([[top.logprob for top in token.top_logprobs] for token in whole])
+    np.testing.assert_allclose(shown, best, atol=1e-4)
+    assert np.abs(shown[1:] - best[:-1]).max() > 0.1
+    for token, token_id, row in zip(whole, result.token_ids, expected, strict=True):
+        assert token.logprob == pytest.approx(row[token_id], abs=1e-4)
         label = served.generator.target.tokenizer.label
-        assert one.top_logprobs[0].token == label(int(row.argmax()))[0]
+        assert token.top_logprobs[0].token == label(int(row.argmax()))[0]
     fewer = ask(**(asked | {"top_logprobs": 3})).choices[0].logprobs.content
-    assert [one.top_logprobs for one in fewer] == [one.top_logprobs[:3] for one in whole]
+    assert [token.top_logprobs for token in fewer] == [token.top_logprobs[:3] for token in whole]
     none = ask(**(asked | {"top_logprobs": 0})).choices[0].logprobs.content
-    assert all(one.top_logprobs == [] for one in none)
+    assert all(token.top_logprobs == [] for token in none)
 
 
 @pytest.mark.parametrize("length", [1, 64, 100])
@@ -183,18 +183,18 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(served, client, length)
     asked = {"model": "tiny", "prompt": ids, "max_tokens": 2, "temperature": 0}
     plain = client.completions.create(**asked).choices[0]
     (choice,) = client.completions.create(**asked, echo=True, logprobs=3).choices
-    found = choice.logprobs
+    shown = choice.logprobs
     assert choice.text.endswith(plain.text)
-    assert len(found.tokens) == length + 2
-    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    assert len(shown.tokens) == length + 2
+    assert shown.token_logprobs[0] is shown.top_logprobs[0] is None
     (result,) = served.generator.generate([ids], SamplingParams(max_new_tokens=2))
     whole = [*ids, *result.token_ids]
     expected = log_softmax(served, whole)[:-1]
-    own = expected[np.arange(len(expected)), whole[1:]]
-    np.testing.assert_allclose(found.token_logprobs[1:], own, atol=1e-4)
-    best = [max(top.values()) for top in found.top_logprobs[1:]]
+    known = expected[np.arange(len(expected)), whole[1:]]
+    np.testing.assert_allclose(shown.token_logprobs[1:], known, atol=1e-4)
+    best = [max(top.values()) for top in shown.top_logprobs[1:]]
     np.testing.assert_allclose(best, expected.max(axis=1), atol=1e-4)
-    assert max(map(len, found.top_logprobs[1:])) == 3
+    assert max(map(len, shown.top_logprobs[1:])) == 3
 
 
 def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
@@ -231,14 +231,14 @@ def test_traces_forget_the_oldest():
         traces.observe(Update(job, Chunk(0, "", [1], 0), [], [], [], [], 0.0))
         counts, drafts = [RoundCounts(1, 0, "x")] * count, [Drafts((7,))] * count
         traces.observe(Update(job, Chunk(0, "", [2] * count, 0), [], [], counts, drafts, 0.0))
-    found = [number for number in range(50) if traces.find(str(number))]
-    assert found[-1] == 49
+    remembered = [number for number in range(50) if traces.find(str(number))]
+    assert remembered[-1] == 49
     assert (
-        sum(1 + number % 4 for number in found)
+        sum(1 + number % 4 for number in remembered)
         <= 10
-        < sum(1 + number % 4 for number in range(found[0] - 1, 50))
+        < sum(1 + number % 4 for number in range(remembered[0] - 1, 50))
     )
-    assert [one["next_id"] for one in traces.find("49")["answers"][0]["rounds"]] == [2]
+    assert [traced["next_id"] for traced in traces.find("49")["answers"][0]["rounds"]] == [2]
 
 
 def test_a_trace_tells_a_trees_path():
@@ -350,10 +350,10 @@ def test_calls_one_at_a_time_and_functions_as_the_client_makes_them(client):
     asked = {"model": "tiny", "messages": SAY, "tools": [openai.pydantic_function_tool(Add)],
              "max_tokens": 150, "extra_body": {"pattern": f"{call}\n{call}"}}  # fmt: skip
     for is_parallel, count in ((True, 2), (False, 1)):
-        own = asked | {"parallel_tool_calls": is_parallel}
-        message = client.chat.completions.create(**own).choices[0].message
+        arguments = asked | {"parallel_tool_calls": is_parallel}
+        message = client.chat.completions.create(**arguments).choices[0].message
         assert (message.content, len(message.tool_calls)) == (None, count)
-        chunks = client.chat.completions.create(**own, stream=True)
+        chunks = client.chat.completions.create(**arguments, stream=True)
         assert sum(len(one.choices[0].delta.tool_calls or ()) for one in chunks) == count
     forced = asked | {"tool_choice": "required", "extra_body": {}}
     (one,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
@@ -362,5 +362,5 @@ def test_calls_one_at_a_time_and_functions_as_the_client_makes_them(client):
 
 def test_the_best_of_as_many_as_are_wanted_are_all(client):
     asked = {"model": "tiny", "prompt": "a", "max_tokens": 5, "temperature": 1, "seed": 1, "n": 2}
-    both = [client.completions.create(**asked, **more).choices for more in ({}, {"best_of": 2})]
-    assert [one.text for one in both[0]] == [one.text for one in both[1]]
+    choices = [client.completions.create(**asked, **more).choices for more in ({}, {"best_of": 2})]
+    assert [choice.text for choice in choices[0]] == [choice.text for choice in choices[1]]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+import jsonschema
 import openai
 import pytest
 
@@ -84,8 +85,8 @@ def test_the_guides_example_runs_as_it_stands(served, monkeypatch, capsys):
         {"role": "developer", "content": "Talk like a pirate."},
         *say("Are semicolons optional?"),
     ]
-    with openai.OpenAI() as own:
-        reply = own.chat.completions.create(model=served.model, messages=talk)
+    with openai.OpenAI() as guide_client:
+        reply = guide_client.chat.completions.create(model=served.model, messages=talk)
     assert reply.choices[0].message.content
 
 
@@ -172,11 +173,11 @@ def test_log_probabilities_are_those_of_the_tokens(served, client):
     asked = {"model": served.model, "messages": say("Hello?"), "max_tokens": 9, "temperature": 0,
              "logprobs": True}  # fmt: skip
     content = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert [one.logprob for one in content] == pytest.approx(expected.raw_logprobs, rel=1e-4)
+    assert [token.logprob for token in content] == pytest.approx(expected.raw_logprobs, rel=1e-4)
     streamed = [
-        one.logprob
+        token.logprob
         for chunk in client.chat.completions.create(**asked, stream=True)
-        for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+        for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
     ]
     assert streamed == pytest.approx(expected.raw_logprobs, rel=1e-4)
     ids = expected.prompt_token_ids
@@ -204,14 +205,14 @@ def test_a_trace_says_where_each_token_came_from(served):
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     *chunks, last = events(data)
     tokens = [token for chunk in chunks for token in chunk["jspec"]["tokens"]]
-    rounds = [one for chunk in chunks for one in chunk["jspec"]["rounds"]]
+    rounds = [traced for chunk in chunks for traced in chunk["jspec"]["rounds"]]
     stats = last["usage"]["jspec"]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     assert "".join(text for text, _ in tokens) == text
     expected = ["plain"]  # the token that the prefill drew
-    for one in served.traces.find(last["id"])["answers"][0]["rounds"]:
-        own = one["next"] if one["draft_ids"] else "plain"
-        expected += ["drafted"] * one["num_accepted"] + [own] * (one["next"] is not None)
+    for traced in served.traces.find(last["id"])["answers"][0]["rounds"]:
+        source = traced["next"] if traced["draft_ids"] else "plain"
+        expected += ["drafted"] * traced["num_accepted"] + [source] * (traced["next"] is not None)
     assert [origin for _, origin in tokens] == expected
     assert expected.count("drafted") == stats["num_accepted"] > 0
     assert {"plain", "residual", "bonus"} < set(expected)
@@ -219,12 +220,32 @@ def test_a_trace_says_where_each_token_came_from(served):
     assert [proposed for proposed, _ in rounds] == stats["proposed_per_round"]
 
 
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_streamed_chunks_are_as_the_schema_says(served, path):
+    """Guards against a field of an event that /openapi.json does not name."""
+    document = json.loads(served.request("GET", "/openapi.json")[2])
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    schema = content["text/event-stream"]["schema"] | {"components": document["components"]}
+    asked = {"max_tokens": 9, "temperature": 0, "stream": True, "trace": True, "logprobs": True}
+    asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if path == TEXT:
+        asked |= {"prompt": "abcabc", "logprobs": 2}
+    else:
+        asked |= {"messages": [{"role": "user", "content": "abcabc"}]}
+    chunks = events(served.request("POST", path, asked)[2])
+    assert len(chunks) > 2
+    for chunk in chunks:
+        jsonschema.validate(chunk, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(chunks[0] | {"unknown": 1}, schema)
+
+
 def test_a_prompt_that_was_read_before_is_not_read_again(served, client):
     """By usage and metrics, streamed or not; of two answers to one prompt the first one counts."""
     before = read_metrics(served)
     asked = {"model": served.model, "prompt": "the same beginning " * 8, **SAMPLED}
     first, again, two = (client.completions.create(**asked, n=n) for n in (1, 1, 2))
-    cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again, two)]
+    cached = [reply.usage.prompt_tokens_details.cached_tokens for reply in (first, again, two)]
     assert cached == [0, 128, 128]
     assert first.choices[0].text == again.choices[0].text == two.choices[0].text
     *_, last = client.completions.create(
@@ -288,25 +309,25 @@ def test_the_offsets_of_tokens_are_those_of_the_text(served):
     asked = {"prompt": "é", "max_tokens": 24, "seed": 2, "temperature": 0.3, "logprobs": 3,
              "pattern": "(a😀|é€)+"}  # fmt: skip
     (choice,) = served.post(TEXT, asked)[1]["choices"]
-    found = choice["logprobs"]
-    assert any(token.startswith("bytes:\\x") for token in found["tokens"])
-    assert "\ufffd" not in "".join(found["tokens"])
-    assert {len(top) for top in found["top_logprobs"]} == {3}, "no token stands for another"
+    shown = choice["logprobs"]
+    assert any(token.startswith("bytes:\\x") for token in shown["tokens"])
+    assert "\ufffd" not in "".join(shown["tokens"])
+    assert {len(top) for top in shown["top_logprobs"]} == {3}, "no token stands for another"
     text, pending = "", b""
-    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
         assert offset == len(text)
         if token == "</s>":  # it ends the answer, and prints nothing
             continue
         parts = token.removeprefix("bytes:").split("\\x")[1:]
-        pending += bytes(int(one, 16) for one in parts) if parts else token.encode()
+        pending += bytes(int(part, 16) for part in parts) if parts else token.encode()
         with contextlib.suppress(UnicodeDecodeError):
             text, pending = text + pending.decode(), b""
     assert choice["text"].rstrip("\ufffd") == text
     chunks = events(served.request("POST", TEXT, asked | {"stream": True})[2])
-    parts = [one["choices"][0]["logprobs"] for one in chunks]
+    parts = [part["choices"][0]["logprobs"] for part in chunks]
     for name in ("tokens", "text_offset"):
-        assert [value for one in parts if one for value in one[name]] == found[name]
-    assert len([one for one in parts if one]) > 2
+        assert [value for part in parts if part for value in part[name]] == shown[name]
+    assert len([part for part in parts if part]) > 2
 
 
 def test_tokens_are_counted_before_they_are_sent(served):
@@ -334,11 +355,11 @@ def test_metrics_add_up_to_what_was_answered(served):
     stats = served.post(TEXT, asked)[1]["usage"]
     after = read_metrics(served)
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    own = stats["jspec"]
-    assert grown["vllm:spec_decode_num_draft_tokens_total"] == own["num_proposed"] > 0
-    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == own["num_accepted"] > 0
+    counts = stats["jspec"]
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == counts["num_proposed"] > 0
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == counts["num_accepted"] > 0
     positions = sum(v for name, v in grown.items() if name.endswith("per_pos_total"))
-    assert positions == own["num_accepted"]
+    assert positions == counts["num_accepted"]
     assert grown["vllm:generation_tokens_total"] == stats["completion_tokens"]
     assert grown["vllm:prompt_tokens_total"] == stats["prompt_tokens"]
     assert grown["vllm:time_to_first_token_seconds_count"] == 1
@@ -355,9 +376,9 @@ def test_metrics_add_up_to_what_was_answered(served):
 
 def read_metrics(served):
     """Returns the sum of each series over its other labels."""
-    found = {}
+    metrics = {}
     for line in served.request("GET", "/metrics")[2].decode().splitlines():
         if not line.startswith("#"):
             name, value = line.split("{")[0], float(line.rpartition(" ")[2])
-            found[name] = found.get(name, 0.0) + value
-    return found
+            metrics[name] = metrics.get(name, 0.0) + value
+    return metrics

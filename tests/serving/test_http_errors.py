@@ -170,8 +170,8 @@ def test_bad_input_says_what_was_expected(served, path, body, param, part):
     ],
 )
 def test_other_refusals_have_the_same_shape(served, method, path, body, status, code):
-    found, _, reply = served.request(method, path, body)
-    assert (found, json.loads(reply)["error"]["code"]) == (status, code)
+    answered, _, reply = served.request(method, path, body)
+    assert (answered, json.loads(reply)["error"]["code"]) == (status, code)
 
 
 def test_headers_say_what_a_client_can_do(served):

@@ -26,19 +26,19 @@ def company(rng):
 
 def texts(served, num_at_once, rng):
     """Returns the answers to `ASKED`, each among others so that this many are asked for at once."""
-    own = list(range(len(ASKED))) * 2
-    jobs = own + [None] * (len(own) * (num_at_once > 1))
+    asked = list(range(len(ASKED))) * 2
+    jobs = asked + [None] * (len(asked) * (num_at_once > 1))
     rng.shuffle(jobs)
     with concurrent.futures.ThreadPoolExecutor(num_at_once) as pool:
         bodies = [company(rng) if job is None else ASKED[job] for job in jobs]
         replies = list(pool.map(lambda body: served.post(TEXT, body), bodies))
     assert {status for status, _ in replies} == {200}
-    found = {}
+    texts_of = {}
     for job, (_, reply) in zip(jobs, replies, strict=True):
         if job is not None:
-            found.setdefault(job, set()).add(reply["choices"][0]["text"])
-    assert all(len(one) == 1 for one in found.values()), found
-    return [one for job in sorted(found) for one in found[job]]
+            texts_of.setdefault(job, set()).add(reply["choices"][0]["text"])
+    assert all(len(said) == 1 for said in texts_of.values()), texts_of
+    return [said for job in sorted(texts_of) for said in texts_of[job]]
 
 
 def check_loads(loads, drafters, batch_size):
@@ -48,11 +48,11 @@ def check_loads(loads, drafters, batch_size):
         generator = load_tiny(acceptance="coupled", batch_size=batch_size, **options)
         with Served(generator, max_queue=64) as served:
             for load in loads:
-                found = texts(served, load, random.Random(load))
-                expected = expected or found
-                assert found == expected, (name, load)
-            _, other = served.post(TEXT, ASKED[0] | {"seed": 9})
-            assert other["choices"][0]["text"] != expected[0]
+                said = texts(served, load, random.Random(load))
+                expected = expected or said
+                assert said == expected, (name, load)
+            _, reseeded = served.post(TEXT, ASKED[0] | {"seed": 9})
+            assert reseeded["choices"][0]["text"] != expected[0]
 
 
 def test_an_answer_is_the_same_alone_and_in_company():

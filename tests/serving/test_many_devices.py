@@ -61,10 +61,10 @@ def cache_bytes(slots, num_pages):
 def told(monkeypatch):
     """Two processes in one: what the first broadcasts is put into a queue; the other takes it."""
     calls = queue.Queue()
-    own = threading.get_ident()
+    thread_id = threading.get_ident()
 
     def broadcast(value):
-        if threading.get_ident() == own:
+        if threading.get_ident() == thread_id:
             calls.put(value)
             return value
         return calls.get(timeout=60)
@@ -98,8 +98,8 @@ def test_followers_know_the_pages_of_the_first(told):
     """Guards against a call that is not told, or told late; what nobody waits for is forgotten."""
     led, rng, most_saved = Led(), np.random.default_rng(0), 0
     following = Machine()
-    other = threading.Thread(target=follow, args=(following.slots,))
-    other.start()
+    thread = threading.Thread(target=follow, args=(following.slots,))
+    thread.start()
     for _ in range(3000):
         action, kind, number = rng.integers([12, 3, 5 * PAGE]).tolist()
         if action == 0 and len(led.waiting) < 8:
@@ -115,7 +115,7 @@ def test_followers_know_the_pages_of_the_first(told):
     led.slots.keep_alive()
     assert not led.slots._calls._saved
     led.slots.stop()
-    other.join(timeout=60)
+    thread.join(timeout=60)
     assert led.num_paused > most_saved > 0
     assert (led.device.contents == following.device.contents).all()
     assert (led.device.lengths == following.device.lengths).all()
@@ -129,15 +129,15 @@ def test_followers_compute_what_the_first_does(told):
     few = cache_bytes(make_slots(generator), 5)
     first, second = (make_slots(generator, cache_bytes=few) for _ in range(2))
     leading = LeadingSlots(first)
-    other = threading.Thread(target=follow, args=(second,))
-    other.start()
+    thread = threading.Thread(target=follow, args=(second,))
+    thread.start()
     _, num_paused = answer_all(leading, generator, cancelled=1)
     leading.keep_alive()
     leading.stop()
-    other.join(timeout=60)
+    thread.join(timeout=60)
     assert num_paused > 1
-    for one, two in zip(first.pools, second.pools, strict=True):
-        assert one._free == two._free
+    for pool, copy in zip(first.pools, second.pools, strict=True):
+        assert pool._free == copy._free
     assert first.tree.num_bytes == second.tree.num_bytes > 0
     assert (first._batch.lengths == second._batch.lengths).all()
     assert not leading._calls._saved
@@ -205,9 +205,9 @@ def servers(tmp_path, compile_cache):
         env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
         usual = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2",
                  "--drafter=prompt_lookup", *flags)  # fmt: skip
-        for own in range(number):
+        for process_id in range(number):
             line = command("jspec.serve", *usual)
-            line += [f"--process_id={own}"] * (number > 1)
+            line += [f"--process_id={process_id}"] * (number > 1)
             begun.append(subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True))
         for line in begun[-number].stderr:
             if "http://" in line:
@@ -249,22 +249,22 @@ def test_two_processes_serve_as_one(servers, free_port):
     (alone,), port = servers(1)
     expected = [complete(port, prompt) for prompt in ("hello there", "x" * 100)]
     alone.send_signal(signal.SIGTERM)
-    both, port = servers(2, *of_run(2, free_port))
-    both[1].send_signal(signal.SIGTERM)
+    servers_begun, port = servers(2, *of_run(2, free_port))
+    servers_begun[1].send_signal(signal.SIGTERM)
     assert [complete(port, prompt) for prompt in ("hello there", "x" * 100)] == expected
     assert threading.Event().wait(40) is False, "nothing is asked for, and all stay"
     assert complete(port, "hello there") == expected[0]
-    both[0].send_signal(signal.SIGTERM)
-    assert [process.wait(timeout=40) for process in both] == [0, 0]
+    servers_begun[0].send_signal(signal.SIGTERM)
+    assert [process.wait(timeout=40) for process in servers_begun] == [0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_process_ends_the_server(servers, free_port, lost):
     """With a line that names it."""
-    both, _ = servers(2, *of_run(2, free_port))
-    both[lost].kill()
-    left = both[1 - lost]
+    servers_begun, _ = servers(2, *of_run(2, free_port))
+    servers_begun[lost].kill()
+    left = servers_begun[1 - lost]
     _, errors = left.communicate(timeout=90)
     assert left.returncode == 2
     said = f"error: process {1 - lost} of 2: process {lost} of the run was lost"
@@ -278,7 +278,7 @@ def test_two_processes_serve_with_numbers_that_adapt(servers, free_port):
     (alone,), port = servers(1, *flags)
     expected = [complete(port, prompt) for prompt in prompts]
     alone.send_signal(signal.SIGTERM)
-    both, port = servers(2, *flags, *of_run(2, free_port))
+    servers_begun, port = servers(2, *flags, *of_run(2, free_port))
     assert [complete(port, prompt) for prompt in prompts] == expected
-    both[0].send_signal(signal.SIGTERM)
-    assert [process.wait(timeout=40) for process in both] == [0, 0]
+    servers_begun[0].send_signal(signal.SIGTERM)
+    assert [process.wait(timeout=40) for process in servers_begun] == [0, 0]

@@ -22,8 +22,8 @@ def served():
     numbers = (0, 1, 3, 7)
     seconds = tuple(1 + number / 100 for number in numbers)
     costs = RoundCosts((64,), numbers, ("prompt_lookup",), ((seconds,),), ((0.0,),))
-    own = load_tiny(num_draft_tokens="auto", costs=costs)
-    with Served(own) as server:
+    generator = load_tiny(num_draft_tokens="auto", costs=costs)
+    with Served(generator) as server:
         yield server
 
 
@@ -70,18 +70,20 @@ def test_a_chat_has_colours_and_figures(served, browser):
     find(browser, "#most")[0].send_keys("60")
     assert ask(served, browser, "abcabc") == expected.text
     stats = expected.stats
-    kinds = [one["next"] if one["draft_ids"] else "plain" for one in rounds_of_newest(served)]
+    kinds = [
+        traced["next"] if traced["draft_ids"] else "plain" for traced in rounds_of_newest(served)
+    ]
     # The prefill drew the first token.
-    own = {"plain": 1 + kinds.count("plain"), "residual": kinds.count("residual"),
+    count_of = {"plain": 1 + kinds.count("plain"), "residual": kinds.count("residual"),
            "bonus": kinds.count("bonus"), "drafted": stats.num_accepted}  # fmt: skip
-    assert {kind: len(find(browser, f".assistant .{kind}")) for kind in own} == own
-    assert min(own.values()) > 0
+    assert {kind: len(find(browser, f".assistant .{kind}")) for kind in count_of} == count_of
+    assert min(count_of.values()) > 0
     line = text_of(browser, ".live")
     assert f"{len(expected.token_ids)} tokens" in line
     # A batch of one row may draft another number than one of three: the server's own counts.
     newest = served.updates[-1].job
-    proposed = sum(one.num_proposed for update in served.updates if update.job is newest
-                   for one in update.rounds)  # fmt: skip
+    proposed = sum(traced.num_proposed for update in served.updates if update.job is newest
+                   for traced in update.rounds)  # fmt: skip
     assert f"{stats.num_accepted} of {proposed} drafts accepted" in line
     assert f"{stats.tokens_per_target_call:.2f} tokens a call" in line
     assert find(browser, ".error") == []
@@ -134,9 +136,9 @@ def test_the_dashboard_says_what_metrics_say(served, browser):
         assert share > 0
     finally:
         served.gate.set()
-    for one in connections:
-        assert one.getresponse().status == 200
-        one.close()
+    for connection in connections:
+        assert connection.getresponse().status == 200
+        connection.close()
     served.wait_until(lambda: "0 of 3 slots taken" in text_of(browser, "#server"))
     assert "0 % of pages held" in text_of(browser, "#server")
 

@@ -56,9 +56,9 @@ class Device:
         end = min(length + num_rounds * BLOCK, max_length + BLOCK)
         return [-(-end // PAGE)] * 2
 
-    def begin_in(self, request, pages, widest, found, is_scored=False):
+    def begin_in(self, request, pages, widest, snapshots, is_scored=False):
         self.reading_pages = pages
-        return Reading(request.prompt, self.chunks(len(request.prompt), widest), len(found))
+        return Reading(request.prompt, self.chunks(len(request.prompt), widest), len(snapshots))
 
     def snapshot(self, reading, begin, width):
         return ()
@@ -71,8 +71,8 @@ class Device:
         self.contents[part, numbers, slots % PAGE] = tokens
 
     def holds(self, part, pages, tokens):
-        found = self.contents[part, pages].ravel()[: len(tokens)]
-        return found.tolist() == list(tokens)
+        stored = self.contents[part, pages].ravel()[: len(tokens)]
+        return stored.tolist() == list(tokens)
 
     def read(self, reading):
         begin, width = reading.next_chunk
@@ -180,8 +180,8 @@ class Machine(RuleBasedStateMachine):
     def every_page_is_free_or_has_one_owner(self):
         shared = [page for node in self.slots.tree._by_use for page in node.page.pages]
         for part, pool in enumerate(self.slots.pools):
-            own = [page for held in self.slots._held.values() for page in held.own[part]]
-            everything = [*pool._free, *own, *(shared if part == 0 else [])]
+            held_pages = [page for held in self.slots._held.values() for page in held.own[part]]
+            everything = [*pool._free, *held_pages, *(shared if part == 0 else [])]
             assert sorted(everything) == list(range(1, pool.num_pages + 1))
         assert 0 <= self.slots.usage <= 1
 

@@ -67,14 +67,14 @@ def make(drafter, num_pages, **options):
         options["costs"] = RoundCosts(
             (64,), numbers, tuple(names), ((seconds,) * len(names),), (reading,)
         )
-    own = make_generator(drafter, batch_size=4, **options)
+    generator = make_generator(drafter, batch_size=4, **options)
     # Layers, keys and values, heads, slots, dimensions, bytes; target and draft are of one size.
     size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "prompt_lookup") else 2)
     scheduler = make_scheduler(
-        own, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
+        generator, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
     )
     assert [pool.num_pages for pool in scheduler.slots.pools] == [num_pages] * 2
-    return own, scheduler
+    return generator, scheduler
 
 
 def spoil(scheduler, rng):
@@ -109,16 +109,16 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
 
     Nobody waits for a compiler.
     """
-    own, scheduler = make(drafter, num_pages, **options)
+    generator, scheduler = make(drafter, num_pages, **options)
     spoil(scheduler, np.random.default_rng(0))
     begin = compile_clock().num_programs
-    found = answers(own, scheduler)
+    results = answers(generator, scheduler)
     assert scheduler.num_paused > 0
     assert compile_clock().num_programs == begin
-    alone = shared_generator(drafter, **options) if "num_draft_tokens" not in options else own
+    alone = shared_generator(drafter, **options) if "num_draft_tokens" not in options else generator
     # In one call, though one by one: their programs have all processors, and are compiled once.
     expected_of = alone.generate(list(map(Request, PROMPTS, SETTINGS)))
-    for result, expected, settings in zip(found, expected_of, SETTINGS, strict=True):
+    for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
         # With `auto` greedy answers have as many drafts as pay in their company.
@@ -131,7 +131,10 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     assert target.num_free == num_pages - len(scheduler.slots.tree)  # of a page each
     assert scheduler.slots.usage == 0
     # Answers that were read anew are not in the tree, nor is any draft.
-    texts = [[i for one in path(node) for i in one.chunk] for node in scheduler.slots.tree._by_use]
+    texts = [
+        [i for node_of_path in path(node) for i in node_of_path.chunk]
+        for node in scheduler.slots.tree._by_use
+    ]
     assert texts
     assert all(any(prompt[: len(text)] == text for prompt in PROMPTS) for text in texts)
 

@@ -14,12 +14,12 @@ _CHUNKS = st.integers(0, 2).map(lambda token: (token,) * 4)
 
 def nodes_of(tree):
     """Returns all nodes that can be reached from the root, which has no page."""
-    found, waiting = [], [tree.root]
+    nodes, waiting = [], [tree.root]
     while waiting:
         node = waiting.pop()
-        found += node.children.values()
+        nodes += node.children.values()
         waiting += node.children.values()
-    return found
+    return nodes
 
 
 def check(tree, readers=()):
@@ -43,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         self.tree, self.readers, self.pages = PrefixTree(MAX_BYTES), [], {}
 
     def text(self, node):
-        return tuple(one.chunk for one in path(node))
+        return tuple(node_of_path.chunk for node_of_path in path(node))
 
     @rule()
     def begin(self):
@@ -55,17 +55,17 @@ class Machine(RuleBasedStateMachine):
     def go_on(self, number, chunk, size):
         number %= len(self.readers)
         node = self.readers[number]
-        found = self.tree.find(node, chunk)
-        if found is None:
+        child = self.tree.find(node, chunk)
+        if child is None:
             page, text = object(), (*self.text(node), chunk)
-            found = self.tree.add(node, chunk, page, size)
-            if found is None:
+            child = self.tree.add(node, chunk, page, size)
+            if child is None:
                 return
             self.pages[text] = page
-        assert found.page is self.pages[self.text(found)], "another prompt's page"
-        self.tree.pin(found)
+        assert child.page is self.pages[self.text(child)], "another prompt's page"
+        self.tree.pin(child)
         self.tree.unpin(node)
-        self.readers[number] = found
+        self.readers[number] = child
 
     @precondition(lambda self: self.readers)
     @rule(number=st.integers(0, 99))

@@ -246,20 +246,20 @@ def test_an_echo_may_have_no_new_token(served, asked):
     asked = {"prompt": "abc", "max_tokens": 0, "echo": True} | asked
     if asked.get("stream"):
         chunks = events(served.request("POST", TEXT, asked)[2])
-        assert "".join(one["choices"][0]["text"] for one in chunks) == "abc"
+        assert "".join(choice["choices"][0]["text"] for choice in chunks) == "abc"
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
         return
     reply = ask(served, TEXT, **asked)
     assert reply["usage"]["completion_tokens"] == 0
     longer = ask(served, TEXT, **(asked | {"max_tokens": 1}))
-    for one, other in zip(reply["choices"], longer["choices"], strict=True):
-        assert one["finish_reason"] == "length"
-        assert other["text"].startswith(one["text"])
-        if (found := one["logprobs"]) is not None:
-            count = len(found["tokens"])
-            assert found["token_logprobs"] == other["logprobs"]["token_logprobs"][:count]
-            assert count == len(other["logprobs"]["tokens"]) - 1
-            assert found["token_logprobs"][0] is None
+    for choice, longer_choice in zip(reply["choices"], longer["choices"], strict=True):
+        assert choice["finish_reason"] == "length"
+        assert longer_choice["text"].startswith(choice["text"])
+        if (shown := choice["logprobs"]) is not None:
+            count = len(shown["tokens"])
+            assert shown["token_logprobs"] == longer_choice["logprobs"]["token_logprobs"][:count]
+            assert count == len(longer_choice["logprobs"]["tokens"]) - 1
+            assert shown["token_logprobs"][0] is None
 
 
 CALLED = [*SAY, {"role": "assistant", "content": None, "tool_calls": [

@@ -33,20 +33,22 @@ def test_a_batch_grows_and_shrinks_and_no_answer_changes():
             update.job.on_update(update)
         seen.append(len(batch._state.last_token))
 
-    found = [submit(generator, scheduler, [5, 6, 7], asked[0])[1]]
+    answers = [submit(generator, scheduler, [5, 6, 7], asked[0])[1]]
     step()
-    found += [submit(generator, scheduler, [5, 6, 7], one)[1] for one in asked[1:]]
+    answers += [
+        submit(generator, scheduler, [5, 6, 7], settings_of_one)[1] for settings_of_one in asked[1:]
+    ]
     while scheduler.is_busy:
         step()
     assert seen[0] == 1
     assert max(seen) == 8
     assert compile_clock().num_programs == num_programs
-    found.append(submit(generator, scheduler, [5, 6, 7], asked[1])[1])
+    answers.append(submit(generator, scheduler, [5, 6, 7], asked[1])[1])
     while scheduler.is_busy:
         step()
     assert seen[-1] == 1
     assert compile_clock().num_programs == num_programs
     alone = shared_generator("prompt_lookup")
-    for settings, results in zip([*asked, asked[1]], found, strict=True):
+    for settings, results in zip([*asked, asked[1]], answers, strict=True):
         (expected,) = alone.generate([[5, 6, 7]], settings)
         assert results[0].token_ids == expected.token_ids

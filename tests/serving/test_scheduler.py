@@ -296,7 +296,7 @@ def test_deadlines_end_answers_as_they_are():
     ]
     simulation.scheduler.submit(jobs)
     simulation.run_all()
-    ends = {seed: (one.finish_reason, len(one.token_ids)) for seed, one in
+    ends = {seed: (result.finish_reason, len(result.token_ids)) for seed, result in
             simulation.results().items()}  # fmt: skip
     assert ends == {0: ("deadline", 9), 1: ("deadline", 0), 2: ("length", 6)}
 
@@ -308,7 +308,10 @@ def test_draining_ends_what_is_left_and_takes_nothing_new():
     with pytest.raises(DrainingError):
         simulation.scheduler.submit([simulation.job(2)])
     simulation.run_all()
-    assert [one.finish_reason for one in simulation.results().values()] == ["length", "deadline"]
+    assert [result.finish_reason for result in simulation.results().values()] == [
+        "length",
+        "deadline",
+    ]
     assert 10 <= simulation.now <= 13
 
 
@@ -322,7 +325,9 @@ def test_an_answer_without_a_token_fails_when_the_time_is_over():
     simulation.scheduler.drain(0.0)
     simulation.scheduler.cancel(jobs[3])
     simulation.run_all()
-    ends = [(one.finish_reason, one.error) for _, one in sorted(simulation.results().items())]
+    ends = [
+        (result.finish_reason, result.error) for _, result in sorted(simulation.results().items())
+    ]
     refused = "failed", str(DrainingError())
     assert ends == [("deadline", None), refused, refused, ("cancelled", None)]
 
@@ -338,7 +343,7 @@ def test_a_long_prompt_does_not_stop_the_others():
         gaps = np.diff(simulation.runs) - 2 * _ROUND
         assert max(gaps) == most * _CHUNK
         assert sum(gaps) == 11 * _CHUNK
-        lengths = {seed: len(one.token_ids) for seed, one in simulation.results().items()}
+        lengths = {seed: len(result.token_ids) for seed, result in simulation.results().items()}
         assert lengths == {0: 60, 1: 6}
 
 
@@ -430,7 +435,7 @@ def test_a_failed_device_fails_every_answer():
     simulation.step()
     for update in simulation.scheduler.abandon("no memory"):
         update.job.on_update(update)
-    assert [one.error for one in simulation.results().values()] == ["no memory"] * 3
+    assert [result.error for result in simulation.results().values()] == ["no memory"] * 3
     assert not simulation.scheduler.is_busy
     with pytest.raises(InputError):
         simulation.scheduler.submit([simulation.job(9)])

@@ -38,15 +38,15 @@ def made():
 
 def submit(generator, scheduler, prompt, settings):
     """Submits a request; returns its job, and the list into which its result will come."""
-    found, request = [], Request(prompt, settings)
+    results, request = [], Request(prompt, settings)
 
     def keep(update):
         if update.chunk.result is not None:
-            found.append(update.chunk.result)
+            results.append(update.chunk.result)
 
     job = Job(request, make_row(generator, request), keep)
     scheduler.submit([job])
-    return job, found
+    return job, results
 
 
 def run(scheduler):
@@ -56,9 +56,9 @@ def run(scheduler):
 
 
 def answer(generator, scheduler, prompt, settings):
-    job, found = submit(generator, scheduler, prompt, settings)
+    job, results = submit(generator, scheduler, prompt, settings)
     run(scheduler)
-    return job.num_cached, found[0]
+    return job.num_cached, results[0]
 
 
 def test_a_hit_gives_the_tokens_of_a_miss(made):
@@ -66,8 +66,8 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
     generator, scheduler = made
     _, without = make(prefix_cache_bytes=0)
     for prompt, settings, num_cached in zip(PROMPTS, SETTINGS, CACHED, strict=True):
-        found, result = answer(generator, scheduler, prompt, settings)
-        assert found == num_cached
+        cached, result = answer(generator, scheduler, prompt, settings)
+        assert cached == num_cached
         missed, expected = answer(generator, without, prompt, settings)
         assert missed == 0
         plain = shared_generator("model").generate(Request(prompt, settings))
@@ -80,21 +80,21 @@ def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
 
     By programs of its own: those that the other tests share may be compiled by any of them.
     """
-    own = make_generator("model", batch_size=3)
+    generator = make_generator("model", batch_size=3)
     for budget in (1, 100):
-        _, scheduler = make(own, prefill_budget=budget)
+        _, scheduler = make(generator, prefill_budget=budget)
         begin = compile_clock().num_programs
-        jobs = [submit(own, scheduler, *pair) for pair in zip(PROMPTS, SETTINGS, strict=True)]
+        jobs = [submit(generator, scheduler, *pair) for pair in zip(PROMPTS, SETTINGS, strict=True)]
         run(scheduler)
         assert compile_clock().num_programs == begin
-        for (_, found), prompt, settings in zip(jobs, PROMPTS, SETTINGS, strict=True):
+        for (_, results), prompt, settings in zip(jobs, PROMPTS, SETTINGS, strict=True):
             expected = shared_generator("model").generate(Request(prompt, settings))
-            assert found[0].token_ids == expected.token_ids
+            assert results[0].token_ids == expected.token_ids
         assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
 
 
 def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
-    """Room for three pages: prompts of up to three come and go at random."""
+    """CacheSize for three pages: prompts of up to three come and go at random."""
     generator, scheduler = make()
     answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
     size = scheduler.slots.tree.num_bytes // len(scheduler.slots.tree)
@@ -113,12 +113,12 @@ def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
 def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read():
     """Its slot answers the next request, and its chunks are there for it."""
     generator, scheduler = make(prefill_budget=1)
-    job, found = submit(generator, scheduler, PROMPTS[0], SETTINGS[0])
+    job, results = submit(generator, scheduler, PROMPTS[0], SETTINGS[0])
     for _ in range(2):
         assert list(scheduler.step()) == []
     scheduler.cancel(job)
     run(scheduler)
-    assert (found[0].finish_reason, found[0].token_ids) == ("cancelled", [])
+    assert (results[0].finish_reason, results[0].token_ids) == ("cancelled", [])
     num_cached, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
     assert num_cached == 128
     expected = shared_generator("model").generate(Request(PROMPTS[0], SETTINGS[0]))
@@ -132,8 +132,8 @@ def test_one_slot_reuses_prompts_too():
     scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefix_cache_bytes=10**8)
     expected = generator.generate(Request(PROMPTS[0], SETTINGS[0]))
     for num_cached in (0, 128):
-        found, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
-        assert (found, result.token_ids) == (num_cached, expected.token_ids)
+        cached, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
+        assert (cached, result.token_ids) == (num_cached, expected.token_ids)
 
 
 def test_a_slot_that_is_free_asks_for_nothing(made):
@@ -141,14 +141,14 @@ def test_a_slot_that_is_free_asks_for_nothing(made):
     generator, scheduler = made
     batch = scheduler.slots._batch
     settings = SamplingParams(max_new_tokens=4, logprobs=True, top_logprobs=5, pattern="[a-z]+")
-    _, found = submit(generator, scheduler, PROMPTS[0], settings)
+    _, results = submit(generator, scheduler, PROMPTS[0], settings)
     while not batch._state.settings.wants_top.any():
         assert scheduler.is_busy
         for update in scheduler.step():
             update.job.on_update(update)
     run(scheduler)
-    assert len(found[0].token_ids) > 0
-    (pattern,) = (one for one in batch._state.settings.states if hasattr(one, "here"))
+    assert len(results[0].token_ids) > 0
+    (pattern,) = (state for state in batch._state.settings.states if hasattr(state, "here"))
     assert not pattern.here.any()
     assert not batch._state.settings.wants_top.any()
     assert batch._state.is_done.all()

@@ -55,22 +55,22 @@ def test_requests_compile_nothing(scheduler):
 
     This test stands first: between tests a process that has grown large forgets its programs.
     """
-    own, scheduler = scheduler
+    generator, scheduler = scheduler
     begin = compile_clock().num_programs
-    answers(own, scheduler, range(8))
+    answers(generator, scheduler, range(8))
     assert compile_clock().num_programs == begin
 
 
 def test_tokens_do_not_depend_on_company(scheduler):
     """In float32: alone, among 7 others, and by a Generator, also where it compiles less."""
-    own, scheduler = scheduler
-    together = answers(own, scheduler, range(8))
+    generator, scheduler = scheduler
+    together = answers(generator, scheduler, range(8))
     assert len({result.text for result in together}) == 8
     requests = list(map(Request, PROMPTS, SETTINGS))
     expected_of = shared_generator("model").generate(requests)
     expected_of[0] = shared_generator("model").generate(PROMPTS[0], SETTINGS[0])
     for index, (result, expected) in enumerate(zip(together, expected_of, strict=True)):
-        (alone,) = answers(own, scheduler, [index])
+        (alone,) = answers(generator, scheduler, [index])
         assert alone.token_ids == result.token_ids == expected.token_ids
         assert alone.text == result.text == expected.text
         assert result.stats.rounds == expected.stats.rounds
@@ -85,35 +85,37 @@ def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_var
     numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers
     seconds = tuple(1 + 0.1 * number for number in numbers)
     costs = RoundCosts((64,), numbers, drafters, ((seconds,) * 2,), ((0.0,) * 2,))
-    own = make_generator("+".join(drafters), costs=costs, **options)
-    scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
+    generator = make_generator("+".join(drafters), costs=costs, **options)
+    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     asked = [(), (0,), (1,), (None, "none"), (None, drafters[0]), (1, drafters[1])]
-    free, plain, one, none, first, second = (answers(own, scheduler, [3], *_)[0] for _ in asked)
+    free, plain, single, none, first, second = (
+        answers(generator, scheduler, [3], *_)[0] for _ in asked
+    )
     assert len(scheduler.slots._batch._state.last_token) == 1
-    assert len({tuple(each.token_ids) for each in (free, plain, one, none, first, second)}) == 1
+    assert len({tuple(each.token_ids) for each in (free, plain, single, none, first, second)}) == 1
     assert plain.stats.num_proposed == none.stats.num_proposed == 0
-    assert max(r.num_proposed for r in one.stats.rounds) == 1
+    assert max(r.num_proposed for r in single.stats.rounds) == 1
     assert max(r.num_proposed for r in free.stats.rounds) > 1
     assert max(r.num_proposed for r in second.stats.rounds) == 1
     for each, name in zip((first, second), drafters, strict=True):
         assert {r.drafter for r in each.stats.rounds if r.num_proposed} == {name}
-    in_company = answers(own, scheduler, [3, 6], 0)
+    in_company = answers(generator, scheduler, [3, 6], 0)
     assert len(scheduler.slots._batch._state.last_token) == 2
     assert [result.stats.num_proposed for result in in_company] == [0, 0]
     with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
-        make_row(own, Request([1], SamplingParams()), None, "model")
+        make_row(generator, Request([1], SamplingParams()), None, "model")
 
 
 def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):
-    own, _ = scheduler
+    generator, _ = scheduler
     with pytest.raises(InputError, match="only where the server runs with --num_draft_tokens=auto"):
-        make_row(own, Request([1], SamplingParams()), 0)
+        make_row(generator, Request([1], SamplingParams()), 0)
 
 
 def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
     """Guards against clients that wait for ever for a thread that is dead."""
     _, scheduler = scheduler
-    found, seen = queue.SimpleQueue(), []
+    messages, seen = queue.SimpleQueue(), []
 
     class Broken(type(scheduler)):
         def step(self):
@@ -121,13 +123,13 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
 
     broken = Broken(scheduler.slots, scheduler._target, 1, max_queue=1, rounds_per_visit=1,
                     prefill_budget=1, clock=lambda: 0.0)  # fmt: skip
-    worker = Worker(broken, seen.append, lambda: found.put("stopped"))
+    worker = Worker(broken, seen.append, lambda: messages.put("stopped"))
     worker.start()
     settings = SamplingParams()
     row = dataclasses.replace(settings)
     request = Request([1], row)
-    worker.submit([Job(request, make_row(shared_generator("model"), request), found.put)])
-    assert found.get(timeout=10).chunk.result.error == "MemoryError: none is left"
-    assert found.get(timeout=10) == "stopped"
+    worker.submit([Job(request, make_row(shared_generator("model"), request), messages.put)])
+    assert messages.get(timeout=10).chunk.result.error == "MemoryError: none is left"
+    assert messages.get(timeout=10) == "stopped"
     assert worker.error == "MemoryError: none is left"
     worker.stop()
