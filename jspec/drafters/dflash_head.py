@@ -177,6 +177,8 @@ def read_context(
     params: Params,
     features: Float[Array, "b t d"],
     cache: KVCache,
+    *,
+    positions: Int[Array, "b t"] | None = None,
 ) -> KVCache:
     """Returns the cache with the keys and values of the next tokens' features; none is committed.
 
@@ -184,10 +186,12 @@ def read_context(
       config: the head's.
       params: see `init_dflash_params`.
       features: see `fuse`.
-      cache: the head's; token i has position and slot i.
+      cache: the head's; token i has slot i.
+      positions: of the tokens; None for those of their slots.
     """
     cfg, features = config.layer, features.astype(jnp.float32)
-    positions = cache.length[:, None] + jnp.arange(features.shape[1])
+    if positions is None:
+        positions = cache.length[:, None] + jnp.arange(features.shape[1])
     cos, sin = rope_cos_sin(cfg, positions)
     for index in range(cfg.num_layers):
         attention = params[f"layers_{index}"]["attention"]
