@@ -158,7 +158,7 @@ class DflashConfig:
         return self.layer.embed_dim + self.markov_rank * self.confidence_reads_markov
 
     def num_slots(self, num_drafts: int) -> int:
-        """Returns the slots of a block of so many drafts."""
+        """Returns the slots of a block with this number of drafts."""
         return num_drafts if self.says_next else num_drafts + 1
 
 
@@ -195,7 +195,7 @@ def read_context(
     cos, sin = rope_cos_sin(cfg, positions)
     for index in range(cfg.num_layers):
         attention = params[f"layers_{index}"]["attention"]
-        # Queries of a context are never asked. A slice, as keys and values lie behind them.
+        # Queries of a context are never asked. A slice, as keys and values lie after them.
         heads = linear(features, attention["qkv"][:, cfg.num_groups :])
         if cfg.qkv_bias:
             heads += attention["qkv_bias"][:, cfg.num_groups :].astype(jnp.float32)
@@ -226,7 +226,7 @@ def read_block(
       config: the head's.
       params: see `init_dflash_params`.
       embedded: see `embed_block`.
-      cache: the committed slots are the context's. The block is written behind them, and not
+      cache: the committed slots are the context's. The block is written after them, and not
         committed.
       positions: of the slots; None for those after the context.
       visible: what each slot sees of the cache; None for the context and its block.

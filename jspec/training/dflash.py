@@ -4,7 +4,7 @@
     blocks      [t1 mask mask] | [t4 mask mask] | ...                       one call for all of them
 
 A block begins with a token of an answer, its anchor, and sees the features before it in its text,
-and itself. So many anchors of each row are drawn; which ones depends on the row alone, so that a
+and itself. A number of anchors of each row is drawn; which ones depends on the row alone, so that a
 step is a function of its batch.
 
 Every slot learns the target's distribution of its token, the first ones more than the last: a draft
@@ -271,7 +271,7 @@ def block_mask(
 ) -> Bool[Array, "b m s"]:
     """Returns what each slot of the blocks sees: its text before the anchor, and its block.
 
-    Blocks have `size` slots; m = n · size. They stand behind the t tokens of the row.
+    Blocks have `size` slots; m = n · size. They stand after the t tokens of the row.
     """
     b, n = anchors.shape
     text = jnp.take_along_axis(rows.visible(), anchors[..., None], axis=1)
