@@ -98,10 +98,15 @@ def fitted(config, target_config, target, num_steps=150):
     return descend(params(config, std=0.2))
 
 
-def save_head(folder, target_config, **options):
-    """Writes a head for a target of that shape; returns the folder as options have it."""
+def save_head(folder, target_config, target=None, **options):
+    """Writes a head for a target of that shape; returns the folder as options have it.
+
+    With the target's parameters it is one of which that keeps some drafts.
+    """
     config = make_config(target_config)
-    save_dflash(folder, config, params(config, **options))
+    is_fitted = target is not None
+    head = fitted(config, target_config, target) if is_fitted else params(config, **options)
+    save_dflash(folder, config, head)
     return str(folder)
 
 

@@ -274,8 +274,8 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
 ENTRY = DrafterEntry(
     name="dflash",
     build=_build,
-    proposes="a block that a trained decoder draws in one pass from the target's hidden states",
-    source="2602.06036, 2607.05147, 2604.12989",
+    proposes="a block, drawn in one pass by a trained decoder",
+    source="2602.06036",
     options=DflashOptions,
     needs="draft_head",
 )

@@ -158,7 +158,7 @@ class DflashConfig:
         return self.layer.embed_dim + self.markov_rank * self.confidence_reads_markov
 
     def num_slots(self, num_drafts: int) -> int:
-        """Returns the slots of a block of so many drafts."""
+        """Returns the slots of a block with this number of drafts."""
         return num_drafts if self.says_next else num_drafts + 1
 
 
@@ -167,9 +167,16 @@ def fuse(
 ) -> Float32[Array, "b t d"]:
     """Returns one feature a token of the outputs of the target's `feature_layers`, normed."""
     b, t = hidden.shape[:2]
-    norm = RMSNorm(config.layer.norm_epsilon)
     fused = linear(hidden.reshape(b, t, -1), params["fc"])
-    return norm.apply({"params": params["feature_norm"]}, fused)  # type: ignore[return-value]
+    return _norm(config, params["feature_norm"], fused)
+
+
+def _norm(
+    config: DflashConfig, params: Params, inputs: Float[Array, "b t d"]
+) -> Float32[Array, "b t d"]:
+    """Applies one of the head's norms."""
+    norm = RMSNorm(config.layer.norm_epsilon)
+    return norm.apply({"params": params}, inputs)  # type: ignore[return-value]
 
 
 def read_context(
@@ -177,6 +184,8 @@ def read_context(
     params: Params,
     features: Float[Array, "b t d"],
     cache: KVCache,
+    *,
+    positions: Int[Array, "b t"] | None = None,
 ) -> KVCache:
     """Returns the cache with the keys and values of the next tokens' features; none is committed.
 
@@ -184,22 +193,23 @@ def read_context(
       config: the head's.
       params: see `init_dflash_params`.
       features: see `fuse`.
-      cache: the head's; token i has position and slot i.
+      cache: the head's; token i has slot i.
+      positions: of the tokens; None for those of their slots.
     """
     cfg, features = config.layer, features.astype(jnp.float32)
-    positions = cache.length[:, None] + jnp.arange(features.shape[1])
+    if positions is None:
+        positions = cache.length[:, None] + jnp.arange(features.shape[1])
     cos, sin = rope_cos_sin(cfg, positions)
     for index in range(cfg.num_layers):
         attention = params[f"layers_{index}"]["attention"]
-        # Queries of a context are never asked. A slice, as keys and values lie behind them.
+        # Queries of a context are never asked. A slice, as keys and values lie after them.
         heads = linear(features, attention["qkv"][:, cfg.num_groups :])
         if cfg.qkv_bias:
             heads += attention["qkv_bias"][:, cfg.num_groups :].astype(jnp.float32)
         keys = heads[:, :, :, :1]
         if cfg.qk_norm is not None:
-            norm = RMSNorm(cfg.norm_epsilon)
             flat = keys.reshape(keys.shape[0], -1, cfg.head_dim)
-            keys = norm.apply({"params": attention["key_norm"]}, flat).reshape(keys.shape)
+            keys = _norm(config, attention["key_norm"], flat).reshape(keys.shape)
         # In the place of the query heads stands the key again: `rotate_heads` expects one.
         parts = jnp.concatenate([keys, keys, heads[:, :, :, 1:]], axis=3)
         _, keys, values = rotate_heads(parts, cos, sin)
@@ -222,7 +232,7 @@ def read_block(
       config: the head's.
       params: see `init_dflash_params`.
       embedded: see `embed_block`.
-      cache: the committed slots are the context's. The block is written behind them, and not
+      cache: the committed slots are the context's. The block is written after them, and not
         committed.
       positions: of the slots; None for those after the context.
       visible: what each slot sees of the cache; None for the context and its block.
@@ -239,8 +249,7 @@ def read_block(
         inputs = x, rope, mask, cache.layer(index)
         x, layer = apply_layer(Block(cfg), cfg, 0, params[f"layers_{index}"], *inputs)
         cache = cache.with_layer(index, layer)
-    norm = RMSNorm(cfg.norm_epsilon)
-    return norm.apply({"params": params["final_norm"]}, x), cache  # type: ignore[return-value]
+    return _norm(config, params["final_norm"], x), cache
 
 
 def visible_slots(
@@ -483,7 +492,7 @@ def _read_config(raw: dict[str, Any], tensors: Any) -> DflashConfig:
     if width is not None and width != raw.get("hidden_size"):
         raise ValueError(f"expected hidden_size of target_hidden_size, {width}, got another")
     size = raw.get("vocab_size")
-    fields = {
+    fields: dict[str, Any] = {
         "feature_layers": _read_layers(raw),
         "block_size": raw.pop("block_size", None),
         "mask_id": raw.pop("mask_token_id", None),
@@ -510,8 +519,8 @@ def _read_config(raw: dict[str, Any], tensors: Any) -> DflashConfig:
     }
     shape = from_hf_config(raw | {"architectures": [_QWEN3]})
     layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False, **scales)
-    has = {"has_embedding": _EMBEDDING in tensors, "has_head": _HEAD in tensors}
-    return DflashConfig(layer, shape.vocab_size, **fields, **has)
+    fields |= {"has_embedding": _EMBEDDING in tensors, "has_head": _HEAD in tensors}
+    return DflashConfig(layer, shape.vocab_size, **fields)
 
 
 def _read_layers(raw: dict[str, Any]) -> tuple[int, ...]:

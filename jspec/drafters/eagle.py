@@ -76,7 +76,7 @@ class EagleDrafter(ReadingFeatures):
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
-        return fuse(params, hidden)
+        return fuse(params, hidden, self.config.layer.norm_epsilon)
 
     def propose(
         self, params: Params, state: FeatureState, inputs: RoundInputs

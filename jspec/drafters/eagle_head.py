@@ -34,8 +34,10 @@ What vLLM's `speculators` write is read as well, and written: config.json names 
 Its tensors have `layers.0.` for `midlayer.`; the embedding is the target's, and not there. vLLM
 reads the config in transformers_utils/configs/speculators/base.py and algos.py, the tensors in
 model_executor/models/llama_eagle3.py. Where `norm_before_residual` is true, as vLLM takes it to be
-if it is missing, the layer adds to the normed feature, not to the feature itself: another head than
-ours.
+if it is missing, the layer adds to the normed feature, not to the feature itself.
+
+Heads of EAGLE-3.1 (arXiv 2605.09992) have `norm_before_fc`, with a tensor input_norm.weight [3·D],
+and `norm_output`: what takes a feature's place is the output after `norm`.
 """
 
 import dataclasses
@@ -84,12 +86,18 @@ class EagleConfig:
       feature_layers: the layers of the target whose outputs are its features: 0 is the embedding,
         i the output of the i-th block.
       target_num_layers: of the target; 0 if it is not known.
+      has_input_norm: whether the target's outputs are normed, together, before they are fused.
+      has_output_norm: whether what takes a feature's place is the head's output after its norm.
+      has_residual_norm: whether the layer adds to the feature after its norm.
     """
 
     layer: DecoderConfig
     target_vocab_size: int
     feature_layers: tuple[int, ...]
     target_num_layers: int = 0
+    has_input_norm: bool = False
+    has_output_norm: bool = False
+    has_residual_norm: bool = False
 
     def __post_init__(self) -> None:
         # The cache and the tensors' names are those of a single layer.
@@ -163,7 +171,10 @@ class EagleHead(nn.Module):
         x = features.astype(jnp.float32)
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         # [b t 2·d], embedding first: the order in which published heads have their columns.
-        pair = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
+        feature = RMSNorm(eps, name="feature_norm")(x)
+        pair = jnp.concatenate([normed, feature], axis=-1)
+        if self.config.has_residual_norm:
+            x = feature
         inputs = x, rope, visible, cache, pair
         if self.is_initializing():
             layer = EagleLayer(cfg)
@@ -173,20 +184,34 @@ class EagleHead(nn.Module):
             layer_params = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
             offset = mask.shape[-1] - num_tokens  # as in `Decoder`
             x, cache = apply_layer(EagleLayer(cfg), cfg, offset, layer_params, *inputs)
+        norm = RMSNorm(eps, name="final_norm")
+        if self.config.has_output_norm:
+            x = norm(x)
         outputs = x
         if logits_at is not None:
-            # Before the norm and the head: one row of logits is made instead of t.
+            # Before the head: one row of logits is made instead of t.
             outputs = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+        if not self.config.has_output_norm:
+            # `x` goes on without the norm, as it stands for the next feature.
+            outputs = norm(outputs)
         head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
-        # `x` goes on without the norm, as it stands for the next feature.
-        return linear(RMSNorm(eps, name="final_norm")(outputs), head), x, cache
+        return linear(outputs, head), x, cache
 
 
-def fuse(params: Params, features: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
-    """Returns one feature a token of the outputs of the target's `feature_layers`, [b t l d]."""
+def fuse(
+    params: Params, features: Float[Array, "b t l d"], epsilon: float = 1e-6
+) -> Float32[Array, "b t d"]:
+    """Returns one feature a token of the outputs of the target's `feature_layers`, [b t l d].
+
+    `epsilon` is that of the norm before, if there is one.
+    """
     b, t = features.shape[:2]
     # Layers side by side, [b t l·d], in the order of `feature_layers`.
-    return linear(features.reshape(b, t, -1), params["fc"])
+    wide = features.reshape(b, t, -1)
+    if "input_norm" in params:
+        norm = RMSNorm(epsilon)
+        wide = norm.apply({"params": params["input_norm"]}, wide.astype(jnp.float32))
+    return linear(wide, params["fc"])  # type: ignore[arg-type]
 
 
 def apply_head(
@@ -232,8 +257,8 @@ def apply_head(
 def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     """Returns a head without training that can propose the first tokens; the key is consumed.
 
-    Its parameters: `fc` [d l·d], `head` (the module's) and `ids` [u], the target's ids of the
-    tokens that it can propose.
+    Its parameters: `input_norm`, if it has one, `fc` [d l·d], `head` (the module's) and `ids` [u],
+    the target's ids of the tokens that it can propose.
     """
     shape = config.layer
     head_key, fc_key = jax.random.split(rng_key)
@@ -241,7 +266,8 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     cache = init_cache(shape, batch_size=1, capacity=2, dtype=jnp.float32)
     some = jnp.zeros([1, 1, shape.embed_dim], jnp.float32)
     fc = nn.initializers.normal(0.02)(fc_key, (shape.embed_dim, config.feature_dim))
-    return {
+    norm = {"input_norm": {"scale": jnp.ones([config.feature_dim])}}
+    return (norm if config.has_input_norm else {}) | {
         "fc": fc,
         "head": EagleHead(config).init(head_key, some, some, cache)["params"],
         "ids": jnp.arange(shape.vocab_size, dtype=jnp.int32),
@@ -256,7 +282,9 @@ _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 def eagle_rules(config: EagleConfig) -> list[Parameter]:
     """Returns the table from a head's tensors to its parameters, `ids` apart."""
     shape, embed = config.layer, (config.layer.embed_dim,)
+    norm = one_tensor(("input_norm", "scale"), "input_norm.weight", (config.feature_dim,))
     return [
+        *([norm] if config.has_input_norm else []),
         one_tensor(("fc",), "fc.weight", (*embed, config.feature_dim)),
         one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
         one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
@@ -300,13 +328,17 @@ def _read_config(folder: pathlib.Path, target: DecoderConfig) -> EagleConfig:
         if "hidden_size" not in raw:
             raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
+        group = raw.get(LAYERS_GROUP)
+        if isinstance(group, dict):  # some heads say it there
+            raw = {key: group[key] for key in _NORMS if key in group} | raw
+        norms = {field: bool(raw.pop(key, False)) for key, field in _NORMS.items()}
         layers, depth = _pop_layers(raw), raw.pop(DEPTH, None) or 0
         # Apart from its input the layer is Llama's, so its config is read as one.
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         # The layer's vocabulary is what it proposes; the target's goes to `EagleConfig`.
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
-        config = EagleConfig(layer, shape.vocab_size, layers, depth)
+        config = EagleConfig(layer, shape.vocab_size, layers, depth, **norms)
         is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
     # An InputError is a ValueError too, and has named the file already.
     except InputError:
@@ -391,13 +423,20 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
         "draft_vocab_size": config.layer.vocab_size,
         _LAYERS_KEY: list(config.feature_layers),
         DEPTH: config.target_num_layers or None,
+        **{key: True for key, field in _NORMS.items() if getattr(config, field)},
         "dtype": str(params["fc"].dtype),
     }
     write_head(folder, _FILE, tensors, text)
 
 
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
-_OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+# Those of EAGLE-3.1 (arXiv 2605.09992) but for the last one.
+_NORMS = {
+    "norm_before_fc": "has_input_norm",
+    "norm_output": "has_output_norm",
+    _NORM: "has_residual_norm",
+}
+_OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", *_NORMS)
 LAYERS_GROUP = "eagle_config"  # in which some published configs have the layers
 DEPTH = "target_num_hidden_layers"  # jspec's own key
 _PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
@@ -487,18 +526,19 @@ def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config.json as published heads have it, also if it is one of `speculators`.
 
     Raises:
-      ValueError: another kind of head, or one whose layer adds to the normed feature.
+      ValueError: another kind of head, or one with a norm of each layer that it reads.
     """
     if _TYPE not in raw:
         return dict(raw)
     if raw[_TYPE] != "eagle3":
         raise ValueError(f"expected {_TYPE} eagle3, got {raw[_TYPE]!r}")
-    # Missing means true to vLLM, so it must mean the same here.
-    if raw.get(_NORM, True):
-        raise ValueError(f"expected {_NORM} false: such heads cannot be run here")
+    if raw.get("fc_norm"):
+        raise ValueError("expected fc_norm false: norms of single layers cannot be run here")
     if not isinstance(raw.get(_LAYER), dict):
         raise ValueError(f"expected {_LAYER} to be an object, got {raw.get(_LAYER)!r}")
-    return raw[_LAYER] | {name: raw[name] for name in _OWN if name in raw}
+    # Missing means true to vLLM, so it must mean the same here.
+    own = {_NORM: True} | {name: raw[name] for name in _OWN if name in raw}
+    return raw[_LAYER] | own
 
 
 def published_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

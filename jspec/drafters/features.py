@@ -97,7 +97,7 @@ class ReadingFeatures(ChainDrafter):
         Args:
           state: the drafter's.
           wanted: drafts of each row, [b]; a row without any is left to lag.
-          read: (cache, number) -> the cache with so many slots written, and none committed.
+          read: (cache, number) -> the cache with this number of slots written, and none committed.
         """
 
         def read_many(cache: KVCache) -> KVCache:

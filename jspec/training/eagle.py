@@ -108,6 +108,12 @@ class EagleTraining(TrainingConfig):
         if not self.init_head:
             return None
         head = load_eagle(pathlib.Path(self.init_head), target, jnp.float32)
+        shape = head.config
+        if shape.has_input_norm or shape.has_output_norm or shape.has_residual_norm:
+            raise InputError(
+                f"{self.init_head}: expected a head of EAGLE-3 to go on from, found norms of "
+                "EAGLE-3.1, which are not trained"
+            )
         wanted, layers = list(self.feature_layers), list(head.config.feature_layers)
         if wanted and wanted != layers:
             raise InputError(

@@ -14,6 +14,7 @@ from jspec.common.dataclass_fields import read_fields
 from jspec.common.errors import InputError, check_among
 from jspec.common.work_dir import check_or_write_config
 from jspec.training.config import Recipe, TrainingConfig
+from jspec.training.dflash import DflashTraining, DsparkTraining
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
 from jspec.training.heads import BlockwiseTraining
@@ -25,7 +26,15 @@ from jspec.training.packing import Batches, iterate_rows, pack
 from jspec.training.placement import ON_ONE, Placement
 from jspec.training.texts import Text, read_texts, split
 
-_ALL = BlockwiseTraining, DraftModelTraining, EagleTraining, LookaheadTraining, MedusaTraining
+_ALL = (
+    BlockwiseTraining,
+    DflashTraining,
+    DraftModelTraining,
+    DsparkTraining,
+    EagleTraining,
+    LookaheadTraining,
+    MedusaTraining,
+)
 KINDS: Mapping[str, type[TrainingConfig]] = {kind.drafter: kind for kind in _ALL}
 _TEXTS = "texts.json"  # a digest of what is trained on, written when everything is ready
 

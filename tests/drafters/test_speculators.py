@@ -116,8 +116,8 @@ def test_such_a_head_is_read_again(folder):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"norm_before_residual": True}, "expected norm_before_residual false"),
-     ({"norm_before_residual": None}, "expected norm_before_residual false"),
+    [({"fc_norm": True}, "expected fc_norm false"),
+     ({"norm_before_fc": True}, r"input_norm.weight: expected \[96\], found nothing"),
      ({"speculators_model_type": "dflash"}, "expected speculators_model_type eagle3, got 'dflash'"),
      ({"transformer_layer_config": []}, r"expected transformer_layer_config to be an object")],
 )  # fmt: skip

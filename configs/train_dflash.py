@@ -1,0 +1,21 @@
+"""Trains a head of DFlash for SmolLM2-135M on its own answers.
+
+python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl
+python -m jspec.train --config=configs/train_dflash.py --config.texts='("answers.jsonl",)' \
+  --workdir=runs/dflash
+python -m jspec.generate --drafter=dflash --draft_head=runs/dflash/head --prompt="Hello"
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from jspec.lab.experiments.config import ordered
+from jspec.training.dflash import DflashTraining
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = ordered(dataclasses.asdict(DflashTraining()))
+    config.texts = ("answers.jsonl",)
+    return config
