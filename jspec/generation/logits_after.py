@@ -1,19 +1,13 @@
-"""The logits after a text, by one pass over all of it: what answers are judged by.
+"""The logits after a text, by one pass over all of it: what answers are judged by."""
 
-And how much they change with the number of tokens that a pass has.
-"""
-
-import math
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jspec.common import exchange
-from jspec.common.typing import Params
 from jspec.generation.layout import Layout
-from jspec.models import KVCache, init_cache, make_apply
+from jspec.models import init_cache, make_apply
 from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
@@ -41,34 +35,3 @@ def make_logits_after(model: LoadedModel) -> Callable[[Sequence[int]], np.ndarra
         return exchange.fetch(program(params, tokens, length))
 
     return logits_after
-
-
-def largest_gap_change(
-    model: LoadedModel, texts: Sequence[Sequence[int]], widths: tuple[int, int]
-) -> float:
-    """Returns how far the gap between the two best logits changes with the tokens of a pass.
-
-    Each text is split into passes of the one and of the other width, each split on a cache of its
-    own making; ids that do not fill both are left out.
-    """
-    config, dtype = model.own_config, model.params["embedding"].dtype
-    apply = make_apply(config)
-
-    def run(params: Params, blocks: jax.Array) -> jax.Array:
-        def body(cache: KVCache, block: jax.Array) -> tuple[KVCache, jax.Array]:
-            logits, _, cache = apply(params, block[None], cache)
-            return cache.commit(jnp.array([block.shape[0]], jnp.int32)), logits[0]
-
-        cache = init_cache(config, batch_size=1, capacity=blocks.size, dtype=dtype)
-        return jax.lax.scan(body, cache, blocks)[1].reshape(blocks.size, -1)
-
-    def change(params: ModelParams, tokens: jax.Array) -> jax.Array:
-        logits, other_logits = (run(params.target, tokens.reshape(-1, width)) for width in widths)
-        values, best = jax.lax.top_k(logits, 2)
-        changes = values - jnp.take_along_axis(other_logits, best, axis=1)
-        return jnp.max(jnp.abs(changes[:, 0] - changes[:, 1]))
-
-    program, params = jax.jit(Layout.of(model).spread(change)), ModelParams(model.params, None)
-    unit = math.lcm(*widths)
-    whole = [np.array(text[: len(text) // unit * unit], np.int32) for text in texts]
-    return max(float(exchange.fetch(program(params, tokens))) for tokens in whole if tokens.size)

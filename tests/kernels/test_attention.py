@@ -149,7 +149,7 @@ def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatc
     if not all(option[2:] in native._processor().split() for option in options):
         pytest.skip("this processor has no such vectors")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
+    monkeypatch.setattr(native, "_CPP_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
     name = "_".join(["jspec_attention_elsewhere", *(option[2:] for option in options)])
     handler = jax.ffi.pycapsule(native.load_library(native.cpp_recipe()).jspec_attention)
     jax.ffi.register_ffi_target(name, handler, platform="cpu")

@@ -190,7 +190,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(emulator, kind):
     for begin, end in ((0, 1), (3, 8), (2, 18), (19, 20)):
         part = multiply(rows[begin:end], kernel, Fused(**options))
         np.testing.assert_array_equal(part, together[begin:end])
-    spoilt = multiply(rows.at[1].set(jnp.nan), kernel, **options)
+    spoilt = multiply(rows.at[1].set(jnp.nan), kernel, Fused(**options))
     np.testing.assert_array_equal(spoilt[2:], together[2:])
     assert np.isnan(spoilt[1]).all()
 
