@@ -26,10 +26,10 @@ from flax import struct
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
+from jspec.drafters.catch_up import empty_caches
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle
 from jspec.drafters.memory import History
-from jspec.drafters.model import empty_caches
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
