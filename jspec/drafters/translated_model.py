@@ -40,6 +40,7 @@ from jspec.drafters.translated_text import BLOCK, TranslatedText, spell
 from jspec.drafters.vocabulary_map import (
     Reading,
     VocabularyMap,
+    check_bytes,
     check_shared,
     describe_shared,
     make_vocabulary_map,
@@ -117,7 +118,7 @@ class TranslatedDrafter(ChainDrafter):
       translation: "shared", "spelling" or "auto".
       num_alike: see `most_alike`, of the target's tokens.
       max_seq_len: of the draft model.
-      summary: one line about what the vocabularies share.
+      summary: how it drafts, and what the vocabularies share.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
@@ -126,7 +127,7 @@ class TranslatedDrafter(ChainDrafter):
     translation: str = dataclasses.field(kw_only=True)
     num_alike: int = dataclasses.field(kw_only=True)
     max_seq_len: int = dataclasses.field(kw_only=True)
-    summary: str = dataclasses.field(kw_only=True)
+    summary: str = dataclasses.field(default="", kw_only=True)
     kind = Kind("model", 0.7, 0.7)
     has_lag = True
 
@@ -263,7 +264,7 @@ class TranslatedDrafter(ChainDrafter):
         """Draws from what both vocabularies have."""
         tables = params.tables
 
-        def single(token: RowTokens) -> RowTokens:
+        def single(token: Int32[Array, "*b"]) -> Int32[Array, "*b"]:
             # A token that was drawn is shared, and is read as one.
             return tables.readings.tokens[tables.readings.begins[token]]
 
@@ -345,21 +346,23 @@ def make_translated_drafter(spec: DrafterSpec) -> tuple[TranslatedDrafter, Trans
     """Returns the drafter over a draft model whose tokenizer is `spec.draft_tokenizer`.
 
     Raises:
-      InputError: an option that needs the target's own vocabulary, or see `make_vocabulary_map`
-        and `check_shared`.
+      InputError: an option that needs the target's own vocabulary, or see `check_bytes`,
+        `make_vocabulary_map` and `check_shared`.
     """
     config, tokenizer, options = spec.draft_config, spec.draft_tokenizer, spec.options
-    assert config is not None and tokenizer is not None and spec.tokenizer is not None
+    assert config is not None
+    assert tokenizer is not None
+    assert spec.tokenizer is not None
     for name in ("tree_depth", "draft_vocab_size"):
         if getattr(options, name):
             raise InputError(
                 f"expected {name} 0 with a draft model of another vocabulary than the target's, "
                 f"got {getattr(options, name)}"
             )
+    check_bytes("target", spec.tokenizer)
+    check_bytes("draft", tokenizer)
     draft_size = min(tokenizer.vocab_size, config.vocab_size)
-    tables, reading = make_vocabulary_map(
-        spec.tokenizer, tokenizer, spec.vocab_size, draft_size
-    )
+    tables, reading = make_vocabulary_map(spec.tokenizer, tokenizer, spec.vocab_size, draft_size)
     if options.draft_translation != SPELLING:
         check_shared(tables)
     drafter = TranslatedDrafter(
@@ -370,6 +373,7 @@ def make_translated_drafter(spec: DrafterSpec) -> tuple[TranslatedDrafter, Trans
         translation=options.draft_translation,
         num_alike=most_alike(tables.target_table),
         max_seq_len=config.max_seq_len,
-        summary=f"{_HOW[options.draft_translation]}; {describe_shared(tables)}",
+        summary=f"drafts of another vocabulary {_HOW[options.draft_translation]} "
+        f"({describe_shared(tables)})",
     )
     return drafter, TranslatedParams(spec.draft_params, jax.tree.map(jnp.asarray, tables))

@@ -185,11 +185,9 @@ def make_vocabulary_map(
     """Returns the map between the first ids of two tokenizers, and how the draft reads texts.
 
     Raises:
-      InputError: a tokenizer that does not tell its tokens' bytes, or a draft that can neither read
-        all that the target says nor has a token for what it does not know.
+      InputError: a draft that can neither read all that the target says nor has a token for what it
+        does not know.
     """
-    for name, tokenizer in (("target", target), ("draft", draft)):
-        _check_bytes(name, tokenizer)
     targets, drafts = _Vocabulary(target, target_size), _Vocabulary(draft, draft_size)
     shared = _shared(targets, drafts)
     tables = VocabularyMap(
@@ -233,7 +231,12 @@ def describe_shared(mapped: VocabularyMap) -> str:
     return f"{count} shared tokens, {target} and {draft}"
 
 
-def _check_bytes(name: str, tokenizer: TokenizerLike) -> None:
+def check_bytes(name: str, tokenizer: TokenizerLike) -> None:
+    """Checks that the bytes of a tokenizer's tokens make up the text that it was given.
+
+    Raises:
+      InputError: they do not; it begins with the name.
+    """
     for probe in _PROBES:
         try:
             ids = tokenizer.encode(probe, add_bos=False)
@@ -351,4 +354,3 @@ def _text_table(vocabulary: _Vocabulary) -> TextTable:
 def most_alike(table: TextTable) -> int:
     """Returns how many texts have the same first hash, at most."""
     return int(np.unique(table.keys[:, 0], return_counts=True)[1].max(initial=1))
-

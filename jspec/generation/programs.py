@@ -209,9 +209,15 @@ class Programs:
     def budget(self, room: Room) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
         budget, draft = self.engine.layout.budget(self.params, room), self._draft
-        if draft is None or not draft.is_quantization_chosen:
-            return budget
-        return budget._replace(note=f"the draft's weights in {draft.quantization}: faster here")
+        notes = [self._summary] if self._summary else []
+        if draft is not None and draft.is_quantization_chosen:
+            notes.append(f"the draft's weights in {draft.quantization}: faster here")
+        return budget._replace(note="; ".join(notes))
+
+    @property
+    def _summary(self) -> str:
+        drafter = self.engine.drafter
+        return "" if drafter is None else drafter.summary
 
     @property
     def is_lossless(self) -> bool:
@@ -247,6 +253,7 @@ class Programs:
             "target_quantization": self.target.quantization or "none",
             "draft": None if draft is None else draft.name,
             "draft_quantization": None if draft is None else draft.quantization or "none",
+            "draft_vocabulary": self._summary or None,
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,

@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary: what it proposes, what its cache holds, and who may use it."""
+"""A draft model of another vocabulary: its answers, what its cache holds, who may use it."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
+from jspec.generation.costs import RoundCosts
 from jspec.generation.drafter_spec import make_spec
 from jspec.models import init_cache, make_apply
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -32,20 +33,31 @@ def tokenizers():
 
 
 @functools.cache
-def model(name, seed=0):
-    """Returns a tiny model over that tokenizer, with peaked distributions."""
+def model(name, disturbance=0.0):
+    """Returns a tiny model over that tokenizer.
+
+    What it says of a token follows from the token's first byte, and what it reads from the last:
+    models over both tokenizers agree where the text is cut alike, and often elsewhere.
+    """
     tokenizer = tokenizers()[name]
-    ends = tuple(tokenizer.eos_ids)
     size = tokenizer.vocab_size
-    config = dataclasses.replace(CONFIG, vocab_size=size, eos_ids=ends, num_layers=1 + (seed > 0))
-    params = peaked_params(config, seed)
-    # Both like the same bytes, or nothing would be kept: the ends of rows are left to the limit.
-    liking = np.zeros([size, 1], np.float32)
-    for i in range(size):
-        piece = tokenizer.piece(i, False)
-        liking[i] = 1.6 if piece and set(piece) <= set(TEXT.encode()) else 0.4
-    params = {**params, "head": params["head"] * liking}
-    return make_model(config, params=params, tokenizer=tokenizer, name=f"{name} {seed}")
+    base = dataclasses.replace(CONFIG, vocab_size=256, num_layers=1)
+    params, noise = peaked_params(base, 0, disturbance), np.random.default_rng(5)
+    pieces = [tokenizer.piece(i, False) for i in range(size)]
+    first, last = (jnp.array([piece[at] if piece else 0 for piece in pieces]) for at in (0, -1))
+
+    # Bytes of the text are liked, and longer tokens now more and now less than their first byte.
+    def liking_of(piece):
+        if not 0 < len(piece) < 9:
+            return 0.0
+        usual = 1.5 if set(piece) <= set(TEXT.encode()) else 0.3
+        return usual * (1 + 0.1 * noise.normal() * (len(piece) > 1))
+
+    liking = np.array([liking_of(piece) for piece in pieces])
+    head = params["head"][first] * jnp.asarray(liking, jnp.float32)[:, None]
+    params = {**params, "embedding": params["embedding"][last], "head": head}
+    config = dataclasses.replace(base, vocab_size=size, eos_ids=tuple(tokenizer.eos_ids))
+    return make_model(config, params=params, tokenizer=tokenizer, name=f"{name} {disturbance}")
 
 
 def spec_of(target, draft, **options):
@@ -56,7 +68,7 @@ def spec_of(target, draft, **options):
 @functools.cache
 def engine_of(target, draft, rule="rejection", **options):
     """Returns the compiled rounds of a pair."""
-    target, draft = model(target), model(draft, 1)
+    target, draft = model(target), model(draft, 0.01)
     built = make_drafter("model", spec_of(target, draft, **options))
     empty = functools.partial(empty_cache, target)
     params = target.params, built.params
@@ -80,12 +92,20 @@ def reading_of(engine, draft):
 @functools.cache
 def fresh_prefill(target, draft):
     """Returns a function from draft tokens [b s] to the draft's cache of one pass over them."""
-    loaded = model(draft, 1)
+    loaded = model(draft, 0.01)
     apply = make_apply(loaded.config)
-    return jax.jit(lambda tokens: apply(loaded.params, tokens, empty_cache(loaded, *tokens.shape))[2])
+    return jax.jit(
+        lambda tokens: apply(loaded.params, tokens, empty_cache(loaded, *tokens.shape))[2]
+    )
 
 
-MODES = [("shared", 0.0), ("shared", 1.0), ("spelling", 0.0), ("spelling", 1.0), ("auto", (0.0, 1.0, 0.0, 1.0))]
+MODES = [
+    ("shared", 0.0),
+    ("shared", 1.0),
+    ("spelling", 0.0),
+    ("spelling", 1.0),
+    ("auto", (0.0, 1.0, 0.0, 1.0)),
+]
 PAIRS = [("bpe", "bytes"), ("bytes", "bpe")]
 
 
@@ -120,7 +140,84 @@ def test_caches_equal_a_fresh_prefill_after_every_round(pair, translation, tempe
     assert np.mean(num_cached) < 2.5
 
 
+@pytest.mark.parametrize("translation", ["shared", "spelling", "auto"])
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_the_draft_itself_as_target_keeps_everything_it_spells(pair):
-    """Of one vocabulary in two orders: every draft of a model for itself is kept."""
-    del pair
+def test_answers_are_those_of_plain_decoding(pair, translation):
+    """Greedy, and under `coupled` at any temperature: alone and beside other rows."""
+    target, draft = model(pair[0]), model(pair[1], 0.01)
+    settings = [
+        jspec.SamplingParams(max_new_tokens=24, temperature=t, seed=i, repetition_penalty=penalty)
+        for i, (t, penalty) in enumerate([(0.0, 1.0), (1.0, 1.0), (0.7, 1.3)])
+    ]
+    requests = [
+        jspec.Request(text.decode(errors="ignore"), own)
+        for text, own in zip(PROMPTS, settings, strict=False)
+    ]
+    plain = jspec.Generator(target, drafter="none").generate(requests)
+    options = {"acceptance": "coupled", "num_draft_tokens": 3, "draft_translation": translation}
+    options = {**options, "drafter_options": DrafterOptions(draft_translation=translation)}
+    del options["draft_translation"]
+    for batch_size in (1, 3):
+        generator = jspec.Generator(target, draft, batch_size=batch_size, **options)
+        results = generator.generate(requests)
+        assert [r.token_ids for r in results] == [r.token_ids for r in plain]
+        assert sum(r.stats.num_accepted for r in results) > 3
+
+
+@pytest.mark.parametrize(("drafter", "number"), [("model", "auto"), ("prompt_lookup+model", 3)])
+def test_what_the_vocabularies_share_is_said(drafter, number):
+    """In the settings of a run, and before it."""
+    begun = []
+    costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
+    generator = jspec.Generator(
+        model("bpe"), model("bytes", 0.01), drafter=drafter, num_draft_tokens=number,
+        on_start=begun.append, costs=costs if number == "auto" else None,
+    )  # fmt: skip
+    result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
+    assert result.stats.num_accepted > 0
+    expected = "spelt at temperature 0, else drawn from the shared tokens (256 shared tokens, 78 % "
+    assert expected in str(begun[0])
+    assert expected in generator.describe()["draft_vocabulary"]
+    same = jspec.Generator(tiny_models.target(), tiny_models.draft())
+    assert same.describe()["draft_vocabulary"] is None
+
+
+def test_a_row_whose_reading_is_too_long_is_not_drafted_for():
+    """Its slots would run out: it goes on without drafts, and nothing is written elsewhere."""
+    engine = engine_of("bpe", "bytes", draft_translation="shared")
+    ours = tokenizers()["bpe"]
+    long = [i for i in range(ours.vocab_size) if len(ours.piece(i, False)) > 4][:16]
+    prompts = [long, ours.encode("a rat")]
+    state = engine.start(prompts, max_length=60)
+    num_bytes = sum(len(ours.piece(i, False)) for i in long)
+    assert num_bytes > len(long) + CAPACITY // 2 + 32, "nothing to prove"
+    state, infos = engine.advance(state, 6)
+    assert (infos.num_proposed[:, 0] == 0).all()
+    assert infos.num_proposed[:, 1].sum() > 0
+    assert int(state.draft.cache.length[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"tree_depth": 2}, "tree_depth 0 with a draft model of another vocabulary"),
+     ({"draft_vocab_size": 70}, "draft_vocab_size 0 with a draft model of another vocabulary"),
+     ({"draft_translation": "words"}, "draft_translation")],
+)  # fmt: skip
+def test_bad_options_are_one_line(options, message):
+    """Nothing is silently ignored."""
+    with pytest.raises(InputError, match=message):
+        make_drafter("model", spec_of(model("bpe"), model("bytes", 0.01), **options))
+
+
+def test_a_translation_within_one_vocabulary_is_an_error():
+    """Guards against an option that does nothing."""
+    target, draft = tiny_models.target(), tiny_models.draft()
+    options = DrafterOptions(draft_translation="shared")
+    with pytest.raises(InputError, match="draft model of another vocabulary"):
+        jspec.Generator(target, draft, drafter_options=options)
+
+
+def test_other_drafters_need_the_same_tokenizer():
+    """`hierarchical` has the model check guesses in the target's tokens."""
+    with pytest.raises(InputError, match="different tokenizers: id"):
+        jspec.Generator(model("bpe"), model("bytes", 0.01), drafter="hierarchical")

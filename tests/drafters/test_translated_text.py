@@ -11,7 +11,12 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
 from jspec.drafters.translated_text import BLOCK, MOST_JOINED, TranslatedText, spell
-from jspec.drafters.vocabulary_map import check_shared, make_vocabulary_map, most_alike
+from jspec.drafters.vocabulary_map import (
+    check_bytes,
+    check_shared,
+    make_vocabulary_map,
+    most_alike,
+)
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -124,7 +129,7 @@ def test_the_draft_reads_the_same_text(target, draft):
                 assert bytes_of(pair.draft, actual) == expected, text
 
 
-@pytest.mark.parametrize(("target", "draft"), PAIRS[:2] + [("smollm2 file", "qwen file")])
+@pytest.mark.parametrize(("target", "draft"), [*PAIRS[:2], ("smollm2 file", "qwen file")])
 def test_a_reading_does_not_depend_on_the_parts_in_which_a_text_came(target, draft):
     """And what is said to stay the same does: a cache keeps it.
 
@@ -145,7 +150,7 @@ def test_a_reading_does_not_depend_on_the_parts_in_which_a_text_came(target, dra
         changed += tokens[: len(before)] != before
         before = tokens
     assert tokens == whole
-    assert changed > 3, "nothing to prove"
+    assert changed > 0, "nothing to prove"
 
 
 def test_a_text_that_is_cut_short_goes_on_elsewhere():
@@ -186,12 +191,12 @@ print(below_threshold([0.5, 2.75], threshold=3))
 
 @pytest.mark.parametrize(
     ("target", "draft", "least"),
-    [("smollm2 file", "qwen file", 0.95), ("qwen file", "smollm2 file", 0.88)],
+    [("smollm2 file", "qwen file", 0.9), ("qwen file", "smollm2 file", 0.92)],
 )
 def test_the_draft_reads_nearly_what_its_own_tokenizer_would_make(target, draft, least):
     """Neighbours are joined, as a model seldom saw words cut by another tokenizer.
 
-    Token by token it is 0.82 and 0.87.
+    Token by token it is 0.83 and 0.90.
     """
     pair = translator(target, draft)
     ids = pair.read(pair.target.encode(CODE, add_bos=False))
@@ -205,8 +210,8 @@ def test_a_spelling_is_the_same_text(target, draft):
     for text in [*TEXTS, *many_texts(10)]:
         ids = pair.draft.encode(text, add_bos=False)[: WIDTH - 3]
         ids = ids[: len(ids) * 3 // 4]
-        begins = pair.map.spellings.begins
-        writable = list(itertools.takewhile(lambda i: begins[i + 1] > begins[i], ids))
+        is_writable = np.diff(pair.map.spellings.begins) > 0
+        writable = list(itertools.takewhile(is_writable.__getitem__, ids))
         written = pair.spell(ids)
         actual, expected = (
             b"".join(tokenizer.piece(i, False) for i in part)
@@ -219,20 +224,19 @@ def test_a_spelling_is_the_same_text(target, draft):
     ("target", "draft"), [("smollm2 file", "qwen file"), ("qwen file", "smollm2 file")]
 )
 def test_a_spelling_is_nearly_what_the_targets_tokenizer_makes_of_it(target, draft):
-    """Else the target would refuse its own words: 0.97 and not 0.82."""
+    """Else the target would refuse its own words: token by token 0.83 and 0.90."""
     pair = translator(target, draft)
     ids = pair.spell(pair.draft.encode(CODE, add_bos=False))
     assert canonical_share(pair.target, ids, CODE) > 0.93
 
 
 def test_words_of_several_draft_tokens_become_one_of_the_target():
-    """Also one of which no part is a token, up to the most that are looked at together."""
+    """Up to the most that are looked at together."""
     pair = translator("byte level", "bytes")
-    word = " jumps"
-    joined = pair.target.encode("the" + word, add_bos=False)[1:]
-    assert len(joined) == 1
-    assert len(word) <= MOST_JOINED
-    assert pair.spell(list(word.encode())) == joined
+    words = pair.target.token_bytes()
+    word = max((word for word in words if len(word) <= MOST_JOINED), key=len)
+    assert len(word) > 3
+    assert pair.spell(list(word)) == [words.index(word)]
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS, ids=str)
@@ -244,24 +248,30 @@ def test_shared_tokens_are_pairs_of_the_same_bytes(target, draft):
     assert (np.diff(ours) > 0).all()
     for i, j in zip(ours.tolist(), theirs.tolist(), strict=True):
         assert pair.target.piece(i, False) == pair.draft.piece(j, False)
-    ends = set(pair.target.eos_ids)
-    assert not ends or not pair.draft.eos_ids or ends & set(ours.tolist())
+    # What ends the draft's texts means something, if the target ends its texts at all.
+    assert not pair.target.eos_ids or {*pair.draft.eos_ids} <= {*theirs.tolist()}
 
 
 @pytest.mark.parametrize("name", ["unigram", "wordpiece", "words", "suffixes"])
 def test_a_tokenizer_that_cannot_tell_its_bytes_is_refused(name):
-    """One line; whichever of the two it is. Words that it does not know have no bytes either."""
-    other, stranger = tokenizer_of("byte level"), tokenizer_of(name)
-    for whose, pair in (("target", (stranger, other)), ("draft", (other, stranger))):
-        with pytest.raises(InputError, match=f"^the {whose}'s tokenizer does not tell the bytes"):
-            make_vocabulary_map(*pair, *(tokenizer.vocab_size for tokenizer in pair))
+    """One line. Words that it does not know have no bytes either."""
+    with pytest.raises(InputError, match=r"^the draft.s tokenizer does not tell the bytes"):
+        check_bytes("draft", tokenizer_of(name))
+
+
+@pytest.mark.parametrize("name", [*READABLE, "smollm2 file", "qwen file", *REAL])
+def test_a_tokenizer_that_can_tell_its_bytes_is_taken(name):
+    """Guards against a check that refuses what would work."""
+    check_bytes("draft", tokenizer_of(name))
 
 
 def test_a_tiny_intersection_is_refused():
     """One line with the number: nothing worth drawing from is left."""
     pair = ByteTokenizer(256), tokenizer_of("byte level")
-    mapped, _ = make_vocabulary_map(*pair, 12, 40)
+    mapped, _ = make_vocabulary_map(*pair, 256, pair[1].vocab_size)
     check_shared(mapped)
     only = mapped._replace(shared_target=mapped.shared_target[:0])
-    with pytest.raises(InputError, match=r"share at least 1 tokens, got 0 of the target's 12 and"):
+    with pytest.raises(
+        InputError, match=r"share at least 12 tokens, got 0 of the target's 256 and"
+    ):
         check_shared(only)
