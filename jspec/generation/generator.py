@@ -37,7 +37,7 @@ class Generator(Programs):
 
     Args:
       target: the model whose answers are wanted.
-      draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
+      draft: a cheaper model, for the drafters "model" and "hierarchical".
       drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the first
         that has a proposal makes it. None means "model" with a draft model and "prompt_lookup"
         without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.

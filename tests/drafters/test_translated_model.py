@@ -13,10 +13,13 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.generation.costs import RoundCosts
 from jspec.generation.drafter_spec import make_spec
+from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.distribution import check_distribution
 from jspec.models import init_cache, make_apply
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.tokenizer import learn_bpe
 from tests import tiny_models
+from tests.lab.auditing.subjects import make_rows, make_subject
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
@@ -221,3 +224,23 @@ def test_other_drafters_need_the_same_tokenizer():
     """`hierarchical` has the model check guesses in the target's tokens."""
     with pytest.raises(InputError, match="different tokenizers: id"):
         jspec.Generator(model("bpe"), model("bytes", 0.01), drafter="hierarchical")
+
+
+@pytest.mark.parametrize("translation", ["auto", "spelling"])
+def test_the_audit_covers_it(translation):
+    """Its cache is compared with what the draft reads, and its answers with the distribution.
+
+    The check of the caches fails where the target's own ids are taken for the draft's.
+    """
+    subject = make_subject(
+        target=model("bpe"), draft=model("bytes", 0.01), drafter="model",
+        settings=jspec.SamplingParams(temperature=1.1),
+        drafter_options=DrafterOptions(draft_translation=translation),
+    )  # fmt: skip
+    rows = make_rows(subject, rows_per_run=2048)
+    check = check_caches(rows)
+    assert check.has_passed, check.detail
+    assert "model" in check.data
+    check, _ = check_distribution(rows, 2048)
+    assert check.has_passed, check.detail
+    assert rows.num_accepted > 0
