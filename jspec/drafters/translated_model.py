@@ -206,8 +206,9 @@ class TranslatedDrafter(ChainDrafter):
         cache = read_on(call, cache, jnp.where(is_wanted, begin, cache.length), window)
         cache = cache.rollback(jnp.where(is_wanted, begin, cache.length))
 
-        def read_last(_: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
+        def read_last(carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
             # Usually some of these slots are rewritten with what they held.
+            cache = carry[1]
             logits, _, read = call(window(begin, _FIRST), cache, logits_at=length - 1 - begin)
             return logits[:, 0, : self.vocab_size], read
 
@@ -266,7 +267,7 @@ class TranslatedDrafter(ChainDrafter):
 
         def single(token: Int32[Array, "*b"]) -> Int32[Array, "*b"]:
             # A token that was drawn is shared, and is read as one.
-            return tables.readings.tokens[tables.readings.begins[token]]
+            return jnp.asarray(tables.readings.tokens)[tables.readings.begins[token]]
 
         def first(cache: KVCache, _: RowTokens) -> tuple[Float32[Array, "b u"], KVCache]:
             return begun.logits[:, tables.shared_draft], cache
@@ -276,7 +277,7 @@ class TranslatedDrafter(ChainDrafter):
             return logits[:, tables.shared_draft], cache
 
         proposal, cache, _ = self.draw_chain(
-            first, later, begun.cache, inputs, wanted=wanted, ids=tables.shared_target
+            first, later, begun.cache, inputs, wanted=wanted, ids=jnp.asarray(tables.shared_target)
         )
         return proposal, single(proposal.tokens), proposal.num_tokens, cache
 
@@ -366,7 +367,7 @@ def make_translated_drafter(spec: DrafterSpec) -> tuple[TranslatedDrafter, Trans
     if options.draft_translation != SPELLING:
         check_shared(tables)
     drafter = TranslatedDrafter(
-        **spec.chain_fields | {"vocab_size": draft_size},
+        **{**spec.chain_fields, "vocab_size": draft_size},
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
         reading=reading,

@@ -21,6 +21,7 @@ from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.tokenizer import learn_bpe
 from tests import tiny_models
 from tests.lab.auditing.subjects import make_rows, make_subject
+from tests.serving.test_slots import answer, make
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
@@ -31,9 +32,12 @@ PROMPTS = [b"the cat sat", b"a rat", b" on the", b"dog. the \xf0\x9f"]
 
 @functools.cache
 def tokenizers():
-    """Returns two tokenizers with other ids, and texts that they cut differently."""
-    bpe = learn_bpe([TEXT + " incomprehensibilities"] * 9, 330, bos="<s>", eos="</s>")
-    return {"bpe": bpe, "bytes": ByteTokenizer(300, eos_ids=(299,))}
+    """Returns tokenizers with other ids, which cut texts differently; "long" has a long word."""
+    bpe, long = (
+        learn_bpe([TEXT + more] * 9, 330, bos="<s>", eos="</s>")
+        for more in ("", " incomprehensibilities")
+    )
+    return {"bpe": bpe, "long": long, "bytes": ByteTokenizer(300, eos_ids=(299,))}
 
 
 @functools.cache
@@ -179,7 +183,9 @@ def test_what_the_vocabularies_share_is_said(drafter, number):
     )  # fmt: skip
     result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
     assert result.stats.num_accepted > 0
-    expected = r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
+    expected = (
+        r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
+    )
     assert re.search(expected, str(begun[0]))
     assert re.search(expected, generator.describe()["draft_vocabulary"])
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
@@ -188,8 +194,8 @@ def test_what_the_vocabularies_share_is_said(drafter, number):
 
 def test_a_row_whose_reading_is_too_long_is_not_drafted_for():
     """Its slots would run out: it goes on without drafts, and nothing is written elsewhere."""
-    engine = engine_of("bpe", "bytes", draft_translation="shared")
-    ours = tokenizers()["bpe"]
+    engine = engine_of("long", "bytes", draft_translation="shared")
+    ours = tokenizers()["long"]
     pieces = ours.token_bytes()
     long = [pieces.index(max(pieces, key=len))] * 15
     prompts = [long, ours.encode("a rat")]
@@ -246,3 +252,22 @@ def test_the_audit_covers_it(translation):
     check, _ = check_distribution(rows, 2048)
     assert check.has_passed, check.detail
     assert rows.num_accepted > 0
+
+
+def test_a_prompt_shared_by_requests_is_read_as_by_one():
+    """The server's rows share chunks of a prompt, and pages: drafts are those of a row alone."""
+    target, draft = model("bytes"), model("bpe", 0.01)
+    generator = jspec.Generator(target, draft, num_draft_tokens=3, batch_size=2)
+    _, scheduler = make(generator)
+    settings = jspec.SamplingParams(max_new_tokens=16, temperature=0.8, seed=3)
+    prompts = [list((TEXT + TEXT)[:140].encode() + end) for end in (b"a rat", b" the dog")]
+    hits, accepted = [], 0
+    for prompt in (*prompts, prompts[0]):
+        num_cached, served = answer(generator, scheduler, prompt, settings)
+        alone = generator.generate(jspec.Request(prompt, settings))
+        assert served.token_ids == alone.token_ids
+        assert served.stats.num_accepted == alone.stats.num_accepted
+        hits.append(num_cached)
+        accepted += served.stats.num_accepted
+    assert hits == [0, 128, 128]
+    assert accepted > 3

@@ -17,6 +17,7 @@ from jspec.drafters.vocabulary_map import (
     make_vocabulary_map,
     most_alike,
 )
+from jspec.kernels import NARROW_CHUNK
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -275,3 +276,8 @@ def test_a_tiny_intersection_is_refused():
         InputError, match=r"share at least 12 tokens, got 0 of the target's 256 and"
     ):
         check_shared(only)
+
+
+def test_chunks_of_a_prompt_are_whole_blocks():
+    """The server shares what reading a chunk has made, and no later chunk may change it."""
+    assert NARROW_CHUNK % BLOCK == 0
