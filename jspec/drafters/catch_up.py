@@ -48,7 +48,7 @@ def read_on(
 
 
 def tokens_read(missing: RowCounts) -> RowCounts:
-    """Returns the tokens in the calls by which `read_on` reads what is missing, padding included."""
+    """Returns the tokens in the calls by which `read_on` reads what is missing."""
     num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
     wide = num_wide * CATCH_UP_WIDTH
     return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
