@@ -27,7 +27,7 @@ TARGET = flags.DEFINE_string(
 DRAFT = flags.DEFINE_string(
     "draft",
     None,
-    "A cheaper model with the same vocabulary, which proposes tokens; named like --target.",
+    "A cheaper model, which proposes tokens; named like --target.",
 )
 NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", DEFAULT_NUM_DRAFT_TOKENS, "Most drafts per round; auto chooses their "

@@ -75,6 +75,11 @@ class CascadeDrafter(Drafter):
         return all(member.may_be_silent for member in self.members)
 
     @property
+    def summary(self) -> str:
+        """Those of the members."""
+        return "; ".join(member.summary for member in self.members if member.summary)
+
+    @property
     def tree_depth(self) -> int:
         """The deepest member's, where a chain is a tree of one branch; 0 if all draft chains."""
         if not any(member.tree_depth for member in self.members):

@@ -24,8 +24,9 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import InputError, whole_number
 from jspec.common.typing import ApplyFn, Params, RowTokens
+from jspec.drafters.catch_up import empty_caches
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.model import ModelDrafter, ModelState, empty_caches
+from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.models import KVCache, make_apply
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix

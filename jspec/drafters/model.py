@@ -47,11 +47,11 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float32, Int, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.memory import History
 from jspec.drafters.spec import (
@@ -66,9 +66,9 @@ from jspec.drafters.spec import (
     tree_shape,
     with_at_most_a_tree,
 )
+from jspec.drafters.translated_model import TranslationOptions, make_translated_drafter
 from jspec.drafters.trees import Fed, if_wanted, make_tree
-from jspec.kernels import while_any
-from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
+from jspec.models import KVCache, make_apply
 from jspec.models.layers import head_of_ids
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal
@@ -160,10 +160,6 @@ def _frequent_ids(spec: DrafterSpec) -> list[int]:
     return sorted(counts, key=lambda token_id: (-counts[token_id], token_id))
 
 
-CATCH_UP_WIDTH = 64
-_FEW = 8  # width of the calls that read the last tokens, twice as many at most
-
-
 class ModelState(struct.PyTreeNode):
     """The drafter's memory of the committed tokens."""
 
@@ -206,13 +202,10 @@ class ModelDrafter(ChainDrafter):
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
-        # The same widths in the same order as `_catch_up`.
         missing = self._missing(state)
         if self.context > 0:
             missing = jnp.minimum(missing, self.context)
-        num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
-        wide = num_wide * CATCH_UP_WIDTH
-        return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
+        return tokens_read(missing)
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
@@ -306,30 +299,12 @@ class ModelDrafter(ChainDrafter):
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
+        goal = jnp.where(is_wanted, state.num_slots - 1, state.cache.length)
 
-        def missing(cache: KVCache) -> RowCounts:
-            return jnp.where(is_wanted, self._missing(state.replace(cache=cache)), 0)
+        def window(start: RowCounts, width: int) -> Tokens:
+            return state.history.window(state.first + start, width)
 
-        def feed(width: int, cache: KVCache) -> KVCache:
-            tokens = state.history.window(state.first + cache.length, width)
-            _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(state.first))
-            return fed.commit(jnp.minimum(missing(cache), width))
-
-        cache = state.cache
-        for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
-            cache = while_any(
-                lambda cache, most_left=most_left: missing(cache) > most_left,
-                functools.partial(feed, width),
-                cache,
-            )
-        return cache
-
-
-def empty_caches(config: DecoderConfig, dtype: DTypeLike) -> Callable[[int, int], KVCache]:
-    """Returns a function of batch size and capacity that makes a model's empty cache."""
-    return lambda batch_size, capacity: init_cache(
-        config, batch_size=batch_size, capacity=capacity, dtype=dtype
-    )
+        return read_on(functools.partial(self.apply, params), state.cache, goal, window)
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDrafter, Params]:
@@ -353,12 +328,18 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions(DraftVocabularyOptions, TreeOptions):
+class ModelOptions(TranslationOptions, DraftVocabularyOptions, TreeOptions):
     """Of `model`."""
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-
+    if spec.draft_tokenizer is not None:
+        return BuiltDrafter(*make_translated_drafter(spec))
+    if spec.options.draft_translation != TranslationOptions.draft_translation:
+        raise InputError(
+            "expected draft_translation with a draft model of another vocabulary than the "
+            f"target's, got {spec.options.draft_translation!r} with one of the same"
+        )
     spec = with_at_most_a_tree(spec)
     shape = tree_shape(spec)
     drafter, params = make_model_drafter(spec)
@@ -371,9 +352,10 @@ ENTRY = DrafterEntry(
     name="model",
     build=_build,
     proposes="what a second, cheaper model draws (default with `--draft`)",
-    source="2211.17192, 2302.01318",
+    source="2211.17192, 2302.01318, 2502.05202",
     options=ModelOptions,
     needs="draft",
+    takes_any_tokenizer=True,
 )
 
 

@@ -25,6 +25,7 @@ from jspec.drafters import (
     recycle,
     suffix,
     tables,
+    translated_model,
 )
 from jspec.drafters.cascade import build_drafter
 from jspec.drafters.head_folder import shipped_head
@@ -50,6 +51,7 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
     ngram.NgramOptions,
     pattern.PatternOptions,
     hierarchical.HierarchicalOptions,
+    translated_model.TranslationOptions,
     layer_skip.LayerSkipOptions,
     suffix.SuffixOptions,
     prompt_lookup.LookupOptions,

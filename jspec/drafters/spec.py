@@ -118,6 +118,8 @@ class DrafterSpec(NamedTuple):
       is_member: whether the drafter will be one of several.
       is_in_cascade: whether others propose where it does not.
       tokenizer: the target's.
+      draft_tokenizer: the draft model's, where it is another one than the target's; `vocab_size`
+        then counts the target's ids.
     """
 
     num_draft_tokens: int
@@ -130,6 +132,7 @@ class DrafterSpec(NamedTuple):
     is_member: bool = False
     is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
+    draft_tokenizer: TokenizerLike | None = None
 
     @property
     def chain_fields(self) -> dict[str, Any]:
@@ -176,6 +179,7 @@ class DrafterEntry:
       options: the dataclass of the options that it reads.
       needs: what it drafts with besides the text; the target's layers and logits need no option.
       read: given the options, the names of those that it reads, where that depends on their values.
+      takes_any_tokenizer: whether its draft model may have another tokenizer than the target.
 
     Raises:
       InputError: a name that is no text, is empty, or has a "+", which joins names.
@@ -188,6 +192,7 @@ class DrafterEntry:
     options: type[Options] = Options
     needs: Literal["", "draft", "draft_head", "draft_table", "layers", "logits"] = ""
     read: Callable[[Any], set[str]] | None = None
+    takes_any_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name) or "+" in self.name:

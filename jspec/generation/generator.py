@@ -65,7 +65,7 @@ class Generator:
 
     Args:
       target: the model whose answers are wanted.
-      draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
+      draft: a cheaper model, for the drafters "model" and "hierarchical".
       method: the drafter and the acceptance rule; None makes them of `options`.
       batch_size: maximum number of requests answered together.
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
@@ -490,10 +490,12 @@ class Generator:
         number = f"{self.num_draft_tokens} a round"
         if self.engine.numbers:
             number = "their number by measured costs"
-        note = f"drafts by {self.drafter}, {number}"
+        notes = [f"drafts by {self.drafter}, {number}"]
+        if summary := self.engine.drafter.summary:
+            notes.append(summary)
         if draft is not None and draft.is_quantization_chosen:
-            note += f"; the draft's weights in {draft.quantization}: faster here"
-        return budget._replace(note=note)
+            notes.append(f"the draft's weights in {draft.quantization}: faster here")
+        return budget._replace(note="; ".join(notes))
 
     @property
     def is_lossless(self) -> bool:
@@ -523,12 +525,13 @@ class Generator:
         That is models, quantisation, dtype, drafter and rule with options, known costs of "auto",
         and the kernels that blocks have taken so far.
         """
-        draft = self._draft
+        draft, drafter = self._draft, self.engine.drafter
         return {
             "target": self.target.name,
             "target_quantization": self.target.quantization or "none",
             "draft": None if draft is None else draft.name,
             "draft_quantization": None if draft is None else draft.quantization or "none",
+            "draft_vocabulary": (drafter and drafter.summary) or None,
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,

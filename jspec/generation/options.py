@@ -17,6 +17,7 @@ from jspec.drafters import (
     DrafterSpec,
     choose_drafter,
     draws_from_distribution,
+    entries_of,
     name_of,
     read_options,
     with_shipped_head,
@@ -27,7 +28,7 @@ from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
+from jspec.weights.vocabulary import have_same_tokenizer, shared_vocab_size, used_vocab_size
 
 RULE_DEFAULTS = RuleOptions()
 DRAFTER_DEFAULTS = DrafterOptions()
@@ -127,16 +128,25 @@ def make_spec(
     options: DrafterOptions,
     num_draft_tokens: int,
 ) -> DrafterSpec:
-    """Returns what a drafter is built from; a head that jspec ships need not be in the options."""
+    """Returns what a drafter is built from; a head that jspec ships need not be in the options.
+
+    Raises:
+      InputError: a draft model with another tokenizer, for a drafter that does not translate.
+    """
+    other = None
+    drafting = [entry for entry in entries_of(drafter) if entry.needs == "draft"]
+    if draft is not None and all(entry.takes_any_tokenizer for entry in drafting):
+        other = None if have_same_tokenizer(target, draft) else draft.tokenizer
     return DrafterSpec(
         num_draft_tokens=num_draft_tokens,
         target_config=target.own_config,
-        vocab_size=shared_vocab_size(target, draft),
+        vocab_size=used_vocab_size(target) if other else shared_vocab_size(target, draft),
         draft_config=None if draft is None else draft.own_config,
         dtype=target.params["embedding"].dtype,
         draft_params=None if draft is None else draft.params,
         options=with_shipped_head(drafter, options, target.name),
         tokenizer=target.tokenizer,
+        draft_tokenizer=other,
     )
 
 

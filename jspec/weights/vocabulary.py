@@ -57,6 +57,16 @@ def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
         )
 
 
+def have_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Returns whether a draft's ids mean what the target's mean; see `check_same_tokenizer`.
+
+    Random weights have no tokenizer of their own, and so the same one.
+    """
+    if target.is_random or draft.is_random:
+        return True
+    return _meanings(target.tokenizer) == _meanings(draft.tokenizer)
+
+
 def used_vocab_size(model: LoadedModel) -> int:
     """Returns how many ids of the model its tokenizer knows; all of them for random weights."""
     if model.is_random:

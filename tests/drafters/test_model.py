@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.model import CATCH_UP_WIDTH, ModelDrafter
+from jspec.drafters.catch_up import CATCH_UP_WIDTH
+from jspec.drafters.model import ModelDrafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny

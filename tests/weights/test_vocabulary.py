@@ -110,12 +110,12 @@ def test_the_shared_vocabulary_ends_with_the_smaller_model():
 
 
 def test_different_tokenizers_are_refused():
-    """Guards against a draft that speaks another language: lossless, and useless."""
+    """By a drafter that does not translate: lossless, and useless."""
     stranger = make_model(tokenizer=ByteTokenizer(120))
     with pytest.raises(
         InputError, match="different tokenizers: id 120 is '<120>' in the target and no token"
     ):
-        Generator(tiny_models.target(), stranger)
+        Generator(tiny_models.target(), stranger, drafter="hierarchical")
     random = padded_model(6, is_random=True)
     with pytest.raises(InputError, match="one vocabulary, got 112 ids"):
         Generator(tiny_models.target(), random)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
+from jspec.drafters.translated_model import TranslatedDrafter, TranslatedState
 from jspec.generation.layout import Layout
 from jspec.generation.rows import state_specs
 from jspec.lab.auditing.rows import Rows, first_tokens
@@ -41,9 +42,11 @@ def check_caches(rows: Rows) -> Check:
         if name == "layer_skip":
             model, asked_for = subject.target, subject.drafter_options.draft_layers
             layers = choose_layers(asked_for, model.config.num_layers)
-        cache = getattr(member_state, "cache", None)
+        cache, read = getattr(member_state, "cache", None), texts
+        if isinstance(member_state, TranslatedState):
+            read = _readings(rows, member_state)[: len(texts)]
         if model is not None and isinstance(cache, KVCache):
-            errors[name] = _largest_error(model, cache, texts, layers)
+            errors[name] = _largest_error(model, cache, read, layers)
     tolerance = _TOLERANCES[subject.dtype]
     listed = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     detail = f"largest difference from a fresh prefill: {listed} of the largest entry"
@@ -67,6 +70,15 @@ def _texts(rows: Rows, infos: StepInfo) -> np.ndarray:
     """Returns prompts and first tokens of a run's rows, [b t]."""
     context, tokens = rows.context, first_tokens(infos, rows.num_rounds)
     return np.array([[*context.prompt, context.first, *row] for row in tokens], np.int32)
+
+
+def _readings(rows: Rows, state: TranslatedState) -> np.ndarray:
+    """Returns what a draft model of another vocabulary reads of the rows' texts, [b s]."""
+    members = getattr(rows.drafter, "members", (rows.drafter,))
+    (drafter,) = (member for member in members if isinstance(member, TranslatedDrafter))
+    params = rows.draft_params if len(members) == 1 else rows.draft_params[members.index(drafter)]
+    read = functools.partial(state.text.window, params.tables, drafter.reading)
+    return np.asarray(read(jnp.zeros_like(state.text.history.length), state.cache.capacity))
 
 
 def _largest_error(

@@ -96,6 +96,7 @@ class Rows:
       num_rounds: of a run; every row then has at least this many tokens.
       num_draft_tokens: drafts a round; few, so that the tokens looked at take several rounds.
       drafter: what drafts; None for plain decoding.
+      draft_params: its parameters.
       num_proposed: drafts of all rounds so far that ran with the target's own parameters.
       num_accepted: how many of them were accepted.
     """
@@ -131,7 +132,7 @@ class Rows:
         self._engine = Engine(
             subject.target, self.drafter, self._rule, self._numbers, built.params, around
         )
-        self._draft_params = self._engine.layout.place(built.params)
+        self.draft_params = self._engine.layout.place(built.params)
         self.num_proposed = self.num_accepted = 0
 
     def run(
@@ -147,7 +148,7 @@ class Rows:
         `params` and `settings` replace the target's and the subject's. The rows' seeds are
         `first_seed` and the numbers after it.
         """
-        params_of_both = ModelParams(params or self.subject.target.params, self._draft_params)
+        params_of_both = ModelParams(params or self.subject.target.params, self.draft_params)
         start = self._start(params_of_both, self._with_alphabet(settings or self.settings))
         for first in range(first_seed, first_seed + num_rows, self._rows_per_run):
             state = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._rows_per_run, axis=0), start)

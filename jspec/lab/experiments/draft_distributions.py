@@ -90,7 +90,7 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
     if drafter.num_runners_up:  # which a given text does not tell
         raise InputError(f"expected a drafter that does not learn from logits, got {name!r}")
     cut = with_draft_vocabulary(spec)
-    if needs_draft_model(name) and cut.draft_config is not None:
+    if needs_draft_model(name) and cut.draft_config is not None and spec.draft_tokenizer is None:
         model = ForwardPass(cut.draft_config, spec.vocab_size, width)
         return _of_model(model, cut.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
