@@ -351,7 +351,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
 ENTRY = DrafterEntry(
     name="model",
     build=_build,
-    proposes="what a second, cheaper model draws (default with `--draft`)",
+    proposes="what a second, cheaper model draws (after lookups, the default with `--draft`)",
     source="2211.17192, 2302.01318, 2502.05202",
     options=ModelOptions,
     needs="draft",

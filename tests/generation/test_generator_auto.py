@@ -13,6 +13,7 @@ from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
 from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts
+from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from tests.cases import slow_unless
@@ -69,7 +70,7 @@ def model_engine():
 def make_stranger(costs):
     """Returns a Generator whose draft has weights of its own, which seldom agrees."""
     stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
-    generator = Generator(target(), stranger, num_draft_tokens="auto", costs=costs)
+    generator = Generator(target(), stranger, drafter="model", num_draft_tokens="auto", costs=costs)
     generator.engine = model_engine()
     return generator
 
@@ -309,7 +310,8 @@ def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, m
 def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     """Beside those of short texts, which stay: a text's choices do not depend on longer ones."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr("jspec.generation.costs._CONTEXTS", (64, 128))
+    monkeypatch.setattr("jspec.generation.costs._CONTEXTS", (96, 160))
+    monkeypatch.setattr(Engine, "capacity_for", lambda engine, length: length + 8)
     measured = []
 
     def measure(engine, params, batch_size, contexts, show):
@@ -320,13 +322,13 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
     first = make_auto("prompt_lookup", costs=None, max_seq_len=200)
     short = first.costs_for(20)
-    assert (short.contexts, measured) == ((64,), [(64,)])
-    assert first.costs.contexts == (64, 128)
+    assert (short.contexts, measured) == ((96,), [(96,)])
+    assert first.costs.contexts == (96, 160)
     assert first.costs.seconds[0] == short.seconds[0]
     assert first.costs_for(20).answer_tokens == short.answer_tokens > 0
     again = make_auto("prompt_lookup", costs=None, max_seq_len=200)
-    assert again.costs_for(100) == first.costs
-    assert measured == [(64,), (128,)]
+    assert again.costs_for(150) == first.costs
+    assert measured == [(96,), (160,)]
 
 
 def test_what_catching_up_takes_is_measured(monkeypatch):
@@ -388,10 +390,8 @@ def test_costs_without_a_choice_are_refused(options):
 
 
 def test_plain_decoding_has_nothing_to_choose():
-    """`auto` without a drafter would choose among no drafts, by no costs."""
-    with pytest.raises(InputError, match="expected num_draft_tokens with a drafter that drafts"):
-        make_auto("none", costs=None)
-    generator = shared_generator("none")
+    """`auto`, the default, without a drafter: there are no drafts, and no costs."""
+    generator = make_auto("none", costs=None)
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
     assert generator.measure_costs() is None
