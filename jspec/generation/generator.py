@@ -41,7 +41,7 @@ from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
 from jspec.sampling.processors import Processor
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams
 from jspec.weights.published import SMOLLM2
@@ -423,11 +423,22 @@ class Generator:
         return make_row(prompt, settings, self.target, self.max_seq_len)
 
     def with_costs(self, row: Row) -> Row:
-        """Returns the row with the costs by which it chooses its numbers of drafts, if it does."""
-        if (costs := self.costs_for(row.max_length)) is None:
+        """Returns the row with the costs by which it chooses its numbers of drafts, if it does.
+
+        Where its tokens depend on these numbers, the costs are those of one row in any batch.
+        """
+        if not self.engine.numbers:
             return row
+        is_shared = row.settings.temperature < COLDEST or self.rule.noise.is_shared
+        if is_shared and self.rule.is_lossless:
+            costs = self.costs_for(row.max_length)
+            alone_costs = self.alone_costs or costs
+        else:
+            costs = alone_costs = self._costs_alone(row.max_length)
+        assert costs is not None
+        assert alone_costs is not None
         context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
-        alone = (self.alone_costs or costs).at(context)
+        alone = alone_costs.at(context)
         measured = None
         if costs.decided:
             accepted, decided = np.array([costs.accepted, costs.decided], np.float32)
@@ -442,16 +453,28 @@ class Generator:
 
     def costs_for(self, length: int) -> RoundCosts | None:
         """Returns `costs` as far as texts of at most `length` tokens need them."""
-        if self.engine.numbers and self.method.costs is None:
-            needed = contexts_of(self.engine, length)
-            if self._costs is None or needed[-1] > self._costs.contexts[-1]:
-                self._costs = self._recall_costs(self.batch_size, length)
+        if self.engine.numbers and not self._covers(self._costs, length):
+            self._costs = self._recall_costs(self.batch_size, length)
         return self._costs
+
+    def _costs_alone(self, length: int) -> RoundCosts | None:
+        """Returns the costs of rounds of one row, as far as such texts need them."""
+        if self.batch_size == 1:
+            return self.costs_for(length)
+        if not self._covers(self.alone_costs, length):
+            self.alone_costs = self._recall_costs(1, length)
+        return self.alone_costs
+
+    def _covers(self, costs: RoundCosts | None, length: int) -> bool:
+        """Returns whether costs were given, or measured for texts of that length."""
+        if costs is None or self.method.costs is not None:
+            return costs is not None
+        return contexts_of(self.engine, length)[-1] <= costs.contexts[-1]
 
     def recall_costs_alone(self) -> None:
         """Has the costs of rounds of one row known, too, unless costs were given."""
-        if self.method.costs is None and self.engine.numbers:
-            self.alone_costs = self._recall_costs(1, self.max_seq_len)
+        if self.engine.numbers:
+            self._costs_alone(self.max_seq_len)
 
     def _recall_costs(self, batch_size: int, length: int) -> RoundCosts:
         self.engine.await_kernels(self.params, batch_size, self.max_seq_len)

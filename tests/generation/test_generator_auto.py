@@ -331,6 +331,27 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     assert measured == [(96,), (160,)]
 
 
+def test_the_batch_size_changes_no_sampled_answer(monkeypatch):
+    """Under `rejection` the tokens depend on the number of drafts, and so must not on the batch.
+
+    On a made-up machine whose rounds of several rows cost much more with drafts.
+    """
+
+    def recall(engine, params, target, key, *, batch_size, max_seq_len, length):
+        return costs_of("model", 0.1 if batch_size == 1 else 9.0)
+
+    monkeypatch.setattr("jspec.generation.generator.recall_costs", recall)
+    asked = requests(max_new_tokens=24, temperature=1.0)
+    alone, batch = (make_auto("model", costs=None, batch_size=size) for size in (1, 3))
+    expected = alone.generate(asked)
+    answers = batch.generate(asked)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    drafts = [sum(answer.stats.num_proposed for answer in each) for each in (expected, answers)]
+    assert drafts[0] == drafts[1] > 0
+    greedy = batch.generate(requests(max_new_tokens=24))  # the same text with any number
+    assert sum(answer.stats.num_proposed for answer in greedy) < drafts[0] / 2
+
+
 def test_what_catching_up_takes_is_measured(monkeypatch):
     """On a made-up machine: 0.002 s for each token that the draft model has missed."""
 
