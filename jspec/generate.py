@@ -107,7 +107,7 @@ def run(mesh: Mesh | None) -> None:
             monitor = AcceptanceMonitor()
             for result in results:
                 monitor.add(result)
-            for recommendation in monitor.recommend(loaded.costs_for(1)):
+            for recommendation in monitor.recommend(loaded.known_costs):
                 say(f"category {recommendation}")
     if problem is not None:
         raise problem
@@ -227,10 +227,9 @@ def answer(
 def plain_steps(loaded: Generator, result: Result) -> float | None:
     """Returns what a round of an answer cost on average, in plain steps; None if not measured."""
     length = len(result.prompt_token_ids) + result.settings.max_new_tokens
-    length = min(length, loaded.max_seq_len)
-    if (costs := loaded.costs_for(length)) is None:
+    if (costs := loaded.known_costs) is None or result.settings.num_beams > 1:
         return None
-    context = loaded.engine.capacity_for(length)
+    context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
     return costs.plain_steps(result.stats.rounds, context)
 
 

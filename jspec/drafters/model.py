@@ -8,13 +8,6 @@ The drafter remembers every committed token and how many of them its cache holds
 it reads those that are missing, the prompt among them, but for the newest committed token: the
 round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 
-Of a long text it reads the last `draft_context` tokens only, from slot 0 of its cache on:
-
-    target   | committed ................................ c | last |
-    draft                        | cached ............. b |
-
-The proposal says what the drafts were drawn from, so every acceptance rule stays exact.
-
 With `tree_depth` the model drafts a tree.
 
     cache   | committed tokens | last | level 1: k drafts | level 2: k drafts | ...
@@ -92,12 +85,6 @@ class DraftVocabularyOptions(ConfidenceOptions):
         "Text file whose most frequent tokens they are, such as answers of the target. The first "
         "ids fill what is left, and are all of it by default.",
     )
-    draft_context: int = option(
-        512,
-        "The draft model reads at most about this many of the last tokens when it begins to draft "
-        "or has missed more; 0 has it read all.",
-        between=(0, 10_000_000),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,15 +151,9 @@ class ModelState(struct.PyTreeNode):
     """The drafter's memory of the committed tokens."""
 
     history: History
-    first: RowCounts  # the committed token that is in slot 0 of the cache
     cache: KVCache  # the draft model's; `cache.length` committed tokens are in it
     # Tokens after those that were fed while drafting; what turns out to be committed stays cached.
     fed: Int32[Array, "b w"]
-
-    @property
-    def num_slots(self) -> RowCounts:
-        """Slots of a cache that has all committed tokens from `first` on, [b]."""
-        return self.history.length - self.first
 
 
 _State = TypeVar("_State", bound=ModelState)
@@ -186,13 +167,11 @@ class ModelDrafter(ChainDrafter):
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
       has_head_ids: whether its head is over some ids only, which its parameters name.
-      context: the most tokens that it reads before it drafts; 0 for all.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
     has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
-    context: int = dataclasses.field(default=0, kw_only=True)
     kind = Kind("model", 0.7, 0.7, is_certain=True)
     has_lag = True
 
@@ -202,16 +181,12 @@ class ModelDrafter(ChainDrafter):
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
-        missing = self._missing(state)
-        if self.context > 0:
-            missing = jnp.minimum(missing, self.context)
-        return tokens_read(missing)
+        return tokens_read(jnp.maximum(state.history.length - 1 - state.cache.length, 0))
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
         return ModelState(
             history=History.init(batch_size, capacity),
-            first=jnp.zeros([batch_size], jnp.int32),
             cache=self.init_cache(batch_size, capacity),
             fed=jnp.full([batch_size, self.num_draft_tokens], -1, jnp.int32),
         )
@@ -223,7 +198,7 @@ class ModelDrafter(ChainDrafter):
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
-        is_fed &= (state.cache.length == state.num_slots)[:, None]
+        is_fed &= (state.cache.length == state.history.length)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
         return state.replace(
             history=state.history.append(tokens, valid),
@@ -259,16 +234,9 @@ class ModelDrafter(ChainDrafter):
 
     def ready(self, params: Params, state: _State, is_wanted: RowFlags) -> _State:
         """Catches up; returns the state with a cache without the newest committed token."""
-        if self.context > 0:
-            is_new = is_wanted & (self._missing(state) > self.context)
-            begin = state.history.length - 1 - self.context
-            state = state.replace(
-                first=jnp.where(is_new, begin, state.first),
-                cache=state.cache.rollback(jnp.where(is_new, 0, state.cache.length)),
-            )
         cache = self._catch_up(params, state, is_wanted)
         # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
-        before_newest = jnp.maximum(state.num_slots - 1, 0)
+        before_newest = jnp.maximum(state.history.length - 1, 0)
         cache = cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
         return state.replace(cache=cache)
 
@@ -284,7 +252,7 @@ class ModelDrafter(ChainDrafter):
 
         `cache` may have any length; `fed` are the tokens in it after the committed ones.
         """
-        length = jnp.where(is_wanted, state.num_slots, state.cache.length)
+        length = jnp.where(is_wanted, state.history.length, state.cache.length)
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
         # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
@@ -292,19 +260,11 @@ class ModelDrafter(ChainDrafter):
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
         return state.replace(cache=cache.rollback(length), fed=fed)
 
-    @staticmethod
-    def _missing(state: ModelState) -> RowCounts:
-        """Returns the committed tokens before the newest that are not cached, [b]."""
-        return jnp.maximum(state.num_slots - 1 - state.cache.length, 0)
-
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
-        goal = jnp.where(is_wanted, state.num_slots - 1, state.cache.length)
-
-        def window(start: RowCounts, width: int) -> Tokens:
-            return state.history.window(state.first + start, width)
-
-        return read_on(functools.partial(self.apply, params), state.cache, goal, window)
+        history, cache = state.history, state.cache
+        goal = jnp.where(is_wanted, history.length - 1, cache.length)
+        return read_on(functools.partial(self.apply, params), cache, goal, history.window)
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDrafter, Params]:
@@ -322,7 +282,6 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
         has_head_ids=config.head_size is not None,
-        context=spec.options.draft_context,
     )
     return drafter, spec.draft_params
 
@@ -381,7 +340,6 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
         none = jnp.full([batch_size, self.shape.num_fed], -1, jnp.int32)
         return ModelTreeState(
             history=History.init(batch_size, capacity),
-            first=jnp.zeros([batch_size], jnp.int32),
             cache=self.init_cache(batch_size, capacity + self.shape.num_fed),
             last=jnp.full([batch_size], -1, jnp.int32),
             fed=none,
@@ -394,7 +352,7 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
     ) -> ModelTreeState:  # fmt: skip
         """Remembers committed tokens; a path of those that were fed counts as cached."""
         is_fed = (state.last == tokens[:, 0]) & valid[:, 0]
-        is_fed &= state.cache.length == state.num_slots
+        is_fed &= state.cache.length == state.history.length
         path, num_drafts = self._fed_path(state, tokens[:, 1:], valid[:, 1:])
         return state.replace(
             history=state.history.append(tokens, valid),
@@ -452,7 +410,7 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
             self, self.shape, feed, cache, logits[:, 0, : self.vocab_size], inputs, wanted=wanted,
             ids=self.ids(params),
         )  # fmt: skip
-        length = jnp.where(is_wanted, state.num_slots, state.cache.length)
+        length = jnp.where(is_wanted, history.length, state.cache.length)
         return grown.proposal, state.replace(
             cache=grown.memory.rollback(length),
             last=jnp.where(is_wanted, inputs.last_token, -1),

@@ -24,7 +24,7 @@ may happen in a script that the draft cannot write, is not drafted for: its cach
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -223,8 +223,9 @@ class TranslatedDrafter(ChainDrafter):
     def _has_room(self, text: TranslatedText, length: RowCounts) -> RowFlags:
         """Returns which rows' drafts fit after `length` tokens, the newest one's included."""
         end = length + self.num_draft_tokens
-        # A row of few tokens may have been given few pages: they are as many more as at its end.
-        most = text.history.length + 1 + _num_spare(text.ends.shape[1])
+        # By the row's own length, as its drafts must not depend on the batch's capacity.
+        spare = _num_spare(jnp.maximum(text.history.length, _LEAST_CAPACITY))
+        most = text.history.length + 1 + spare
         return (end <= most) & (end <= self.max_seq_len)
 
     def _draft(
@@ -338,7 +339,10 @@ class TranslatedDrafter(ChainDrafter):
         )
 
 
-def _num_spare(capacity: int) -> int:
+_LEAST_CAPACITY = 512  # no row has fewer slots
+
+
+def _num_spare(capacity: Any) -> Any:
     """Returns how many more draft tokens than target tokens a row may have."""
     return capacity // 2 + BLOCK
 

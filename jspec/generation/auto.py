@@ -29,6 +29,7 @@ from jspec.weights.resolver import LoadedModel
 AUTO = "auto"
 _T = TypeVar("_T")
 _METHOD = 5  # version of the measurement: what another version measured is measured again
+_TOKENS_OF_RATES = 512  # more change nothing of how acceptance is measured
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 _MACHINE = ("backend", "device", "processor", "native", "versions")
@@ -115,6 +116,7 @@ def recall_costs(
         "method": _METHOD,
         "bytes": [tree_bytes(part) for part in params],
         "batch_size": batch_size,
+        "rates_within": min(max_seq_len, _TOKENS_OF_RATES),
         "numbers": list(engine.numbers),
     }
     if engine.layout.shape is not None:
@@ -129,7 +131,12 @@ def recall_costs(
             return shorter.followed_by(costs)
         if jax.process_count() > 1:
             return costs
-        rates = measure_rates(engine, params, target, batch_size, max_seq_len)
+        try:
+            rates = measure_rates(engine, params, target, batch_size, max_seq_len)
+        except (
+            InputError
+        ):  # a chat template that refuses the prompts, or a text without a tokenizer
+            return costs
         return dataclasses.replace(costs, **rates._asdict())
 
     check = functools.partial(check_costs, engine=engine)

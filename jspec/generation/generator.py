@@ -76,8 +76,8 @@ class Generator:
         run, where it has changed, or says what programs are compiled for.
       **options: the fields of `Method`, such as `drafter="prompt_lookup"` or `num_draft_tokens=5`;
         and options of drafters and rules by the names of their flags, such as `draft_layers=20` or
-        `lenience=0.3`. Without a drafter it is "model" with a draft model and "prompt_lookup"
-        without, plus "+eagle" if jspec ships a head for the target.
+        `lenience=0.3`. Without a drafter it is "prompt_lookup", plus "+model" with
+        a draft model, else plus "+eagle" if jspec ships a head for the target.
 
     Attributes:
       target: the target model.
@@ -89,7 +89,7 @@ class Generator:
       engine: the compiled programs.
       params: parameters of target and drafter.
       compile_notice: says when programs are compiled.
-      alone_costs: costs of rounds of one row, where rounds of a batch may have fewer rows than it.
+      alone_costs: costs of rounds of one row: by these sampled rows choose in any batch.
 
     Raises:
       InputError: a value out of range, a draft model that does not fit, an option that is not read.
@@ -451,6 +451,11 @@ class Generator:
         """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
         return self.costs_for(self.max_seq_len)
 
+    @property
+    def known_costs(self) -> RoundCosts | None:
+        """The costs that tokens may depend on, as far as they have been measured or given."""
+        return self.alone_costs or self._costs
+
     def costs_for(self, length: int) -> RoundCosts | None:
         """Returns `costs` as far as texts of at most `length` tokens need them."""
         if self.engine.numbers and not self._covers(self._costs, length):
@@ -558,7 +563,7 @@ class Generator:
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
-            "costs": self._costs and self._costs.to_json(),
+            "costs": self.known_costs and self.known_costs.to_json(),
             "acceptance": self.method.rule_name,
             "is_lossless": self.rule.is_lossless,
             **self._kernels(),

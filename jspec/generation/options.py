@@ -88,7 +88,7 @@ def choose_method(
 
     Args:
       options: fields of `Method`, and options of drafters and rules by the names of their flags.
-        The drafter None takes "model" with a draft model and "prompt_lookup" without, plus "+eagle"
+        The drafter None takes "prompt_lookup", plus "+model" with a draft model, else plus "+eagle"
         if jspec ships a head for the target.
       target: the name by which the target was asked for.
       has_draft: whether there is a draft model.

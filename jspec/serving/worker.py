@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
-from jspec.generation.batch import row_counts
 from jspec.generation.generator import Generator
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
@@ -45,8 +44,9 @@ def make_slots(
     Raises:
       InputError: if there is not enough memory for the slots.
     """
-    if generator.engine.layout.mesh is None and len(row_counts(generator.batch_size)) > 1:
-        generator.recall_costs_alone()
+    # Now, by all processes together and before anything else runs: requests only look them up.
+    generator.costs  # noqa: B018
+    generator.recall_costs_alone()
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *generator.processors))
     compiled = generator.engine, generator.params, generator.compile_notice
     sizes = generator.batch_size, generator.max_seq_len
