@@ -75,7 +75,7 @@ def spoil(tmp_path):
         ("--min_new_tokens=999", "min_new_tokens from 0 to max_new_tokens"),
         ("--num_beams=259", "num_beams of at most the vocabulary's 258, got 259"),
         ("--length_penalty=2", "num_beams of at least 2 with length_penalty 2.0, got 1"),
-        ("--num_draft_tokens=0", "from 1 to 198, got 0; the drafter none drafts nothing"),
+        ("--num_draft_tokens=0", "from 1 to 198, got 0; for plain decoding use --drafter=none"),
         ("--num_draft_tokens=199", "from 1 to 198, got 199; the context sets the limit"),
         ("--tree_depth=8 --num_draft_tokens=auto", "tree_depth of at most 7 with num_draft_tokens"),
         ("--num_draft_tokens=2.5", "num_draft_tokens to be a whole number or auto, got '2.5'"),
@@ -110,7 +110,10 @@ def spoil(tmp_path):
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
-        ("--max_seq_len=3", "from 1 to 1, got 2; the context sets the limit (max_seq_len 3)"),
+        (
+            "--max_seq_len=3 --num_draft_tokens=2",
+            "from 1 to 1, got 2; the context sets the limit (max_seq_len 3)",
+        ),
         ("--drafter=model", "'model' expects a draft model (--draft=MODEL, in Python draft), got"),
         ("--drafter=hierarchical", "expects a draft model (--draft=MODEL, in Python draft), got"),
         ("--drafter=prompt_lookup+", "name on both sides of every '+', got 'prompt_lookup+'"),
@@ -168,7 +171,6 @@ def test_flags(refuse, folder, flag, message):
     ("flag", "message"),
     [
         ("--num_draft_tokens=3", "num_draft_tokens with a drafter that drafts, got 3 with 'none'"),
-        ("--num_draft_tokens=auto", "with a drafter that drafts, got 'auto' with 'none'"),
         ("--draft_temperature=0.5", "ngram with ngram_probs=sampled), got it with 'none'"),
         ("--lenience=0.3", "(lenient, lenient_argmax), got it with 'none' and 'rejection'"),
     ],

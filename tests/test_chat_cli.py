@@ -19,13 +19,14 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 _SECONDS = 120
+_DRAFTS = "--drafter=prompt_lookup", "--num_draft_tokens=2"  # nothing to measure
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """Returns flags that name a tiny model with a context of 200 tokens."""
     folder = save_folder(tmp_path_factory.mktemp("model"), template=_TEMPLATE)
-    return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", "--drafter=prompt_lookup"
+    return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", *_DRAFTS
 
 
 @pytest.fixture(scope="module")

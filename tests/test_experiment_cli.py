@@ -148,7 +148,7 @@ def test_bad_config_files_are_one_line(experiment, tmp_path, content):
 def test_nothing_asked_for(experiment):
     """Guards against a traceback where a flag is forgotten."""
     assert "expected --config" in check_refusal(*experiment())
-    assert "expected --config" in check_refusal(*experiment("--config=configs/smoke.py"))
+    assert "expected --workdir" in check_refusal(*experiment("--config=configs/smoke.py"))
 
 
 def test_an_empty_prompt_set(experiment, config_file, tmp_path):

@@ -606,7 +606,7 @@ def _describe(model: LoadedModel) -> list[str | None]:
 
 
 def _has_user_code(entries: Sequence[DrafterEntry]) -> bool:
-    return any(not entry.build.__module__.startswith("jspec.") for entry in entries)
+    return any(not (entry.build.__module__ or "").startswith("jspec.") for entry in entries)
 
 
 def _keywords() -> list[str]:

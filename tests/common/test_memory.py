@@ -59,7 +59,8 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     models = tiny_models.target(), tiny_models.draft()
     state = generator.engine.state_bytes(3, 512, Switches())
     weights = tree_bytes([model.params for model in models])
-    assert line == str(Budget(device_name(), weights, CacheSize(2, 512, state)))
+    note = "drafts by model, 4 a round"
+    assert line == str(Budget(device_name(), weights, CacheSize(2, 512, state), note))
     assert lines.count(line) == 1
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [gpu] * 8)

@@ -309,7 +309,7 @@ def test_the_default_drafter_is_checked_too():
     """Without a name: the drafter that is taken is named."""
     with pytest.raises(InputError, match=r"reads it \(layer_skip\), got it with 'prompt_lookup'"):
         choose_drafter(None, has_draft=False, options=DrafterOptions(draft_layers=(0,)))
-    assert choose_drafter(None, has_draft=True) == "model"
+    assert choose_drafter(None, has_draft=True) == "prompt_lookup+model"
 
 
 def test_the_readme_shows_the_registry():

@@ -53,7 +53,7 @@ def test_it_fits_the_target(folder):
 def test_it_is_the_default_of_its_target_alone():
     """Not with a draft model, not for other targets."""
     assert choose_drafter(None, has_draft=False, target=SMOLLM2) == ("prompt_lookup+eagle")
-    assert choose_drafter(None, has_draft=True, target=SMOLLM2) == "model"
+    assert choose_drafter(None, has_draft=True, target=SMOLLM2) == "prompt_lookup+model"
     assert choose_drafter(None, has_draft=False, target="random:smollm2-135m") == "prompt_lookup"
     assert shipped_head("medusa", SMOLLM2) is None
 

@@ -192,7 +192,7 @@ print(below_threshold([0.5, 2.75], threshold=3))
 
 @pytest.mark.parametrize(
     ("target", "draft", "least"),
-    [("smollm2 file", "qwen file", 0.9), ("qwen file", "smollm2 file", 0.92)],
+    [("smollm2 file", "qwen file", 0.9), ("qwen file", "smollm2 file", 0.9)],
 )
 def test_the_draft_reads_nearly_what_its_own_tokenizer_would_make(target, draft, least):
     """Neighbours are joined, as a model seldom saw words cut by another tokenizer.

@@ -80,12 +80,12 @@ def test_it_is_said_and_recorded(times, tmp_path):
     assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int8")
     assert described["kernels"] == described["draft_kernels"]
     budget = str(loaded.budget(CacheSize(1, 64, 10**6)))
-    assert budget.endswith("(1 row of 64 tokens); the draft's weights in int8: faster here")
+    assert budget.endswith("by measured costs; the draft's weights in int8: faster here")
     asked = Generator.load(
         str(tmp_path / "model"), str(tmp_path / "model"), dtype="float32", draft_quantization="none"
     )
     assert asked.describe()["draft_quantization"] == "none"
-    assert str(asked.budget(CacheSize(1, 64, 10**6))).endswith("(1 row of 64 tokens)")
+    assert str(asked.budget(CacheSize(1, 64, 10**6))).endswith("by measured costs")
 
 
 def test_a_draft_that_was_asked_for_stays(times):

@@ -52,7 +52,7 @@ def test_a_quantised_target_answers_alike_alone_and_in_batch():
     model = _quantized(target())
     expected = _answers(Generator(model, drafter="none"))
     assert expected != _answers(shared_generator("none"))  # it is another model
-    generator = Generator(model, model, num_draft_tokens=4, batch_size=3)
+    generator = Generator(model, model, drafter="model", num_draft_tokens=4, batch_size=3)
     results = generator.generate(_requests())
     assert [result.token_ids for result in results] == expected
     assert all(result.stats.acceptance_rate == 1 for result in results)
@@ -97,7 +97,7 @@ def test_the_program_says_that_a_quantised_target_is_another_model(monkeypatch, 
     assert status == 0
     notes = [line for line in errors.splitlines() if line.startswith("note:")]
     assert notes == [f"note: the target is quantised to int8: another model than {folder}"]
-    assert "expects a draft model" in check_refusal(*run("--draft_quantization=int4"))
+    assert "expected --draft=MODEL" in check_refusal(*run("--draft_quantization=int4"))
 
 
 def test_the_program_says_that_a_prompt_is_only_continued(monkeypatch, capsys, folder):

@@ -84,8 +84,9 @@ def test_two_paddings_in_files_work_without_a_word(tmp_path, capfd):
     )
     settings = SamplingParams(max_new_tokens=40, temperature=3.0, seed=1)
     for models in ([target, draft], [draft, target], [target]):
-        drafter = "model" if len(models) == 2 else "none"
-        result = Generator(*models, drafter=drafter).generate(Request([7, 8, 9], settings))
+        has_draft = len(models) == 2
+        options = {"drafter": "model", "num_draft_tokens": 2} if has_draft else {"drafter": "none"}
+        result = Generator(*models, **options).generate(Request([7, 8, 9], settings))
         assert max(result.token_ids) < 64
     assert capfd.readouterr() == ("", "")
 
@@ -130,5 +131,5 @@ def test_a_draft_without_its_drafter_is_refused():
     message = r"'model' expects a draft model \(--draft=MODEL, in Python draft\), got none"
     with pytest.raises(InputError, match=message):
         Generator(target, drafter="model")
-    assert Generator(target, draft).drafter == "model"
+    assert Generator(target, draft).drafter == "prompt_lookup+model"
     assert Generator(target).drafter == "prompt_lookup"

@@ -81,7 +81,7 @@ def test_methods_that_say_little_are_completed():
     config = defaults()
     config.methods = ordered({"a": {"drafter": "ngram"}})
     assert to_plain(config)["methods"]["a"] == {
-        "drafter": "ngram", "num_draft_tokens": 2, "draft": None, "draft_quantization": "none",
+        "drafter": "ngram", "num_draft_tokens": "auto", "draft": None, "draft_quantization": "none",
         "acceptance": "rejection", "lenience": 1.0, "options": {},
     }  # fmt: skip
 

@@ -47,7 +47,6 @@ BAD = [
     ("methods.a", {"drafter": "ngram", "lenience": 0.5}, "methods.a: expected lenience with a"),
     ("methods.a", {"acceptance": "lenient", "lenience": 0.1}, "with 'none' and 'lenient'"),
     ("methods.a.num_draft_tokens", 5, "methods.a: expected num_draft_tokens with a drafter"),
-    ("methods.a.num_draft_tokens", "auto", "drafter that drafts, got 'auto' with 'none'"),
     ("settings.a.draft_temperature", 1, "settings.a: expected draft_temperature with"),
     ("methods.a.acceptance", "greedy", "methods.a: the acceptance rule 'greedy' expects"),
     ("settings", {}, "expected the config to have settings, got none"),
@@ -128,7 +127,7 @@ UNREAD = [
     ("turns", 0, "expected turns to be 1 with kind 'estimate', which does not read it; got 0"),
     ("repeats", 2, "expected repeats to be 1 with kind 'estimate'"),
     ("batch_sizes", [1, 4], "expected batch_sizes to be [1] with kind 'estimate', which"),
-    ("methods.a", {"drafter": "ngram", "num_draft_tokens": 5}, "num_draft_tokens to be 2"),
+    ("methods.a", {"drafter": "ngram", "num_draft_tokens": 5}, "num_draft_tokens to be 'auto'"),
     ("methods.a", {"drafter": "ngram", "acceptance": "block"}, "methods.a.acceptance to be '"),
     ("methods.a.drafter", "none", "expected methods.a.drafter to draft with kind 'estimate'"),
     ("methods.a.drafter", "ngram+eagle", "expected methods.a.drafter without a trained head"),
@@ -153,7 +152,7 @@ def test_defaults_and_settings():
     assert experiment.settings["short"].max_new_tokens == 8
     assert experiment.settings["short"].stop == ("x",)
     assert experiment.settings["T=1"].max_new_tokens == 32
-    assert experiment.methods["lookup"].num_draft_tokens == 2
+    assert experiment.methods["lookup"].num_draft_tokens == "auto"
     assert experiment.seeds == (0,)
 
 

@@ -141,7 +141,9 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
     logprobs = logprobs_of(data, tokenizer, ids, 5)
     asked = CompletionRequest(prompt=prompt, logprobs=5)
     reply = TextReply("m", tokenizer, [prompt], [""], asked)
-    (choice,) = reply.whole([result_of(tokenizer, prompt, ids, logprobs)], 0)["choices"]
+    (choice,) = reply.whole([result_of(tokenizer, prompt, ids, logprobs)], 0).model_dump(
+        exclude_unset=True
+    )["choices"]
     expected_logprobs = choice["logprobs"]
     assert [len(entry) for entry in expected_logprobs["top_logprobs"]] == [5] * len(ids)
     if tokenizer.stream(prompt).is_begun and not tokenizer.stream(prompt).is_inside_character:
@@ -151,7 +153,7 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
     streamed, offsets = TextReply("m", tokenizer, [prompt], [""], asked), []
     for token_id, entry in zip(ids, logprobs, strict=True):
         update = Update(None, Chunk(0, "", [token_id], 0), [False], [entry], [], [], 0.0)
-        (part,) = streamed.chunk(0, update, False)["choices"]
+        (part,) = streamed.chunk(0, update, False).model_dump(exclude_unset=True)["choices"]
         offsets += part["logprobs"]["text_offset"]
     assert offsets == expected_logprobs["text_offset"]
     before = tokenizer.stream()
@@ -160,7 +162,7 @@ def test_every_likely_token_is_there_once_and_offsets_point_at_the_text(tokenize
     reply = TextReply("m", tokenizer, [prompt], [echo], asked)
     of_prompt = logprobs_of(data, tokenizer, prompt[1:], 5)
     result = result_of(tokenizer, prompt, ids, logprobs, of_prompt)
-    (choice,) = reply.whole([result], 0)["choices"]
+    (choice,) = reply.whole([result], 0).model_dump(exclude_unset=True)["choices"]
     assert choice["text"] == tokenizer.decode([*prompt, *ids])
     offsets = choice["logprobs"]["text_offset"]
     check_offsets(tokenizer, [*prompt, *ids], choice["text"], offsets, is_whole=True)
@@ -178,7 +180,9 @@ def test_every_likely_token_of_a_chat_has_a_name_of_its_own(tokenizer, data):
         {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5}
     )
     reply = ChatReply("m", tokenizer, [[1]], [""], asked)
-    (choice,) = reply.whole([result_of(tokenizer, [1], ids, logprobs)], 0)["choices"]
+    (choice,) = reply.whole([result_of(tokenizer, [1], ids, logprobs)], 0).model_dump(
+        exclude_unset=True
+    )["choices"]
     for one in choice["logprobs"]["content"]:
         assert len({top["token"] for top in one["top_logprobs"]}) == 5
         assert one["bytes"]
@@ -197,7 +201,7 @@ def test_special_tokens_in_a_prompt_are_counted_where_they_are_written(pair):
     reply = TextReply("m", tokenizer, [ids], [text], asked)
     some = [TokenLogprob(-1.0, -1.0)] * len(ids)
     result = result_of(tokenizer, ids, first, some[: len(first)], some[1:])
-    (choice,) = reply.whole([result], 0)["choices"]
+    (choice,) = reply.whole([result], 0).model_dump(exclude_unset=True)["choices"]
     offsets = choice["logprobs"]["text_offset"]
     assert offsets[ids.index(end)] == len(text) - len("<|im_end|>")
     assert offsets[len(ids)] == len(text)
