@@ -135,9 +135,10 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
     """Loads the models that the flags name."""
     if settings.num_beams > 1:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
+    method = read_method(settings)  # before anything slow
     target, draft = load_models(mesh)
     generator = Generator(
-        target, draft, read_method(settings),
+        target, draft, method,
         batch_size=_MAX_SLOTS.value,
         max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
         rounds_per_visit=_ROUNDS_PER_VISIT.value,

@@ -87,8 +87,9 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     path = tmp_path / "out.jsonl"
     status, output, errors = run(
         "jspec.generate", f"--target={folder}", f"--draft={folder}", "--prompt=hé",
-        "--drafter=model", "--num_draft_tokens=3", f"--output_json={path}", "--max_new_tokens=20", "--seed=7",
-        "--temperature=0.5", "--dtype=float32", "--system=be kind", env=as_users(env),
+        "--drafter=model", "--num_draft_tokens=3", f"--output_json={path}",
+        "--max_new_tokens=20", "--seed=7", "--temperature=0.5", "--dtype=float32",
+        "--system=be kind", env=as_users(env),
     )  # fmt: skip
     assert status == 0, errors
     (record,) = read(path)

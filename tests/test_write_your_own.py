@@ -116,11 +116,11 @@ def test_the_rule_of_the_page_is_lossless(own):
 def test_objects_serve_as_well_as_names(own):
     """A Generator takes an entry and a rule; the seeds are the request's."""
     entry = jspec.DrafterEntry("again", own["build"], "again")
-    generator = jspec.Generator(target(), drafter=entry, acceptance=own["RULE"])
+    generator = jspec.Generator(target(), drafter=entry, acceptance=own["RULE"], num_draft_tokens=2)
     again = jspec.DrafterEntry("again", own["build"], "again")  # a notebook's cell run twice
     assert jspec.Generator(target(), drafter=again).drafter == "again"
     assert "again" not in DRAFTERS  # which only `register_drafter` changes
-    by_name = jspec.Generator(target(), drafter="repeat", acceptance="matching")
+    by_name = jspec.Generator(target(), drafter="repeat", acceptance="matching", num_draft_tokens=2)
     settings = jspec.SamplingParams(max_new_tokens=60, temperature=0.4, seed=3)
     answers = [program_name.generate("aaaa", settings) for program_name in (generator, by_name)]
     assert answers[0].token_ids == answers[1].token_ids
