@@ -37,7 +37,8 @@ def env(compile_cache, tmp_path_factory):
 
 # Makes its standard input the terminal that Ctrl-C comes from, and becomes the program.
 _IN_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "  # what the tests run in may ignore it
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
 
