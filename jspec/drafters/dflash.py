@@ -92,16 +92,6 @@ class DflashDrafter(ReadingFeatures):
     target: DecoderConfig = dataclasses.field(kw_only=True)
     kind = Kind("dflash", 0.6, 0.6, is_certain=True)
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs it observes."""
-        return self.config.feature_layers
-
-    @property
-    def layer(self) -> DecoderConfig:
-        """The shape of the head's layers."""
-        return self.config.layer
-
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
         return fuse(self.config, params, hidden)

@@ -40,7 +40,6 @@ from jspec.drafters.spec import (
 )
 from jspec.drafters.trees import Fed, if_wanted, make_tree
 from jspec.models.cache import KVCache
-from jspec.models.config import DecoderConfig
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -63,16 +62,6 @@ class EagleDrafter(ReadingFeatures):
 
     config: EagleConfig = dataclasses.field(kw_only=True)
     kind = Kind("eagle", 0.6, 0.6, is_certain=True)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs it observes."""
-        return self.config.feature_layers
-
-    @property
-    def layer(self) -> DecoderConfig:
-        """The shape of the head's layer."""
-        return self.config.layer
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""

@@ -9,6 +9,7 @@ them when the row is asked for drafts: in calls of many tokens for a prompt, or 
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,13 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
+from jspec.drafters.catch_up import CATCH_UP_WIDTH, empty_caches
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.memory import History
-from jspec.drafters.model import empty_caches
 from jspec.kernels import while_any
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import look_up
-
-CATCH_UP_WIDTH = 64
 
 
 class FeatureState(struct.PyTreeNode):
@@ -40,16 +39,24 @@ class ReadingFeatures(ChainDrafter):
     """A drafter whose state is a `FeatureState`.
 
     Attributes:
+      config: the head's, with `feature_layers`, the target's layers that are observed, and `layer`,
+        the shape of its own.
       dtype: of its cache and of the features that it remembers.
     """
 
+    config: Any = dataclasses.field(kw_only=True)
     dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
     has_lag = True
 
     @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs it observes."""
+        return self.config.feature_layers
+
+    @property
     def layer(self) -> DecoderConfig:
         """The shape of its layers."""
-        raise NotImplementedError
+        return self.config.layer
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""

@@ -265,9 +265,8 @@ class HierarchicalDrafter(Drafter):
         # All noise of the round at once: each offset has its own, whichever call draws there.
         noise = gumbel_noise(inputs.rng_keys.reshape(-1), vocab_size, is_random)
         noise = noise.reshape(*shape, vocab_size)
-        state = state._replace(model=self.model.ready(params.draft, state.model, is_wanted))
         drafting = Drafting(
-            cache=state.model.cache,
+            cache=self.model.ready_cache(params.draft, state.model, is_wanted),
             inner=state.inner,
             settings=inputs.settings,
             # Two tokens: the slot of the older one may never have been written.

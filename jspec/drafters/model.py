@@ -35,7 +35,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -156,9 +155,6 @@ class ModelState(struct.PyTreeNode):
     fed: Int32[Array, "b w"]
 
 
-_State = TypeVar("_State", bound=ModelState)
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter(ChainDrafter):
     """Proposes a chain sampled from a draft model.
@@ -200,7 +196,7 @@ class ModelDrafter(ChainDrafter):
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
         is_fed &= (state.cache.length == state.history.length)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
-        return state.replace(
+        return ModelState(
             history=state.history.append(tokens, valid),
             cache=state.cache.commit(num_fed),
             fed=jnp.full_like(state.fed, -1),
@@ -224,21 +220,19 @@ class ModelDrafter(ChainDrafter):
             logits, _, cache = self.apply(params, token[:, None], cache)
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 
-        state, ids = self.ready(params, state, is_wanted), self.ids(params)
-        proposal, cache, _ = self.draw_chain(
-            first, later, state.cache, inputs, wanted=wanted, ids=ids
-        )
+        ready = self.ready_cache(params, state, is_wanted)
+        ids = self.ids(params)
+        proposal, cache, _ = self.draw_chain(first, later, ready, inputs, wanted=wanted, ids=ids)
         # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([inputs.last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
-    def ready(self, params: Params, state: _State, is_wanted: RowFlags) -> _State:
-        """Catches up; returns the state with a cache without the newest committed token."""
+    def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
+        """Catches up; returns the cache without the newest committed token."""
         cache = self._catch_up(params, state, is_wanted)
         # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
         before_newest = jnp.maximum(state.history.length - 1, 0)
-        cache = cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
-        return state.replace(cache=cache)
+        return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
 
     def remember(
         self,
@@ -258,7 +252,7 @@ class ModelDrafter(ChainDrafter):
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
         # No token is -1, so that nothing else counts as fed.
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
-        return state.replace(cache=cache.rollback(length), fed=fed)
+        return ModelState(state.history, cache.rollback(length), fed)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
@@ -390,10 +384,10 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
     ) -> tuple[Proposal, ModelTreeState]:
         history = state.history
         is_wanted = wanted > 0
-        state = self.ready(params, state, is_wanted)
+        cache = self.ready_cache(params, state, is_wanted)
         block = jnp.stack([history.newest(), inputs.last_token], axis=1)
         at = jnp.ones_like(wanted)
-        logits, _, cache = self.apply(params, block, state.cache, logits_at=at)
+        logits, _, cache = self.apply(params, block, cache, logits_at=at)
         cache = cache.commit(2 * at)
 
         def feed(cache: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:

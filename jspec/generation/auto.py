@@ -133,9 +133,7 @@ def recall_costs(
             return costs
         try:
             rates = measure_rates(engine, params, target, batch_size, max_seq_len)
-        except (
-            InputError
-        ):  # a chat template that refuses the prompts, or a text without a tokenizer
+        except InputError:  # such as a chat template that refuses the prompts
             return costs
         return dataclasses.replace(costs, **rates._asdict())
 
