@@ -76,7 +76,9 @@ struct Numbers<BFloat16> {
 
 constexpr int kMaxRows = 8;     // rows of a block
 constexpr int kCacheLine = 64;  // bytes
-constexpr int kAhead = 4096;    // bytes from the weights in use to those that memory is asked for
+// Weights are asked for so many bytes ahead, into the second cache: what is asked for into the first
+// one occupies its few buffers of misses until memory answers, and loads that hit wait behind it.
+constexpr int kAhead = 8192, kIntoL2 = 2;
 constexpr int64_t kTile = 96;   // outputs whose weights stay in cache while all rows use them
 constexpr int64_t kChunksPerThread = 2;  // so that a thread that is late can be helped
 constexpr int64_t kSmallWork = 1 << 15;  // multiplications that are not worth waking a thread for
@@ -125,7 +127,7 @@ template <int kCount, typename Kernel>
 inline void AskFor(const Kernel& kernel, int64_t place) {
   const auto* ahead = reinterpret_cast<const char*>(kernel.values) + place * Kernel::kBits / 8;
   for (int line = 0; line < kCount * Kernel::kBits / 8; line += kCacheLine) {
-    __builtin_prefetch(ahead + kAhead + line);
+    __builtin_prefetch(ahead + kAhead + line, 0, kIntoL2);
   }
 }
 

@@ -33,7 +33,7 @@ void Read(Block block, int groups, Tile& tile) {
   Words* codes = tile.codes;
   for (int first = 0; first < groups; first += Format::kGroups) {
     for (int line = 0; line < kBytes; line += kCacheLine) {
-      __builtin_prefetch(block.first + kAhead + line);
+      __builtin_prefetch(block.first + kAhead + line, 0, kIntoL2);
     }
     Format::Read(block, {tile.factor + first * kScales, tile.minimum + first * kScales});
     for (int g = 0; g < Format::kGroups; ++g) {
