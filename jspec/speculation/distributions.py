@@ -29,7 +29,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from jspec.kernels import while_any
 from jspec.sampling.distribution import sample
-from jspec.sampling.noise import gumbel_noise
 
 MOST_DRAWS = 2**24
 
@@ -64,8 +63,7 @@ class Categorical(struct.PyTreeNode):
 
     def sample(self, rng_key: Array) -> Int32[Array, ""]:
         """Draws a category; the key is consumed. It is -1 where the logits are NaN."""
-        is_random = jnp.bool_(True)
-        return sample(self.probs, gumbel_noise(rng_key[None], self.num_categories, is_random)[0])
+        return sample(self.probs, gumbel(rng_key, self.num_categories))
 
     def log_prob(self, value: Int[Array, ""]) -> Float32[Array, ""]:
         """Returns the natural logarithm of a category's probability."""
@@ -99,6 +97,12 @@ class Gaussian(struct.PyTreeNode):
         return jnp.sum(jax.scipy.stats.norm.logpdf(value, mean, scale))
 
 
+def gumbel(rng_key: Array, count: int) -> Float32[Array, "v"]:
+    """Returns standard Gumbel noise; the key is consumed."""
+    # mode="high" for the reason that `sampling.noise` gives.
+    return jax.random.gumbel(rng_key, [count], jnp.float32, mode="high")
+
+
 def draw(distribution: Any, rng_key: Array) -> Array:
     """Draws one value; distrax and TFP call the key `seed`, and take it by name."""
     if "seed" in inspect.signature(distribution.sample).parameters:
@@ -108,7 +112,7 @@ def draw(distribution: Any, rng_key: Array) -> Array:
 
 def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:
     """Returns log(target(value) / draft(value))."""
-    if isinstance(target, Gaussian) and isinstance(draft, Gaussian):
+    if type(target) is type(draft) is Gaussian:
         # From the difference of the means: two log-densities of many dimensions would cancel.
         (mean, scale), (draft_mean, draft_scale) = target.moments, draft.moments
         z, draft_z = (value - mean) / scale, (value - draft_mean) / draft_scale
@@ -155,11 +159,11 @@ def draw_after(
 
     candidate, is_kept = attempt(jnp.int32(0))
     is_reflected = jnp.bool_(False)
-    if isinstance(target, Gaussian) and isinstance(draft, Gaussian):
+    if type(target) is type(draft) is Gaussian:
         is_reflected = jnp.all(target.moments[1] == draft.moments[1])
     is_searching = is_rejected & ~is_reflected & ~is_kept
     carry = (jnp.int32(1), is_searching, candidate)
     candidate = while_any(lambda carry: carry[1][None], again, carry)[2]
-    if isinstance(target, Gaussian) and isinstance(draft, Gaussian):
+    if type(target) is type(draft) is Gaussian:
         return jnp.where(is_rejected & is_reflected, reflect(target, draft, value), candidate)
     return candidate

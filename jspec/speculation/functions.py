@@ -6,7 +6,7 @@
     ONE call of vmap(g) on the states before and after each guess gives g's distributions
                    │
                    ▼
-    the guesses are kept up to the first rejection, and one more value is drawn: g's, or the residual
+    guesses are kept up to the first rejection, and one more value is drawn: g's, or the residual
 
 `g` is an expensive random step, `f` a cheap guess at it. The values follow exactly the distribution
 that g alone gives, whatever f is; a round of one call emits from 1 to num_drafts + 1 of them.
@@ -15,9 +15,9 @@ that g alone gives, whatever f is; a round of one call emits from 1 to num_draft
 `g(state)` return the distribution of the next value, a single array of a shape and a type that both
 share; see `distributions`. `update(state, value)` returns the state after a value; by default the
 value is the state, as in a Markov chain. A history is a buffer and a length, which `update` writes.
-All three are pure. Parameters belong into a callable pytree, `jax.tree_util.Partial(apply, params)`:
+All three are pure. Parameters belong in a callable pytree, `jax.tree_util.Partial(apply, params)`:
 arrays that a plain function closes over become constants of the program. The states of one round
-lie side by side, num_drafts + 1 copies: large constants do not belong into them.
+lie side by side, num_drafts + 1 copies: large constants do not belong in them.
 
 *Result.* `Speculation`: the values, which of them were guesses, the state after the last one, and
 counts. All shapes follow from num_steps, num_drafts and the state.
@@ -49,7 +49,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jspec.common.errors import InputError, check_among, check_count
 from jspec.kernels import while_any
-from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise, Purpose, gumbel_noise
+from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise, Purpose
 from jspec.speculation.acceptance import rejection
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.distributions import (
@@ -57,6 +57,7 @@ from jspec.speculation.distributions import (
     Distribution,
     draw,
     draw_after,
+    gumbel,
     log_ratio,
 )
 
@@ -260,8 +261,8 @@ def _strongly_typed(leaf: Any, like: Any) -> Array:
 
 def round_keys(chain_key: Array, step: Array, num_drafts: int, is_shared: bool) -> RoundKeys:
     """Returns the keys of the round that begins at a step."""
-    plain = [_keys(chain_key, step + i, Purpose.PLAIN, 1) for i in range(num_drafts + 1)]
-    plain = jnp.concatenate(plain)
+    steps = step + jnp.arange(num_drafts + 1)
+    plain = jax.vmap(lambda step: _keys(chain_key, step, Purpose.PLAIN, 1)[0])(steps)
     return RoundKeys(
         draft=plain[:-1] if is_shared else _keys(chain_key, step, Purpose.DRAFT, num_drafts),
         accept=_keys(chain_key, step, Purpose.ACCEPT, num_drafts),
@@ -390,7 +391,7 @@ def judge_by_ratio(
     after: Callable[[Any, Any, Array, Array, Array], Array] = draw_after,
 ) -> tuple[Array, Array]:
     """Keeps a guess with probability min(1, target / draft), up to the first that is not kept."""
-    if isinstance(targets, Categorical) and isinstance(drafts, Categorical):
+    if type(targets) is type(drafts) is Categorical:
         return judge_categories(targets, drafts, values, keys)
     width = len(values)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))(keys.accept)
@@ -420,15 +421,12 @@ def judge_categories(
     """Judges categories as a chain of draft tokens, by the rule of `acceptance.rejection`."""
     target_probs, proposal = as_proposal(targets, drafts, values)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))(keys.accept)
-    is_random, size = jnp.bool_(True), target_probs.shape[-1]
-    noise = AcceptanceNoise(uniforms[None], gumbel_noise(keys.after[None], size, is_random))
+    noise = AcceptanceNoise(uniforms[None], gumbel(keys.after, target_probs.shape[-1])[None])
     verdict = rule.accept(target_probs, proposal, noise)
     return verdict.num_accepted[0], verdict.next_token[0]
 
 
-def as_proposal(
-    targets: Categorical, drafts: Categorical, values: Array
-) -> tuple[Array, Proposal]:
+def as_proposal(targets: Categorical, drafts: Categorical, values: Array) -> tuple[Array, Proposal]:
     """Returns g's probabilities, [1 w+1 v], and the guesses as a proposal of one row."""
     probs = jax.vmap(lambda distribution: distribution.probs)
     num_tokens = jnp.full([1], len(values), jnp.int32)
@@ -459,7 +457,7 @@ class _Step(NamedTuple):
     def __str__(self) -> str:
         support = "".join(f", {part}" for part in self.support if part)
         shape = ", ".join(map(str, self.value.shape))
-        return f"a {self.kind.__name__} of {self.value.dtype}[{shape}]{support}"
+        return f"{self.kind.__name__} of {self.value.dtype}[{shape}]{support}"
 
 
 def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
@@ -517,9 +515,11 @@ def _support_of(distribution: Any) -> tuple[Any, ...]:
     """Returns what a distribution says of its values: a number of categories, a support."""
     count = getattr(distribution, "num_categories", None)
     support = getattr(distribution, "support", None)
+    while hasattr(support, "base_constraint"):  # of several independent numbers, in numpyro
+        support = support.base_constraint
     parts = vars(support).items() if hasattr(support, "__dict__") else ()
     ends = tuple(f"{key} {part}" for key, part in parts if isinstance(part, int | float))
-    name = "" if support is None else type(support).__name__
+    name = "" if support is None else type(support).__name__.lstrip("_")
     return (count and f"{count} categories", name, *ends)
 
 
