@@ -5,6 +5,7 @@ table of how often each pixel has each level. All are trained here, in a minute 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,9 +81,7 @@ def _place(canvas: Canvas) -> Array:
     return jax.nn.one_hot(canvas.count, NUM_PIXELS, dtype=jnp.float32)
 
 
-def apply_network(
-    see: Callable[[Canvas], Array], params: Params, canvas: Canvas
-) -> Categorical:
+def apply_network(see: Callable[[Canvas], Array], params: Params, canvas: Canvas) -> Categorical:
     """Returns the distribution of the next pixel's level."""
     hidden = see(canvas)
     for layer in params[:-1]:
@@ -126,7 +125,7 @@ def train(
             "kernel": jax.random.normal(jax.random.fold_in(key, i), [n, m]) * (2 / n) ** 0.5,
             "bias": jnp.zeros([m]),
         }
-        for i, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (n, m) in enumerate(itertools.pairwise(sizes))
     ]
     optimiser = optax.adam(optax.cosine_decay_schedule(1e-3, num_updates))
 
