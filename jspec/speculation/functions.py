@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
@@ -181,7 +182,7 @@ def speculate(
         *functions, state, _chain_key(rng_key), num_steps=num_steps, num_drafts=num_drafts,
         rule=RULES[acceptance],
     )  # fmt: skip
-    if not isinstance(fault, jax.core.Tracer) and fault != _NO_FAULT:
+    if not isinstance(fault, Tracer) and fault != _NO_FAULT:
         name = "f" if fault == _FAULT_OF_F else "g"
         raise InputError(
             f"expected log_prob to be a number; that of {name} is NaN at step {chain.num_values}"
@@ -249,12 +250,13 @@ def run_rounds(
         num_rounds=zero,
         num_proposed=zero,
     )
-    return tuple(while_any(is_going, one_round, _Carry(chain, zero)))
+    chain, fault = while_any(is_going, one_round, _Carry(chain, zero))
+    return chain, fault
 
 
 def _strongly_typed(leaf: Any, like: Any) -> Array:
     """Returns a leaf as a loop may carry it: a number of Python takes the type of another array."""
-    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return leaf
     return jax.lax.convert_element_type(leaf, like.dtype)
 
@@ -515,8 +517,8 @@ def _support_of(distribution: Any) -> tuple[Any, ...]:
     """Returns what a distribution says of its values: a number of categories, a support."""
     count = getattr(distribution, "num_categories", None)
     support = getattr(distribution, "support", None)
-    while hasattr(support, "base_constraint"):  # of several independent numbers, in numpyro
-        support = support.base_constraint
+    while inner := getattr(support, "base_constraint", None):  # numpyro's, of several numbers
+        support = inner
     parts = vars(support).items() if hasattr(support, "__dict__") else ()
     ends = tuple(f"{key} {part}" for key, part in parts if isinstance(part, int | float))
     name = "" if support is None else type(support).__name__.lstrip("_")

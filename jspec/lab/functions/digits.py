@@ -42,7 +42,7 @@ def load_images() -> Int32[np.ndarray, "n 64"]:
       InputError: scikit-learn is missing.
     """
     try:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-not-found]
     except ImportError:
         raise InputError(
             "the digits are those of scikit-learn, which is not installed: pip install scikit-learn"

@@ -52,7 +52,8 @@ def measure(spec: FunctionsSpec) -> dict[str, Any]:
     chain = make_chain(spec)
     rows, results = [], []
     for number in spec.num_drafts:
-        _run(spec, chain, number, 0), _run(spec, chain, 0, 0)  # compiles
+        for compiled in (number, 0):
+            _run(spec, chain, compiled, 0)
         pairs = [(_run(spec, chain, number, seed), _run(spec, chain, 0, seed))
                  for seed in range(spec.num_chains)]  # fmt: skip
         results = [result for (result, _), _ in pairs]

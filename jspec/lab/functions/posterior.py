@@ -57,23 +57,28 @@ class Walk(struct.PyTreeNode):
 @functools.cache
 def make_posterior(seed: int = 0, num_outcomes: int = _NUM_OUTCOMES) -> Posterior:
     """Returns the posterior of drawn data under a standard Gaussian prior."""
-    keys = jax.random.split(jax.random.key(seed), 3)
+    return _draw_posterior(jax.random.key(seed), num_outcomes)
+
+
+@functools.partial(jax.jit, static_argnames="num_outcomes")
+def _draw_posterior(key: Array, num_outcomes: int) -> Posterior:
+    keys = jax.random.split(key, 3)
     features = jax.random.normal(keys[0], [num_outcomes, _NUM_FEATURES])
     features = features.at[:, 0].set(_INTERCEPT)
     truth = jax.random.normal(keys[1], [_NUM_FEATURES]).at[0].set(1.0)
     is_one = jax.random.uniform(keys[2], [num_outcomes]) < jax.nn.sigmoid(features @ truth)
     signed = jnp.where(is_one, 1.0, -1.0)[:, None] * features
 
-    def log_density(weights: Array) -> Array:
-        return jnp.sum(jax.nn.log_sigmoid(signed @ weights)) - jnp.sum(weights**2) / 2
+    def precision(weights: Array) -> Array:
+        likely = jax.nn.sigmoid(signed @ weights)
+        return (signed.T * (likely * (1 - likely))) @ signed + jnp.eye(_NUM_FEATURES)
 
     def newton(_: Array, weights: Array) -> Array:
-        return weights - jnp.linalg.solve(
-            jax.hessian(log_density)(weights), jax.grad(log_density)(weights)
-        )
+        gradient = signed.T @ jax.nn.sigmoid(-(signed @ weights)) - weights
+        return weights + jnp.linalg.solve(precision(weights), gradient)
 
     mode = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, truth)
-    root = jnp.linalg.cholesky(jnp.linalg.inv(-jax.hessian(log_density)(mode)))
+    root = jnp.linalg.cholesky(jnp.linalg.inv(precision(mode)))
     return Posterior(signed @ root, signed @ mode, mode, root)
 
 
