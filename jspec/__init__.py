@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jspec.sampling.processors import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
     from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+    from jspec.speculation.distributions import Categorical, Gaussian
+    from jspec.speculation.functions import Speculation, speculate
 
 _HOMES = {
     "AcceptanceRule": "jspec.speculation.acceptance.types",
@@ -28,6 +30,8 @@ _HOMES = {
     "DrafterEntry": "jspec.drafters",
     "DrafterOptions": "jspec.drafters",
     "DrafterSpec": "jspec.drafters",
+    "Categorical": "jspec.speculation.distributions",
+    "Gaussian": "jspec.speculation.distributions",
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
     "Chunk": "jspec.generation.result",
@@ -37,19 +41,23 @@ _HOMES = {
     "Result": "jspec.generation.result",
     "RuleOptions": "jspec.speculation.acceptance",
     "SamplingParams": "jspec.generation.request",
+    "Speculation": "jspec.speculation.functions",
     "Stats": "jspec.generation.result",
     "Verdict": "jspec.speculation.acceptance.types",
     "register_drafter": "jspec.drafters",
     "register_rule": "jspec.speculation.acceptance",
+    "speculate": "jspec.speculation.functions",
 }
 
 __all__ = [
     "AcceptanceRule",
     "BuiltDrafter",
+    "Categorical",
     "Chunk",
     "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
+    "Gaussian",
     "Generator",
     "InputError",
     "Processor",
@@ -58,10 +66,12 @@ __all__ = [
     "Result",
     "RuleOptions",
     "SamplingParams",
+    "Speculation",
     "Stats",
     "Verdict",
     "register_drafter",
     "register_rule",
+    "speculate",
 ]
 
 

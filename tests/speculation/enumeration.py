@@ -215,7 +215,11 @@ def target_joint(target, start):
 
 def worst_error(rule, target, draft, width, kind="sampled", **options):
     """Returns how far the joint distribution of what is emitted is from the target's, at most."""
-    paths = enumerate_paths(target, draft, width, kind, **options)
+    return worst_error_of(rule, target, enumerate_paths(target, draft, width, kind, **options))
+
+
+def worst_error_of(rule, target, paths):
+    """Returns the same for paths that are given; `target` has g's or the model's distributions."""
     emitted = one_round(rule, paths)
     total = sum(probs.reshape(len(paths.contexts), -1).sum(axis=1) for probs in emitted.values())
     np.testing.assert_allclose(total, 1, atol=2e-6)  # every path is counted once

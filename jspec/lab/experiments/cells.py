@@ -39,6 +39,8 @@ def make_cells(experiment: Experiment, prompts: Sequence[int]) -> list[Cell]:
             return [Cell(name, {"table": name}) for name in THEORY_TABLES]
         case "predict":
             return [Cell(label, {"pair": label}) for label in experiment.predict]
+        case "functions":
+            return [Cell(label, {"functions": label}) for label in experiment.functions]
         case "estimate":
             return list(_estimate_cells(experiment, prompts))
         case _:

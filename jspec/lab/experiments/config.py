@@ -14,6 +14,7 @@ from jspec.common.errors import InputError, describe_error
 from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.lab.experiments.spec import Experiment, MethodSpec, PairSpec
+from jspec.lab.functions.spec import FunctionsSpec
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 
@@ -56,6 +57,14 @@ def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
         name: config_dict.placeholder(float) for name, value in complete.items() if value is None
     }
     return complete | missing
+
+
+def chain(name: str, guess: str, **fields: Any) -> dict[str, Any]:
+    """Returns a chain and who guesses, with all its fields, for `config.functions`.
+
+    The other fields are those of `FunctionsSpec`.
+    """
+    return dataclasses.asdict(FunctionsSpec(name, guess, **fields))
 
 
 def find_config(name: str) -> str:

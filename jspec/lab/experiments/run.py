@@ -109,7 +109,11 @@ def _choose_work(
 
 
 def _compute(experiment: Experiment, cell: Cell) -> Record:
-    """Returns a table of the kinds "theory" and "predict", which run no model."""
+    """Returns a table of the kinds "theory", "predict" and "functions", which answer no prompts."""
+    if "functions" in cell.key:
+        from jspec.lab.functions.measure import measure
+
+        return measure(experiment.functions[cell.key["functions"]])
     if "table" in cell.key:
         return dict(getattr(theory, cell.key["table"])())
     return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))

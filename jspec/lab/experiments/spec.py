@@ -31,11 +31,12 @@ from jspec.generation.options import (
     is_rule_option_read,
 )
 from jspec.generation.request import SamplingParams
+from jspec.lab.functions.spec import FunctionsSpec
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.weights.published import SMOLLM2
 from jspec.weights.quantize import QUANTIZATIONS
 
-KINDS = ("generate", "estimate", "theory", "predict")
+KINDS = ("generate", "estimate", "theory", "predict", "functions")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
 _DTYPES = ("bfloat16", "float32")
 _RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
@@ -190,6 +191,7 @@ class Experiment:
       batch_sizes: prompts answered together.
       max_new_tokens: tokens of an answer, for settings that do not say it themselves.
       max_seq_len: most tokens of prompt and answer together.
+      functions: chains for the kind "functions", by label.
       measure_costs: whether the cost of a round is measured for each method, apart from its
         answers, so that the report can compute the expected speed-up; about a minute a method.
     """
@@ -216,6 +218,7 @@ class Experiment:
     table: TableSpec = TableSpec()
     estimate: EstimateSpec = EstimateSpec()
     predict: Mapping[str, PairSpec] = dataclasses.field(default_factory=dict)
+    functions: Mapping[str, FunctionsSpec] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_among("kind", self.kind, KINDS)
@@ -257,7 +260,7 @@ class Experiment:
 
 
 _GROUPS = {"table": TableSpec, "estimate": EstimateSpec}
-_LABELLED = {"methods": MethodSpec, "predict": PairSpec}
+_LABELLED = {"methods": MethodSpec, "predict": PairSpec, "functions": FunctionsSpec}
 
 
 def read_experiment(plain: Mapping[str, Any]) -> Experiment:
@@ -281,7 +284,7 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     for name in _GROUPS.keys() & fields.keys():
         fields[name] = _read_group(_GROUPS[name], name, fields[name])
     experiment = Experiment(**fields)
-    needed = ("methods", "settings") if experiment.needs_prompts else ("predict",)
+    needed = ("methods", "settings") if experiment.needs_prompts else (experiment.kind,)
     for name in () if experiment.kind == "theory" else needed:
         if not fields[name]:
             raise InputError(f"expected the config to have {name}, got none")

@@ -179,7 +179,7 @@ def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
         title = _TITLES[name]
         blocks += [Heading(title), record["notes"]]
         is_figure = name.startswith("figure")
-        blocks.append(view.draw(name, curves_of(record), title) if is_figure else _table(record))
+        blocks.append(view.draw(name, curves_of(record), title) if is_figure else table_of(record))
     return blocks
 
 
@@ -188,7 +188,7 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
     blocks: list[Block] = [_PREDICT]
     for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
         notes = [note for note in record["notes"] if not note.startswith("alpha ")]
-        blocks += [Heading(name), notes, _table(record)]
+        blocks += [Heading(name), notes, table_of(record)]
         speeds = [curves for curves in curves_of(record) if "plain decoding" in curves.y_label]
         if speeds and len(speeds[0].x) > 1:
             file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())
@@ -222,7 +222,8 @@ def _label(name: str, unit: str) -> str:
     return f"{name} ({unit})" if name and unit else name or unit
 
 
-def _table(record: Mapping[str, Any]) -> Table:
+def table_of(record: Mapping[str, Any]) -> Table:
+    """Returns the table of a record's columns, units and rows."""
     columns = list(map(_label, record["columns"], record["units"]))
     rows = [dict(zip(columns, map(plain, row), strict=True)) for row in record["rows"]]
     return Table("", rows)

@@ -1,0 +1,28 @@
+"""Speculative execution of a model of small images: a small network guesses pixels for a large one.
+
+    pip install scikit-learn
+    python -m jspec.experiment --config=configs/functions_digits.py --workdir=runs/digits
+    python -m jspec.report runs/digits
+
+Both networks are trained first, on 1,500 of scikit-learn's digits, 8 x 8 pixels of 17 levels: a
+minute or two on two cores. `jspec.lab.functions.digits` has them. See docs/speculate.md.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.lab.experiments.config import chain, defaults, ordered
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.kind = "functions"
+    config.title = "Digits, pixel after pixel"
+    config.functions = ordered(
+        {
+            "small network": chain("digits", "small"),
+            "small network, coupled": chain("digits", "small", acceptance="coupled"),
+            "table of levels": chain("digits", "table"),
+        }
+    )
+    return config
