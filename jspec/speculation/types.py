@@ -53,6 +53,8 @@ class RoundInputs(NamedTuple):
       has_shared_noise: whether the keys are those of absolute positions, with which the target
         draws, too. In a tree, drafts of one depth then draw with the key of that depth.
       reads_probs: whether the rule will read the drafts' distributions in this round.
+      is_free: the rows whose tokens are the same with any drafts, [b]. Elsewhere drafts must follow
+        from the request alone, or its seed would give another text.
     """
 
     last_token: RowTokens
@@ -62,6 +64,7 @@ class RoundInputs(NamedTuple):
     view: TargetView
     has_shared_noise: bool = False
     reads_probs: Bool[Array, ""] | bool = True
+    is_free: RowFlags | bool = False
 
     def wanted(self) -> RowCounts:
         """Returns the most drafts that each row wants of a drafter with one kind, [b]."""
