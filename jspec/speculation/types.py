@@ -91,6 +91,8 @@ class Drafter:
         is the normed output of the last one.
       num_runners_up: how many of the target's most likely tokens it observes after each token.
       has_lag: whether it may have to read tokens that it was shown before it can propose.
+      reads_text: whether what it costs depends on the text: measured on one token repeated, it
+        would be wrong.
       summary: one line about what was found out when it was built; "" if there is nothing to say.
     """
 
@@ -101,6 +103,7 @@ class Drafter:
     hidden_layers: tuple[int, ...] = ()
     num_runners_up: int = 0
     has_lag: bool = False
+    reads_text: bool = False
     summary: str = ""
 
     def init(self, batch_size: int, capacity: int) -> Any:
