@@ -242,9 +242,10 @@ def measure_costs(
     )
 
 
-def text_for(drafter: Drafter, tokenizer: TokenizerLike) -> Sequence[int]:
+def text_for(drafter: Drafter | None, tokenizer: TokenizerLike) -> Sequence[int]:
     """Returns the token ids that rows repeat where a drafter's rounds are measured."""
-    return tokenizer.encode(_TEXT, add_bos=False) if drafter.reads_text else (_TOKEN_ID,)
+    reads_text = drafter is not None and drafter.reads_text
+    return tokenizer.encode(_TEXT, add_bos=False) if reads_text else (_TOKEN_ID,)
 
 
 def _start_row(engine: Engine, params: ModelParams, context: int, text: Sequence[int]) -> SpecState:
