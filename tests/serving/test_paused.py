@@ -1,6 +1,7 @@
 """Requests in less memory than they want: whoever loses its slot goes on with the same tokens."""
 
 import functools
+import pathlib
 import tempfile
 
 import jax.numpy as jnp
@@ -46,8 +47,8 @@ CASES = [
             ("hierarchical", {}, 7),
             ("dflash", {}, 7),
             ("dflash", {"num_draft_tokens": "auto"}, 7),
-            ("translated", {}, 7),
-            ("translated", {"acceptance": "coupled"}, 7),
+            ("translated", {}, 14),
+            ("translated", {"acceptance": "coupled"}, 14),
         )
     ),
 ]
@@ -68,7 +69,7 @@ def build(drafter, **options):
     if drafter != "dflash":
         return make_generator(drafter, **options)
     with tempfile.TemporaryDirectory() as folder:
-        save_dflash(folder, *dflash_head())
+        save_dflash(pathlib.Path(folder), *dflash_head())
         return make_generator(drafter, drafter_options=DrafterOptions(draft_head=folder), **options)
 
 
