@@ -126,7 +126,8 @@ def drafter_options(drafter, folder, **changes):
     from tests.tiny_heads import SAVE_HEAD
 
     if drafter in SAVE_HEAD:
-        changes["draft_head"] = SAVE_HEAD[drafter](folder / drafter, CONFIG)
+        fitted = {"target": target().params} if drafter == "dflash" else {}
+        changes["draft_head"] = SAVE_HEAD[drafter](folder / drafter, CONFIG, **fitted)
     if drafter == "pattern":
         changes["pattern"] = "[ -~]*"
     if drafter in ("unigram", "bigram"):

@@ -97,6 +97,11 @@ class CascadeDrafter(Drafter):
         return any(member.has_lag for member in self.members)
 
     @property
+    def reads_text(self) -> bool:
+        """Whether what any member costs depends on the text."""
+        return any(member.reads_text for member in self.members)
+
+    @property
     def num_runners_up(self) -> int:
         """As many as the member that observes most of them."""
         return max(member.num_runners_up for member in self.members)

@@ -158,6 +158,7 @@ def _guess(a_round: Round, drafting: Drafting) -> tuple[Proposal, Any]:
         settings=drafting.settings,
         # To the inner drafter the draft model is the target.
         view=TargetView(params.draft, a_round.model.apply, before),
+        is_free=a_round.inputs.is_free,
     )
     return a_round.inner.propose(params.inner, drafting.inner, inputs)
 

@@ -1,10 +1,11 @@
 """Suffix decoding (arXiv 2411.04975): propose what most often followed texts that ended like this.
 
 Where `prompt_lookup` copies what followed the last place that agrees longest, this drafter asks all
-of them, in the row's own text and in a corpus of earlier answers, and takes the continuation on
-which they agree most. It drafts further after long matches, and stops where
-what follows is a matter of chance. Drafts follow from the text alone, so their distribution is
-one-hot. No match, no draft.
+of them, in the row's own text, in a corpus of earlier answers (`corpus`) and in those that were
+given meanwhile (`answer_memory`), and takes the continuation on which they agree most. A place in
+another text must agree by one token more to count as much. It drafts further after long matches,
+and stops where what follows is a matter of chance. Drafts follow from texts alone, so their
+distribution is one-hot. No match, no draft.
 
 place       tokens that agree    votes    what followed there
       17             5                 1         x y z
@@ -21,28 +22,18 @@ that were seen are compared, and the one with the largest sum is taken.
 
 All sums are of powers of two, and exact in float32. So their order, which may differ with the batch
 or the device, changes nothing.
-
-Earlier texts are sorted by what stands before each place:
-
-    texts                a b c d - x b c e -
-    sorted, last first   a | x | b a | b x | c b a | c b x | ...
-
-The places that agree longest with a text's end are neighbours of where the end itself would stand
-in this order: a suffix array of the reversed texts. A search with 15 pivots at a time finds it in a
-few dependent reads; nothing is copied back to the host.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float32
 
-from jspec.common.errors import InputError, prefixed_errors
-from jspec.common.typing import DraftTokens, Params, RowCounts
+from jspec.common.typing import DraftTokens, RowCounts, RowFlags
+from jspec.drafters.answer_memory import AnswerMemory
 from jspec.drafters.cascade import have_same_paths
+from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
 from jspec.drafters.spec import (
@@ -55,11 +46,9 @@ from jspec.drafters.spec import (
     certain_tree_shape,
     option,
 )
-from jspec.drafters.token_texts import is_json_lines, read_plain, read_token_texts
 from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
-from jspec.weights import TokenizerLike
 
 # A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
 _BASE, _MOST_TOKENS_LESS = 4.0, 6
@@ -129,129 +118,9 @@ def choose_continuation(matches: Matches, *, growth: float, min_share: float) ->
     return Choice(matches.followed[rows, best], num_tokens, votes.longest)
 
 
-MAX_MATCH = 16  # tokens that are compared; a power of two
-_BETWEEN = -1  # stands between two texts, and agrees with nothing
-_BRANCHES = 16  # of the search
+Sources = tuple[Corpus | AnswerMemory, ...] | None  # what is searched besides the text
 
-
-class Corpus(NamedTuple):
-    """The texts and the order of their places.
-
-    Attributes:
-      tokens: all texts, `MAX_MATCH` negative ids before them and one after each.
-      order: the places that are followed by a token of the same text, sorted.
-    """
-
-    tokens: Int32[Array, "n"]
-    order: Int32[Array, "p"]
-
-
-def load_corpus(path: str, tokenizer: TokenizerLike, vocab_size: int) -> Corpus:
-    """Reads texts: a JSONL file of answers or texts, see `read_token_texts`, or one plain text.
-
-    Prompts that stand beside answers are left out: they are not what the target says.
-
-    Raises:
-      InputError: an unreadable file, one without two tokens in a row, or an id that is none.
-    """
-    if is_json_lines(path):
-        texts = list(read_token_texts(path, tokenizer, with_prompts=False))
-    else:
-        texts = [tokenizer.encode(read_plain(path), add_bos=False)]
-    with prefixed_errors(path):
-        return make_corpus(texts, vocab_size)
-
-
-def make_corpus(texts: Iterable[Sequence[int]], vocab_size: int) -> Corpus:
-    """Sorts the places of texts, in numpy: about two seconds for a million tokens.
-
-    Raises:
-      InputError: no text of two tokens, or an id outside the vocabulary.
-    """
-    parts = [np.full(MAX_MATCH, _BETWEEN, np.int64)]
-    for text in texts:
-        if len(text) and not 0 <= min(text) <= max(text) < vocab_size:
-            raise InputError(
-                f"expected token ids from 0 to {vocab_size - 1}, got {min(text)} to {max(text)}"
-            )
-        parts.append(np.asarray([*text, _BETWEEN], np.int64))
-    tokens = np.concatenate(parts)
-    is_place = np.append((tokens[:-1] >= 0) & (tokens[1:] >= 0), False)
-    if not is_place.any():
-        raise InputError("expected a text of at least two tokens, got none")
-    order = np.argsort(_ranks(tokens), kind="stable")
-    order = order[is_place[order]]
-    return Corpus(jnp.asarray(tokens, jnp.int32), jnp.asarray(order, jnp.int32))
-
-
-def _ranks(tokens: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """Returns the rank of each place by its `MAX_MATCH` last tokens, the newest first."""
-    ranks, length = tokens - _BETWEEN, 1
-    while length < MAX_MATCH:  # the ranks by some tokens give those by twice as many
-        before = np.concatenate([np.zeros(length, np.int64), ranks[:-length]])
-        pairs = ranks * (ranks.max() + 1) + before
-        ranks = np.unique(pairs, return_inverse=True)[1]
-        length *= 2
-    return ranks
-
-
-def corpus_matches(corpus: Corpus, text: History, *, num_places: int, width: int) -> Matches:
-    """Returns the places of the corpus that agree longest with each text's end, some that do not.
-
-    There are `num_places`; of more that agree equally long, neighbours in the order. They are
-    trusted one token less than places in the text itself.
-    """
-    slots = text.length[:, None] - 1 - jnp.arange(MAX_MATCH)
-    end = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
-    end = jnp.where(slots >= 0, end, _BETWEEN)
-    num_sorted = len(corpus.order)
-    begin = _search(corpus, end) - num_places // 2
-    begin = jnp.clip(begin, 0, max(num_sorted - num_places, 0))
-    index = begin[:, None] + jnp.arange(num_places)
-    place = corpus.order.at[index].get(mode="clip")
-    before = _ending(corpus, place)
-    # Before the beginning of a text nothing agrees, whatever the other text has there.
-    agrees = (before == end[:, None]) & (before >= 0)
-    length = jnp.cumprod(agrees, axis=2, dtype=jnp.int32).sum(axis=2, dtype=jnp.int32)
-    followed = corpus.tokens.at[place[..., None] + 1 + jnp.arange(width)].get(mode="clip")
-    # After the end of a text there is nothing, though another text begins there.
-    is_text = jnp.cumprod(followed >= 0, axis=2, dtype=jnp.int32) > 0
-    agreement = jnp.where(index < num_sorted, length, 0) - 1
-    return Matches(agreement, jnp.where(is_text, followed, _BETWEEN))
-
-
-def _ending(corpus: Corpus, place: Int32[Array, "b m"]) -> Int32[Array, "b m l"]:
-    """Returns the tokens up to places of the corpus, the newest first."""
-    # The ids before the first text leave room for the oldest.
-    return corpus.tokens[jnp.maximum(place[..., None] - jnp.arange(MAX_MATCH), 0)]
-
-
-def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
-    """Returns how many places come before each end in the order; or more, if all of them do."""
-    num_sorted = len(corpus.order)
-    step = _BRANCHES
-    while step <= num_sorted:
-        step *= _BRANCHES
-    number = jnp.zeros(end.shape[:1], jnp.int32)
-    while step > 1:  # the number sought is from `found` on, and less than `step` above it
-        step //= _BRANCHES
-        pivot = number[:, None] + step * jnp.arange(1, _BRANCHES) - 1
-        place = corpus.order.at[pivot].get(mode="clip")
-        is_before = _comes_before(_ending(corpus, place), end[:, None])
-        number += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
-    return number
-
-
-def _comes_before(
-    first: Int32[Array, "b m l"], second: Int32[Array, "b #m l"]
-) -> Bool[Array, "b m"]:
-    """Returns where one sequence comes before another: by the first token that differs."""
-    place = jnp.argmax(first != second, axis=2)[..., None]
-    difference = jnp.take_along_axis(first - second, place, axis=2)
-    return difference[..., 0] < 0
-
-
-_NUM_PLACES = MOST_PLACES // 2  # that are asked in the text, and as many in the corpus
+_NUM_PLACES = MOST_PLACES // 2  # that are asked in the text, and as many in all sources together
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on 39
 # prompts of Spec-Bench at temperature 0.
 _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (0.75, 0.76),
@@ -285,6 +154,13 @@ class SuffixOptions(TreeSizeOptions):
         "Tokens that match in --draft_corpus count one less.",
         between=(0, MAX_MATCH),
     )
+    draft_memory: int = option(
+        0,
+        "For suffix: look the text's end up in this many earlier answers of this run or server, "
+        "too, where the answer does not depend on drafts: at temperature 0, or with --acceptance="
+        "coupled.",
+        between=(0, 4096),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,12 +186,19 @@ class SuffixDrafter(Remembering):
         most = [min(self.num_draft_tokens, int(self.growth * length)) for length in lengths]
         return tuple(Kind("suffix", *rates, n) for rates, n in zip(_ASSUMED, most, strict=True))
 
-    def matches(self, params: Params, text: History, width: int) -> Matches:
-        """Returns the places in the text and in the corpus that agree with the text's end."""
+    def matches(self, sources: Sources, state: History, inputs: RoundInputs, width: int) -> Matches:
+        """Returns the places in the text and in the sources that agree with the text's end."""
+        # The newest token is part of what is to be matched, though not committed yet.
+        text = state.append_one(inputs.last_token)
         matches = own_matches(text, max_match=MAX_MATCH, num_places=_NUM_PLACES, width=width)
-        if not isinstance(params, Corpus):  # there may be none
-            return matches
-        return matches.join(corpus_matches(params, text, num_places=_NUM_PLACES, width=width))
+        sources = sources or ()
+        for source in sources:
+            is_memory = isinstance(source, AnswerMemory)
+            corpus = source.corpus if is_memory else source
+            num_places = _NUM_PLACES // len(sources)
+            places = corpus_matches(corpus, text, num_places=num_places, width=width)
+            matches = matches.join(_where(inputs.is_free, places) if is_memory else places)
+        return matches
 
     def kind_of(self, agreement: RowCounts) -> RowCounts:
         """Returns the kind of a proposal: kind i stands for i + 1 tokens that agree."""
@@ -323,16 +206,24 @@ class SuffixDrafter(Remembering):
         return jnp.clip(agreement, 1, len(_ASSUMED)) - 1
 
     def propose(
-        self, params: Params, state: History, inputs: RoundInputs
+        self, params: Sources, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
-        """Looks the text's end up in the text and in the corpus."""
-        # The newest token is part of what is to be matched, though not committed yet.
-        matches = self.matches(params, state.append_one(inputs.last_token), self.num_draft_tokens)
+        """Looks the text's end up in the text and in the sources."""
+        matches = self.matches(params, state, inputs, self.num_draft_tokens)
         choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
         kind = self.kind_of(choice.agreement)
         num_tokens = jnp.minimum(choice.num_tokens, inputs.limit(kind))
         num_tokens = jnp.where(choice.agreement >= self.min_match, num_tokens, 0)
         return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
+
+
+def _where(is_free: RowFlags | bool, places: Matches) -> Matches:
+    """Returns the places of those rows alone whose tokens are the same with any drafts.
+
+    Elsewhere a seed would give another text after other requests.
+    """
+    is_free = jnp.reshape(jnp.asarray(is_free), (-1, 1))
+    return places.replace(agreement=jnp.where(is_free, places.agreement, -1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,10 +237,10 @@ class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
     shape: Shape = dataclasses.field(kw_only=True)
 
     def propose(
-        self, params: Params, state: History, inputs: RoundInputs
+        self, params: Sources, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
-        """Looks the text's end up in the text and in the corpus."""
-        matches = self.matches(params, state.append_one(inputs.last_token), self.shape.depth)
+        """Looks the text's end up in the text and in the sources."""
+        matches = self.matches(params, state, inputs, self.shape.depth)
         votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
         kind = self.kind_of(votes.longest)
         rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
@@ -362,10 +253,14 @@ class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    options, corpus, shape = spec.options, None, certain_tree_shape(spec)
+    options, shape = spec.options, certain_tree_shape(spec)
+    sources: tuple[Corpus | AnswerMemory, ...] = ()
     if options.draft_corpus is not None:
         assert spec.tokenizer is not None
-        corpus = load_corpus(options.draft_corpus, spec.tokenizer, spec.target_config.vocab_size)
+        vocab_size = spec.target_config.vocab_size
+        sources += (load_corpus(options.draft_corpus, spec.tokenizer, vocab_size),)
+    if options.draft_memory > 0:
+        sources += (AnswerMemory.empty(options.draft_memory),)
     drafter = SuffixDrafter(
         min(spec.num_draft_tokens, MOST_TOKENS) if shape is None else spec.num_draft_tokens,
         growth=options.suffix_growth,
@@ -374,7 +269,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     )
     if shape is not None:
         drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
-    return BuiltDrafter(drafter, corpus)
+    return BuiltDrafter(drafter, sources)
 
 
 ENTRY = DrafterEntry(

@@ -130,6 +130,7 @@ class TranslatedDrafter(ChainDrafter):
     summary: str = dataclasses.field(default="", kw_only=True)
     kind = Kind("model", 0.7, 0.7)
     has_lag = True
+    reads_text = True  # a token alone may have no bytes, or be several tokens of the draft
 
     @property
     def may_be_silent(self) -> bool:

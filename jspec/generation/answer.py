@@ -12,6 +12,8 @@ from jspec.speculation.acceptance.tree import depth_of
 from jspec.weights import TokenizerLike
 from jspec.weights.resolver import LoadedModel
 
+_WHOLE = ("eos", "stop", "length")  # reasons why answers end that nobody has broken off
+
 
 class Drafts(NamedTuple):
     """The drafts of one round in one row.
@@ -93,6 +95,11 @@ class Answer:
     def token_ids(self) -> Sequence[int]:
         """The tokens so far."""
         return self._token_ids
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ended by itself: it was not broken off, and did not fail."""
+        return self.finish_reason in _WHOLE
 
     def add_first(self, first: Round) -> None:
         """Adds the token that the prefill drew."""

@@ -19,7 +19,7 @@ from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
 from jspec.generation.acceptance_rates import measure_rates
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, text_for
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
 from jspec.speculation.control import drafters_of
@@ -119,6 +119,8 @@ def recall_costs(
         "rates_within": min(max_seq_len, _TOKENS_OF_RATES),
         "numbers": list(engine.numbers),
     }
+    if engine.drafter is not None and engine.drafter.reads_text:
+        machine["text"] = "English"
     if engine.layout.shape is not None:
         machine["mesh"] = engine.layout.shape
     if jax.process_count() > 1:
@@ -126,7 +128,8 @@ def recall_costs(
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
 
     def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
-        costs = measure_costs(engine, params, batch_size, contexts[-1:], show)
+        text = text_for(engine.drafter, target.tokenizer)
+        costs = measure_costs(engine, params, batch_size, contexts[-1:], show, text)
         if shorter is not None:
             return shorter.followed_by(costs)
         if jax.process_count() > 1:

@@ -30,6 +30,7 @@ from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import CacheSize, check_memory, fits
 from jspec.common.timing import Instant
+from jspec.drafters.answer_memory import has_memory
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
 from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
@@ -319,6 +320,7 @@ class Batch:
     Attributes:
       rows: indices of the rows.
       cache_size: memory that their caches take.
+      params: parameters of target and drafter, the latter with the answers that it remembers.
     """
 
     def __init__(
@@ -335,7 +337,7 @@ class Batch:
         Raises:
           InputError: if there is not enough memory.
         """
-        self._engine, self._params = engine, params
+        self._engine, self.params = engine, params
         drafter = self._engine.drafter
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
         self._capacity, self._switches = self._engine.capacity_for(max_length), switches
@@ -389,7 +391,7 @@ class Batch:
         is_scored = request.settings.prompt_logprobs
         # Of a wide chunk the logits of each token would take too much memory.
         calls = self._engine.chunks(len(request.prompt), widest=0 if is_scored else None)
-        return Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
+        return Reading(self._engine, self.params, request.prompt, state, calls, is_scored)
 
     @property
     def max_length(self) -> int:
@@ -421,7 +423,7 @@ class Batch:
             (num_kept + begin, width)
             for begin, width in engine.chunks(len(request.prompt) - num_kept)
         ]
-        return Reading(engine, self._params, request.prompt, state, calls)
+        return Reading(engine, self.params, request.prompt, state, calls)
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""
@@ -450,7 +452,7 @@ class Batch:
         begin = Instant()
         assert self._state is not None  # a row was filled
         with self._tell():
-            self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
+            self._state, self._infos = self._engine.run(self.params, self._state, num_rounds)
         return Instant().run_seconds_since(begin)
 
     def rounds(self, row: int) -> Iterator[Round]:
@@ -482,6 +484,20 @@ class Batch:
         """Marks a row as done: it emits nothing until it is filled again."""
         assert self._state is not None
         self._state = self._engine.finish(self._state, row)
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Lets the next rounds look up an answer that has ended, if the drafter does so."""
+        if self.has_memory:
+            self.params = self._engine.remember(self.params, token_ids)
+
+    def forget(self) -> None:
+        """Forgets the answers that the drafter remembers."""
+        self.params = self._engine.forget(self.params)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the drafter looks up earlier answers."""
+        return has_memory(self.params.draft)
 
 
 def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:

@@ -101,6 +101,7 @@ class Conversation:
                 answer.finish_reason = STOPPED
             yield Visit(answer.take_chunk(), rounds)
             if answer.finish_reason is not None:
+                generator.remember(answer, batch)
                 return
             self._forget()  # until the visit has gone well
             seconds = batch.run(_ROUNDS_PER_VISIT)

@@ -2,7 +2,9 @@
 
 The compiled rounds of the run itself are timed, at temperature 0, where no distributions are made.
 The text of the rows is one token over and over, so that a drafter that looks back always finds a
-match, and one that learns from the target has learned the same; draft models have consumed it. A
+match, and one that learns from the target has learned the same; draft models have consumed it. For
+a draft model of another vocabulary it is an English text over and over, as what it reads and drafts
+depends on it. A
 round is the time of a visit of one round minus that of a visit of none. The numbers of drafts take
 turns, and each is compared with the plain round of its turn, so that a machine that slows down for
 a while slows both alike. A drafter that proposes nothing for such a text (`pattern`), or stops by
@@ -11,6 +13,7 @@ of a drafter that lags minus the same round of one that does not.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -33,6 +36,7 @@ from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
+from jspec.weights import TokenizerLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +196,10 @@ PROMPT_TOKENS = 129
 _REPEATS = 9
 _READING_REPEATS = 5
 _TOKEN_ID = 1
+_TEXT = (
+    "The committee met on Tuesday to discuss the budget for the coming year. Three members wanted "
+    "to spend more on schools, while the others asked for new roads and a larger library. "
+)
 
 
 def contexts_of(engine: Engine, max_seq_len: int) -> tuple[int, ...]:
@@ -206,11 +214,12 @@ def measure_costs(
     batch_size: int,
     contexts: Sequence[int],
     on_start: Callable[[int], Progress] | None = None,
+    text: Sequence[int] = (_TOKEN_ID,),
 ) -> RoundCosts:
     """Measures rounds of a whole batch with these numbers of slots, which rise.
 
     The rows of the engine choose among numbers of drafts. `on_start` is called with the number of
-    timings; it returns what shows how many are done.
+    timings; it returns what shows how many are done. The rows repeat `text`; see `text_for`.
     """
     drafter = engine.drafter
     assert drafter is not None
@@ -219,7 +228,7 @@ def measure_costs(
     num_each = (_REPEATS + 1) * len(drafters) * len(engine.numbers)
     progress = None if on_start is None else on_start(len(contexts) * num_each)
     for place, context in enumerate(contexts):
-        one = lagging = _start_row(engine, params, context)
+        one = lagging = _start_row(engine, params, context, text)
         for name in drafters:
             one = _catch_up(engine, params, one, drafter, name)
         ready, lagging = (
@@ -233,17 +242,25 @@ def measure_costs(
     )
 
 
-def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
+def text_for(drafter: Drafter | None, tokenizer: TokenizerLike) -> Sequence[int]:
+    """Returns the token ids that rows repeat where a drafter's rounds are measured."""
+    reads_text = drafter is not None and drafter.reads_text
+    return tokenizer.encode(_TEXT, add_bos=False) if reads_text else (_TOKEN_ID,)
+
+
+def _start_row(engine: Engine, params: ModelParams, context: int, text: Sequence[int]) -> SpecState:
     """Returns a row in the middle of its text."""
     assert engine.drafter is not None
     width = engine.num_draft_tokens
     room = context - width - 1
-    prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
+    length = min(PROMPT_TOKENS, room - 2 * width - 4)
+    *prompt, newest, following = itertools.islice(itertools.cycle(text), length + 2)
     row = Row(SamplingParams(), prompt, stop_ids=(), max_length=room)
     one = engine.prefill(params, row, context, Switches())
-    last = jnp.full_like(one.last_token, _TOKEN_ID)
-    # A drafter that learns from the target has learned that this token follows itself.
-    block, logits = last[:, None], jax.nn.one_hot(last[:, None], _TOKEN_ID + 1)
+    last = jnp.full_like(one.last_token, newest)
+    # A drafter that learns from the target has learned what follows this token: itself, usually.
+    block = last[:, None]
+    logits = jax.nn.one_hot(jnp.full_like(block, following), max(text) + 1)
     is_fed = jnp.ones_like(block, bool)
     draft = engine.drafter.observe_logits(one.draft, block, logits, is_fed, is_fed)
     return one.replace(last_token=last, draft=draft)

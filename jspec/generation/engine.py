@@ -15,6 +15,7 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.common.typing import ApplyFn, Params
 from jspec.common.user_cache import compile_listeners
+from jspec.drafters.answer_memory import forget, remember
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.models import make_apply
@@ -189,6 +190,14 @@ class Engine:
     def begin(self, row: Row, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
         return self.put_request(self.empty_state(1, capacity, switches), row)
+
+    def remember(self, params: ModelParams, token_ids: Sequence[int]) -> ModelParams:
+        """Returns the parameters of the next rounds, which may look up an answer that has ended."""
+        return params._replace(draft=self.layout.place(remember(params.draft, token_ids)))
+
+    def forget(self, params: ModelParams) -> ModelParams:
+        """Returns the parameters without the answers that were remembered."""
+        return params._replace(draft=self.layout.place(forget(params.draft)))
 
     def put_request(self, state: SpecState, row: Row) -> SpecState:
         """Returns an empty state of one row with a request in it."""

@@ -23,10 +23,11 @@ from jspec.common.memory import (
 )
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
+from jspec.drafters.answer_memory import has_memory
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, text_for
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.options import (
     Method,
@@ -401,10 +402,21 @@ class Generator:
         """Returns the next chunk of a row's answer; a row whose answer has ended becomes free."""
         if answers[row].finish_reason is not None:
             batch.finish(row)
+            self.remember(answers[row], batch)
         chunk = answers[row].take_chunk()
         if chunk.result is not None:
             del answers[row]
         return chunk
+
+    def remember(self, answer: Answer, batch: Batch) -> None:
+        """Keeps a whole answer of a batch for later ones, if the drafter looks them up."""
+        if answer.is_whole and batch.has_memory:
+            # Of all batches, two of which may take turns.
+            self.params = batch.params = self.engine.remember(self.params, answer.token_ids)
+
+    def forget_answers(self) -> None:
+        """Forgets the answers that `draft_memory` has kept, so that the next is as the first."""
+        self.params = self.engine.forget(self.params)
 
     def make_row(
         self, request: Request, *, chat: bool | None = None, system: str | None = None
@@ -508,7 +520,8 @@ class Generator:
             numbers = 0, self.num_draft_tokens
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         contexts = contexts_of(engine, self.max_seq_len)
-        return measure_costs(engine, self.params, self.batch_size, contexts)
+        text = text_for(engine.drafter, self.target.tokenizer)
+        return measure_costs(engine, self.params, self.batch_size, contexts, text=text)
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
@@ -523,6 +536,10 @@ class Generator:
             notes.append(summary)
         if draft is not None and draft.is_quantization_chosen:
             notes.append(f"the draft's weights in {draft.quantization}: faster here")
+        if has_memory(self.params.draft) and not self.rule.noise.is_shared:
+            # Else a seed would not give the same text again. Drafts that are looked up are accepted
+            # as often under `coupled`.
+            notes.append("earlier answers are looked up at temperature 0 (at any with coupled)")
         return budget._replace(note="; ".join(notes))
 
     @property

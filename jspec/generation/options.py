@@ -67,6 +67,11 @@ class Method:
         check_num_draft_tokens(self.num_draft_tokens, drafter, self.drafter_options)
         _ = self.rule
         check_rule_options(self.rule_options, self.rule_name, drafter)
+        if self.drafter_options.draft_memory and not self.rule.is_lossless:
+            raise InputError(
+                "expected draft_memory with an acceptance rule that keeps the target's "
+                f"distribution, or answers would depend on earlier ones; got {self.rule_name!r}"
+            )
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -182,7 +182,7 @@ class PagedBatch(Batch):
         """
         state = self._engine.put_request(self._empty(1), request)
         calls = self.chunks(len(request.prompt), widest)
-        reading = Reading(self._engine, self._params, request.prompt, state, calls, is_scored)
+        reading = Reading(self._engine, self.params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, snapshots)
         self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
         name_pages(self._tables, 0, pages)
@@ -218,7 +218,7 @@ class PagedBatch(Batch):
             alone = self._alone(self._state, row, reading.state, saved)
             is_row = np.arange(len(self._state.last_token))[:, None] == row
             tables = [np.where(is_row, table[: len(is_row)], 0) for table in self.tables]
-            after, _ = self._engine.run(self._params, self._join(alone, tables), 1)
+            after, _ = self._engine.run(self.params, self._join(alone, tables), 1)
             saved = self._settle(saved, self._part(after), row)
         self._state = self._engine.insert(self._state, row, saved)
 

@@ -65,8 +65,11 @@ class Slots(Protocol):
         """Returns what the rounds of the last run did in a slot."""
         ...
 
-    def finish(self, row: int) -> None:
-        """Marks a slot as done, its prompt read or not: it emits nothing until it is filled."""
+    def finish(self, row: int, answer: Sequence[int] = ()) -> None:
+        """Marks a slot as done, its prompt read or not: it emits nothing until it is filled.
+
+        The tokens of a whole answer may be looked up for later ones.
+        """
         ...
 
     def keep_alive(self) -> None:

@@ -227,7 +227,7 @@ class Scheduler:
         job, answer = self._running[slot]
         is_ended = answer.finish_reason is not None
         if is_ended:
-            self.slots.finish(slot)
+            self.slots.finish(slot, answer.token_ids if answer.is_whole else ())
             self._reading = None if self._reading == slot else self._reading
         chunk, moment = answer.take_chunk(), self.clock()
         # In each round accepted drafts come first. What came after the answer's end is cut off.

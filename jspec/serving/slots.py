@@ -188,20 +188,31 @@ class BatchSlots:
         """Returns what the rounds of the last run did in a slot."""
         return self._batch.rounds(row)
 
-    def finish(self, row: int) -> None:
-        """Marks a slot as done, its prompt read or not: it emits nothing until it is filled."""
+    def finish(self, row: int, answer: Sequence[int] = ()) -> None:
+        """Marks a slot as done, its prompt read or not: it emits nothing until it is filled.
+
+        The drafter may look a whole answer up for later ones.
+        """
         if self._reading is not None and self._reading[0] == row:
             self._reading = None
         else:
             self._batch.finish(row)
+        if answer:
+            self._batch.remember(answer)
         held = self._held.pop(row)
         for pool, own in zip(self.pools, held.own, strict=True):
             pool.truncate_to(own, 0)
         self.tree.unpin(held.node)
 
     def clear(self) -> None:
-        """Forgets what was read of earlier prompts."""
+        """Forgets what was read of earlier prompts, and earlier answers."""
         self.tree.clear()
+        self._batch.forget()
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the drafter looks up earlier answers."""
+        return self._batch.has_memory
 
     def keep_alive(self) -> None:
         """Does nothing: one process need not be told that there is nothing to do."""

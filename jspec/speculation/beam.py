@@ -337,6 +337,7 @@ def _propose(
         rng_keys=jnp.broadcast_to(no_noise, (k, drafter.num_draft_tokens)),
         settings=state.settings,
         view=TargetView(params.target, target, state.target_cache),
+        is_free=True,
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     state = state.replace(draft=draft)

@@ -305,6 +305,7 @@ def propose(
         view=TargetView(params.target, with_whole_logits(target), state.target_cache),
         has_shared_noise=rule.noise.is_shared,
         reads_probs=state.settings.is_random | (not rule.matches_at_zero),
+        is_free=_is_free(state, rule),
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     if state.control is not None:

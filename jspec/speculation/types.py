@@ -53,6 +53,8 @@ class RoundInputs(NamedTuple):
       has_shared_noise: whether the keys are those of absolute positions, with which the target
         draws, too. In a tree, drafts of one depth then draw with the key of that depth.
       reads_probs: whether the rule will read the drafts' distributions in this round.
+      is_free: the rows whose tokens are the same with any drafts, [b]. Elsewhere drafts must follow
+        from the request alone, or its seed would give another text.
     """
 
     last_token: RowTokens
@@ -62,6 +64,7 @@ class RoundInputs(NamedTuple):
     view: TargetView
     has_shared_noise: bool = False
     reads_probs: Bool[Array, ""] | bool = True
+    is_free: RowFlags | bool = False
 
     def wanted(self) -> RowCounts:
         """Returns the most drafts that each row wants of a drafter with one kind, [b]."""
@@ -88,6 +91,8 @@ class Drafter:
         is the normed output of the last one.
       num_runners_up: how many of the target's most likely tokens it observes after each token.
       has_lag: whether it may have to read tokens that it was shown before it can propose.
+      reads_text: whether what it costs depends on the text: measured on one token repeated, it
+        would be wrong.
       summary: one line about what was found out when it was built; "" if there is nothing to say.
     """
 
@@ -98,6 +103,7 @@ class Drafter:
     hidden_layers: tuple[int, ...] = ()
     num_runners_up: int = 0
     has_lag: bool = False
+    reads_text: bool = False
     summary: str = ""
 
     def init(self, batch_size: int, capacity: int) -> Any:

@@ -110,13 +110,16 @@ def test_suffix_reads_its_options(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("\x01\x02\x03")
     options = DrafterOptions(
-        draft_corpus=str(path), suffix_growth=1.5, suffix_min_share=0.25, suffix_min_match=3
-    )
+        draft_corpus=str(path), draft_memory=2, suffix_growth=1.5, suffix_min_share=0.25,
+        suffix_min_match=3,
+    )  # fmt: skip
     built = make_drafter("suffix", SPEC._replace(options=options))
     assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_match=3)
-    assert built.params.tokens.tolist()[-4:] == [1, 2, 3, -1]
+    corpus, memory = built.params
+    assert [token for token in corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
+    assert (memory.max_answers, int(memory.corpus.num_sorted)) == (2, 0)
     built = make_drafter("suffix", SPEC)
-    assert (built.drafter, built.params) == (SuffixDrafter(3), None)
+    assert (built.drafter, built.params) == (SuffixDrafter(3), ())
     assert make_drafter("suffix+model", SPEC).drafter.members[0].min_match == 2
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jspec.drafters.corpus import MAX_MATCH, make_corpus
 from jspec.drafters.prompt_lookup import own_matches
-from jspec.drafters.suffix import MAX_MATCH, SuffixDrafter, make_corpus
+from jspec.drafters.suffix import SuffixDrafter
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of
@@ -85,7 +86,7 @@ def proposer(drafter, has_corpus=False):
             settings=settings_of(BATCH, 0.0),
             view=TargetView(None, lambda: None, None),
         )
-        return drafter.propose(CORPUS if has_corpus else None, history, inputs)
+        return drafter.propose((CORPUS,) if has_corpus else (), history, inputs)
 
     return propose
 

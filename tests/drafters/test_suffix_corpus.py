@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
-from jspec.drafters.suffix import MAX_MATCH, corpus_matches, load_corpus, make_corpus
+from jspec.drafters.corpus import MAX_MATCH, corpus_matches, load_corpus, make_corpus
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.drafters.test_suffix import agreeing
@@ -107,7 +107,7 @@ def write(path, *records):
 def texts_in(corpus):
     """Returns the texts that a corpus holds."""
     text = "".join(chr(i) if i >= 0 else "|" for i in corpus.tokens[MAX_MATCH:].tolist())
-    return text.rstrip("|").split("|")
+    return text.rstrip("|").split("|" * MAX_MATCH)
 
 
 def test_files_of_answers_and_texts(tmp_path):

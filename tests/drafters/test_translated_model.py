@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import RoundCosts
+from jspec.generation.costs import RoundCosts, _start_row, text_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -190,6 +191,23 @@ def test_what_the_vocabularies_share_is_said(drafter, number):
     assert re.search(expected, generator.describe()["draft_vocabulary"])
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
     assert same.describe()["draft_vocabulary"] is None
+
+
+def test_its_costs_are_measured_on_ordinary_text():
+    """One token over and over may be several tokens of the draft, or none at all."""
+    target = model("bpe")
+    generator = jspec.Generator(
+        target, model("bytes", 0.01), drafter="prompt_lookup+model", num_draft_tokens="auto"
+    )
+    ids = text_for(generator.engine.drafter, target.tokenizer)
+    assert target.tokenizer.stream().push(ids[0]).strip() in "The committee"
+    row = _start_row(generator.engine, generator.params, 512, ids)
+    text = row.draft[1].text.history
+    read = [*text.tokens[0, : int(text.length[0])].tolist(), int(row.last_token[0])]
+    assert read == list(itertools.islice(itertools.cycle(ids), len(read)))
+    assert len(read) > 100
+    same = jspec.Generator(tiny_models.target(), tiny_models.draft())
+    assert text_for(same.engine.drafter, target.tokenizer) == (1,)
 
 
 def test_a_row_whose_reading_is_too_long_is_not_drafted_for():

@@ -116,6 +116,8 @@ _CHANGES = {
     "layer_skip, second": {"draft_layers": (1,)},
     "model, few tokens": {"draft_vocab_size": 100},
     "model, tree": {"tree_depth": 2, "tree_branches": 2},
+    "dflash, tree": {"tree_depth": 2, "tree_branches": 2},
+    "suffix, memory": {"draft_memory": 4},
 }
 
 

@@ -1,18 +1,27 @@
 """Requests in less memory than they want: whoever loses its slot goes on with the same tokens."""
 
+import functools
+import pathlib
+import tempfile
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
+from jspec.drafters import DrafterOptions
+from jspec.drafters.dflash_head import save_dflash
 from jspec.generation.costs import RoundCosts
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
 from jspec.speculation.control import drafters_of
-from tests.tiny_models import make_generator, shared_generator
+from tests import tiny_dflash
+from tests.drafters import test_translated_model as translated
+from tests.tiny_models import CONFIG, make_generator, shared_generator, target
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
 SETTINGS = [
@@ -36,9 +45,32 @@ CASES = [
             ("merged tree", {}, 6),
             ("merged tree", {"num_draft_tokens": "auto"}, 6),
             ("hierarchical", {}, 7),
+            ("dflash", {}, 7),
+            ("dflash", {"num_draft_tokens": "auto"}, 7),
+            ("translated", {}, 14),
+            ("translated", {"acceptance": "coupled"}, 14),
         )
     ),
 ]
+
+
+@functools.cache
+def dflash_head():
+    """Returns the shape of a head of DFlash, and parameters of which the target keeps drafts."""
+    config = tiny_dflash.make_config(CONFIG)
+    return config, tiny_dflash.fitted(config, CONFIG, target().params)
+
+
+def build(drafter, **options):
+    """Returns a Generator; the draft model of "translated" has another vocabulary."""
+    if drafter == "translated":
+        options = {"num_draft_tokens": 4} | options
+        return Generator(translated.model("bytes"), translated.model("bpe", 0.01), **options)
+    if drafter != "dflash":
+        return make_generator(drafter, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        save_dflash(pathlib.Path(folder), *dflash_head())
+        return make_generator(drafter, drafter_options=DrafterOptions(draft_head=folder), **options)
 
 
 def answers(generator, scheduler, settings=SETTINGS):
@@ -60,16 +92,16 @@ def answers(generator, scheduler, settings=SETTINGS):
 def make(drafter, num_pages, **options):
     """Returns a Generator, and a scheduler with that many pages of each part."""
     if options.get("num_draft_tokens") == "auto":
-        numbers = make_generator(drafter, costs=None, **options).engine.numbers
-        names = drafters_of(make_generator(drafter, costs=None, **options).engine.drafter.kinds)
+        engine = build(drafter, costs=None, **options).engine
+        numbers, names = engine.numbers, drafters_of(engine.drafter.kinds)
         seconds = tuple(1 + 0.1 * number for number in numbers)
-        reading = tuple(0.02 * (name == "model") for name in names)
+        reading = tuple(0.02 * (name in ("model", "dflash")) for name in names)
         options["costs"] = RoundCosts(
             (64,), numbers, tuple(names), ((seconds,) * len(names),), (reading,)
         )
-    generator = make_generator(drafter, batch_size=4, **options)
+    generator = build(drafter, batch_size=4, **options)
     # Layers, keys and values, heads, slots, dimensions, bytes; target and draft are of one size.
-    size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "prompt_lookup") else 2)
+    size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "translated") else 2)
     scheduler = make_scheduler(
         generator, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
     )
@@ -115,7 +147,10 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     results = answers(generator, scheduler)
     assert scheduler.num_paused > 0
     assert compile_clock().num_programs == begin
-    alone = shared_generator(drafter, **options) if "num_draft_tokens" not in options else generator
+    if drafter in ("dflash", "translated") and "num_draft_tokens" not in options:
+        alone = build(drafter, **options)
+    else:
+        alone = generator if "num_draft_tokens" in options else shared_generator(drafter, **options)
     # In one call, though one by one: their programs have all processors, and are compiled once.
     expected_of = alone.generate(list(map(Request, PROMPTS, SETTINGS)))
     for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):

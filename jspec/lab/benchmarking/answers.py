@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,12 @@ def answer_with(
     return generate
 
 
+def forget_all(generators: Iterable[Generator]) -> None:
+    """Has Generators forget the answers that they look up."""
+    for generator in generators:
+        generator.forget_answers()
+
+
 def one_of_each_size(prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
     """Returns a prompt for each set of programs: each size of the cache and width of a chunk."""
     by_size = {}
@@ -104,25 +110,34 @@ def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> 
 
 
 def measure(
-    methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int
+    methods: Mapping[str, GenerateFn],
+    prompts: Sequence[list[int]],
+    repeats: int,
+    forget: Callable[[], object] = lambda: None,
 ) -> Iterator[dict[str, Timings]]:
     """Times every method on every prompt, by turns; yields after each repeat all up to it."""
-    for answers in answer_in_turn(methods, prompts, repeats, {}):
+    for answers in answer_in_turn(methods, prompts, repeats, {}, forget):
         if all(len(own[-1]) == len(prompts) for own in answers.values()):
             yield timings_of(answers)
 
 
 def answer_in_turn(
-    methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int, begun: Answers
+    methods: Mapping[str, GenerateFn],
+    prompts: Sequence[list[int]],
+    repeats: int,
+    begun: Answers,
+    forget: Callable[[], object],
 ) -> Iterator[Answers]:
     """Lets every method answer every prompt, by turns; yields after each prompt all up to it.
 
-    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again.
+    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again. Each
+    repeat begins with `forget`: a method must not look up its own answer to the same prompt.
     """
     done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
     for repeat in range(repeats):
         if repeats > 1:
             print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        forget()
         for rows in done.values():
             rows.extend([[]] * (len(rows) == repeat))
         for index, prompt in enumerate(prompts):

@@ -5,6 +5,7 @@ slows down slows all of them. A time is that of a whole answer, prompt included,
 alone (`_CLOCKS`), compilation excluded.
 """
 
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -23,6 +24,7 @@ from jspec.lab.benchmarking.answers import (
     GenerateFn,
     answer_in_turn,
     answer_with,
+    forget_all,
     format_summary,
     gives_one_text,
     one_of_each_size,
@@ -93,7 +95,8 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         name: [[Generated(*answer) for answer in row] for row in rows]
         for name, rows in begun.get("answers", {}).items()
     }
-    for answers in answer_in_turn(methods, ids, asked.repeats, known):
+    forget = functools.partial(forget_all, generators.values())
+    for answers in answer_in_turn(methods, ids, asked.repeats, known, forget):
         yield Outcome(record | {"answers": answers})
     timings = timings_of(answers)
     record |= {

@@ -22,6 +22,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     GenerateFn,
     answer_with,
+    forget_all,
     gives_one_text,
     measure,
     one_of_each_size,
@@ -89,7 +90,8 @@ def compare_drafters(
             _answer, answer_with(generator, read, decoding=True), read
         )
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
-    timings = list(measure(answers, prompts, _REPEATS))[-1]
+    forget = functools.partial(forget_all, generators.values())
+    timings = list(measure(answers, prompts, _REPEATS, forget))[-1]
     first, *_ = generators
     rule = generators[first].describe()["acceptance"]
     report = summarise(timings, is_one_text=gives_one_text(settings, rule))

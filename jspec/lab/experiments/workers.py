@@ -42,6 +42,7 @@ class GenerateWorker:
     def run(self, cell: Cell) -> dict[str, Any]:
         """Answers the cell's prompts together; a conversation goes on with the model's answers."""
         generator = self._models.generator(cell.key["method"], cell.key["batch_size"])
+        generator.forget_answers()  # no cell depends on another
         said: dict[int, list[str]] = {index: [] for index in cell.key["prompts"]}
         seconds, answers = 0.0, []
         for turn in range(max(len(self._turns(index)) for index in said)):
@@ -82,8 +83,9 @@ class GenerateWorker:
             needed_switches([request.settings for request in requests]),
         )
         if programs not in self._warm:
-            num_pieces = (1 + _WARM_VISITS) * len(requests)
+            num_pieces, params = (1 + _WARM_VISITS) * len(requests), generator.params
             list(itertools.islice(generator.run(requests), num_pieces))
+            generator.params = params  # without answers that have ended meanwhile
             self._warm.add(programs)
 
 

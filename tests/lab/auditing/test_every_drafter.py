@@ -72,6 +72,7 @@ _SUBJECTS = {
     "prompt_lookup, auto": {"num_draft_tokens": "auto"},
     "suffix": {},
     "suffix, corpus": {"draft_corpus": "corpus"},
+    "suffix, memory": {"draft_memory": 8},
     "suffix, tree": {"draft_corpus": "corpus", "tree_depth": 2, "tree_branches": 2},
     "recycle": {},
     "recycle, tree": {"tree_depth": 2, "tree_branches": 2},
