@@ -220,6 +220,24 @@ _NORMS = {
 }
 
 
+def _mtp_tensors(config: DecoderConfig) -> list[Parameter]:
+    """Returns the layer that predicts the token after the next; see `decoder.apply_mtp`."""
+    prefix, wide = "model.mtp_layers.0", (config.embed_dim,)
+    key, block = ("mtp",), ("mtp", "block")
+    norms = {
+        (*key, "hidden_norm"): "hidden_layernorm",
+        (*key, "token_norm"): "token_layernorm",
+        **{(*block, path): name for path, name in _NORMS["pre"].items()},
+        (*key, "final_norm"): "final_layernorm",
+    }
+    return [
+        *(_norm(config, path, f"{prefix}.{name}", wide) for path, name in norms.items()),
+        one_tensor((*key, "fc"), f"{prefix}.input_proj.weight", (*wide, 2 * config.embed_dim)),
+        *attention_tensors(config, block, prefix),
+        *mlp_tensors(config, block, prefix),
+    ]
+
+
 def parameter_table(config: DecoderConfig) -> list[Parameter]:
     """Returns every parameter of a model with its tensors, in the order of computation."""
     wide, vocabulary = (config.embed_dim,), (config.vocab_size, config.embed_dim)
@@ -244,4 +262,4 @@ def parameter_table(config: DecoderConfig) -> list[Parameter]:
     if not config.tie_embeddings:
         head = (config.head_size or config.vocab_size, config.embed_dim)
         table.append(one_tensor(("head",), "lm_head.weight", head))
-    return table
+    return table + (_mtp_tensors(config) if config.num_mtp_layers else [])
