@@ -1,4 +1,4 @@
-"""A tiny target with a layer for multi-token prediction, and what the layer says, by numpy alone."""
+"""A tiny target with a layer for multi-token prediction, and what the layer says, by numpy."""
 
 import dataclasses
 import functools
@@ -23,11 +23,11 @@ def empty_cache(batch_size, capacity):
 
 
 @functools.cache
-def params(num_steps=100):
+def params(num_steps=60):
     """Returns a target of which the layer learned a little, so that some drafts are kept."""
     target = tiny.random_params(CONFIG, seed=0, std=0.4)
     small = tiny.random_params(CONFIG, seed=0, std=0.2)
-    b, s = 48, 20
+    b, s = 24, 20
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (b, s)), jnp.int32)
     logits, hidden, _ = apply(target, tokens, empty_cache(b, s))
     wanted = jax.nn.softmax(logits[:, 1:])
@@ -66,6 +66,7 @@ def drafter(width, config=CONFIG, kind=MtpDrafter, **options):
     return kind(width, size, size, config=config, dtype=jnp.float32, **options)
 
 
+@jax.jit
 def fresh_cache(target, tokens):
     """Returns the layer's cache of one call on all pairs of texts [b s], the newest included."""
     b, s = tokens.shape

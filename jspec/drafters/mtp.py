@@ -119,7 +119,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
 ENTRY = DrafterEntry(
     name="mtp",
     build=_build,
-    proposes="what the target's own layer for multi-token prediction draws (MiMo)",
+    proposes="what the target's own multi-token layer draws (MiMo)",
     source="2505.07608",
     options=MtpOptions,
     needs="layers",

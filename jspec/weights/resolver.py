@@ -209,9 +209,7 @@ def has_mtp_layer(target: str | os.PathLike[str] | LoadedModel) -> bool:
             import huggingface_hub
 
             folder = pathlib.Path(
-                huggingface_hub.hf_hub_download(
-                    name, "config.json", local_files_only=is_offline()
-                )
+                huggingface_hub.hf_hub_download(name, "config.json", local_files_only=is_offline())
             ).parent
         return hf.read_config(folder).num_mtp_layers > 0
     except Exception:  # of a file, or of the hub's client and its transport

@@ -15,16 +15,14 @@ from safetensors.numpy import load_file, save_file
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.mtp import MtpDrafter
-from jspec.generation.generator import Generator
 from jspec.generation.options import choose_method
-from jspec.generation.request import SamplingParams
 from jspec.models import init_cache, make_apply
 from jspec.models.families.hf_config import from_hf_config
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.resolver import has_mtp_layer
-from tests import tiny_mtp, tiny_models
+from tests import tiny_models, tiny_mtp
 from tests.cases import slow_unless
 from tests.models.family_checkpoints import ROPE, SHAPE
 from tests.speculation.drive import Engine, settings_of
@@ -196,7 +194,9 @@ def test_a_target_without_the_layer_is_named():
     """One line says what was expected."""
     config = dataclasses.replace(tiny_mtp.CONFIG, num_mtp_layers=0)
     spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
-    with pytest.raises(InputError, match=r"expects a target with a layer for .* got a mimo without"):
+    with pytest.raises(
+        InputError, match=r"expects a target with a layer for .* got a mimo without"
+    ):
         make_drafter("mtp", spec)
 
 
@@ -233,10 +233,11 @@ def check_cache(result):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
     state = result.state.draft
     for row, prompt in enumerate(PROMPTS):
-        tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
-        num = int(state.cache.length[row])
-        assert tokens.shape[1] > num >= tokens.shape[1] - WIDTH - 2
-        fresh = tiny_mtp.fresh_cache(tiny_mtp.params(), tokens[:, : num + 1])
+        text, num = [*prompt, *result.tokens[row]], int(state.cache.length[row])
+        assert len(text) > num >= len(text) - WIDTH - 2
+        tokens = np.zeros([1, 80], np.int32)  # padding that nothing before it sees
+        tokens[0, : len(text)] = text
+        fresh = tiny_mtp.fresh_cache(tiny_mtp.params(), jnp.asarray(tokens))
         pairs = zip((*state.cache.keys, *state.cache.values), (*fresh.keys, *fresh.values),
                     strict=True)  # fmt: skip
         for ours, theirs in pairs:
