@@ -1,4 +1,12 @@
-"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`."""
+"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
+
+A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks behind the newest pair.
+
+    block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
+    drafts                        d1      d2    d3
+
+The masks are never committed; see `blocks` for how drafts are drawn, and trees grown.
+"""
 
 import dataclasses
 from typing import Any
@@ -6,8 +14,15 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from jspec.common.typing import Params, Tokens
-from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle
+from jspec.common.typing import Params, RowCounts, Tokens
+from jspec.drafters.blocks import (
+    BlockDrafter,
+    BlockTreeDrafter,
+    DraftedBlock,
+    with_at_most_drafts,
+)
+from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle, mask_feature
+from jspec.drafters.features import FeatureState, num_missing, window
 from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
@@ -52,17 +67,47 @@ class EagleDrafter(PairDrafter):
         **options: Any,
     ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
         """Runs the head, see `apply_head`; ids that are not really used have no probability."""
-        embedded = look_up(inputs.view.params["embedding"], tokens)
+        source = params if self.config.has_embedding else inputs.view.params
+        embedded = look_up(source["embedding"], tokens)
         logits, hidden, cache = apply_head(
             self.config, params, embedded, features, cache, **options
         )
-        if self.vocab_size < self.target_vocab_size:
-            logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
-        return logits, hidden, cache
+        return self.without_padding(params, logits), hidden, cache
 
 
 @dataclasses.dataclass(frozen=True)
 class EagleTreeDrafter(PairTreeDrafter, EagleDrafter):
+    """Proposes a tree."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
+    """Proposes a chain of which all distributions come from one call of the head."""
+
+    def read_block(
+        self,
+        params: Params,
+        state: FeatureState,
+        inputs: RoundInputs,
+        wanted: RowCounts,
+        cache: KVCache,
+    ) -> DraftedBlock:
+        """Reads the last round's pairs and, in the same call, the masks behind them."""
+        num = num_missing(state, wanted, cache)
+        width = self.most_committed + self.block_width - 1
+        is_pair = jnp.arange(width) < num[:, None]
+        text = state.history.append_one(inputs.last_token)
+        tokens = jnp.where(is_pair, text.window(cache.length + 1, width), self.config.mask_id)
+        features = window(state.features, cache.length, width).astype(jnp.float32)
+        features = jnp.where(is_pair[..., None], features, mask_feature(self.config, params))
+        # The newest pair says the first draft, and each mask another one.
+        at = jnp.maximum(num - 1, 0)[:, None] + jnp.arange(self.block_width)
+        logits, _, cache = self.feed(params, inputs, tokens, features, cache, logits_at=at)
+        return DraftedBlock(cache.commit(num), logits, jnp.int32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelEagleTreeDrafter(BlockTreeDrafter, ParallelEagleDrafter):
     """Proposes a tree."""
 
 
@@ -72,12 +117,20 @@ class EagleOptions(DrawnHeadOptions, TreeOptions):
 
 
 def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
-    """Returns the drafter over a head, of chains or of trees."""
+    """Returns the drafter over a head, of chains or of trees.
 
+    Raises:
+      InputError: a tree that is deeper than a P-EAGLE was trained for.
+    """
     spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
-    return EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)
+    shape, is_parallel = tree_shape(spec), config.mask_id is not None
+    if config.most_drafts:
+        spec = with_at_most_drafts(spec, shape, config.most_drafts)
+    fields: dict[str, Any] = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
+    if shape is None:
+        return ParallelEagleDrafter(**fields) if is_parallel else EagleDrafter(**fields)
+    kind = ParallelEagleTreeDrafter if is_parallel else EagleTreeDrafter
+    return kind(shape=shape, **fields)
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:

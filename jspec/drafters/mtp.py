@@ -88,7 +88,7 @@ class MtpDrafter(PairDrafter):
             # Before the head, the largest product of all: one row of logits instead of t.
             outputs = jnp.take_along_axis(hidden, logits_at[:, None, None], axis=1)
         logits = finish_logits(cfg, linear(outputs, head_kernel(cfg, target)))
-        return logits[..., : self.vocab_size], hidden, cache
+        return self.without_padding(params, logits), hidden, cache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import functools
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
@@ -42,10 +42,6 @@ class Drafting(struct.PyTreeNode):
 @dataclasses.dataclass(frozen=True)
 class PairDrafter(ReadingFeatures):
     """Proposes a chain sampled from a head; a subclass says what the head is."""
-
-    def ids(self, params: Params) -> Int32[Array, "u"] | None:
-        """Returns the target's ids of the tokens that the head can propose; None for the first."""
-        return None
 
     def read_features(
         self, inputs: RoundInputs, features: Float[Array, "b t d"]

@@ -220,21 +220,26 @@ _NORMS = {
 }
 
 
+def block_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
+    """Returns a block that norms before attention and feed-forward; see `attention_tensors`."""
+    norms = {path: f"{prefix}.{name}" for path, name in _NORMS["pre"].items()}
+    return [
+        *(_norm(config, (*block, path), name, (config.embed_dim,)) for path, name in norms.items()),
+        *attention_tensors(config, block, prefix),
+        *mlp_tensors(config, block, prefix),
+    ]
+
+
 def _mtp_tensors(config: DecoderConfig) -> list[Parameter]:
     """Returns the layer that predicts the token after the next; see `decoder.apply_mtp`."""
     prefix, wide = "model.mtp_layers.0", (config.embed_dim,)
-    key, block = ("mtp",), ("mtp", "block")
-    norms = {
-        (*key, "hidden_norm"): "hidden_layernorm",
-        (*key, "token_norm"): "token_layernorm",
-        **{(*block, path): name for path, name in _NORMS["pre"].items()},
-        (*key, "final_norm"): "final_layernorm",
-    }
     return [
-        *(_norm(config, path, f"{prefix}.{name}", wide) for path, name in norms.items()),
-        one_tensor((*key, "fc"), f"{prefix}.input_proj.weight", (*wide, 2 * config.embed_dim)),
-        *attention_tensors(config, block, prefix),
-        *mlp_tensors(config, block, prefix),
+        *(
+            _norm(config, ("mtp", f"{part}_norm"), f"{prefix}.{part}_layernorm", wide)
+            for part in ("hidden", "token", "final")
+        ),
+        one_tensor(("mtp", "fc"), f"{prefix}.input_proj.weight", (*wide, 2 * config.embed_dim)),
+        *block_tensors(config, ("mtp", "block"), prefix),
     ]
 
 

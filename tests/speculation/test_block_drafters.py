@@ -225,7 +225,7 @@ class PeekingHead(DflashDrafter):
         is_kept = jnp.ones_like(wanted, bool)
         kept = jnp.zeros_like(wanted)
         for index in range(WIDTH):
-            drawn = markov_embedding(params, proposal.tokens[:, index])
+            drawn = markov_embedding(params, proposal.tokens[:, index, None])[:, 0]
             sure = confidence_of(self.config, params, block.hidden[:, index], drawn)
             is_kept &= sure >= self.min_confidence
             kept += is_kept.astype(jnp.int32)

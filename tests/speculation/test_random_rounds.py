@@ -239,7 +239,7 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     assert {name for name, kept, _ in play.turns if kept} == drafters
     # The first draft of a look ahead is the target's own; what untrained heads find likeliest is
     # hardly ever kept twice.
-    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}, "dflash": {0, 1}}
+    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}, "dflash": {0, 1}, "mtp": {0, 1}}
     hardly_twice |= {"EAGLE, tree": {0, 1}, "Medusa, tree": {0, 1}}
     wanted = hardly_twice.get(play.name, hardly_twice.get(subject, {0, 1, 2}))
     assert {kept for _, kept, _ in play.turns} >= wanted
