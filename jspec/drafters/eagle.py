@@ -93,6 +93,7 @@ class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
         cache: KVCache,
     ) -> DraftedBlock:
         """Reads the last round's pairs and, in the same call, the masks behind them."""
+        assert self.config.mask_id is not None
         num = num_missing(state, wanted, cache)
         width = self.most_committed + self.block_width - 1
         is_pair = jnp.arange(width) < num[:, None]
