@@ -23,7 +23,7 @@ from absl import flags
 from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.new_files import check_new
-from jspec.drafters.eagle_head import save_speculators
+from jspec.drafters.eagle_layouts import save_speculators
 from jspec.drafters.head_folder import round_head
 from jspec.weights import Tokenizer, load_model
 from jspec.weights.torch_file import convert_torch, find_torch_files

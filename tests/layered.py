@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.models import init_cache, make_apply
 from tests import tiny
 
-CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=3)
+CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=3, num_mtp_layers=1)
 FIRST, SUBSET, ALL = (0, 1), (0, 2), (0, 1, 2)
 
 apply = make_apply(CONFIG)
@@ -17,8 +18,10 @@ apply = make_apply(CONFIG)
 
 @functools.cache
 def params():
-    """Returns the target's parameters."""
-    return tiny.random_params(CONFIG, seed=0, std=0.4)
+    """Returns the target's parameters; its layer `mtp` says little, of which some is kept."""
+    target = tiny.random_params(CONFIG, seed=0, std=0.4)
+    norm = jax.tree.map(lambda leaf: 0.3 * leaf, target["mtp"]["final_norm"])
+    return target | {"mtp": target["mtp"] | {"final_norm": norm}}
 
 
 def empty_cache(batch_size, capacity, layers=ALL):

@@ -98,7 +98,8 @@ def make_generator(drafter, mesh, model=None, **options):
     from jspec.generation.generator import Generator
     from jspec.generation.layout import place_model
 
-    model, drafts = spread(model or target(), mesh), None
+    fields = {"num_mtp_layers": 1} if drafter == "mtp" else {}
+    model, drafts = spread(model or target(**fields), mesh), None
     if "model" in drafter or "hierarchical" in drafter:
         drafts = draft() if mesh is None else place_model(draft(), model.mesh)
     usual = {} if drafter == "none" else {"num_draft_tokens": 4}

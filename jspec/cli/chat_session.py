@@ -220,7 +220,7 @@ class Session:
         before, (target, draft) = self._method, self._models
         try:
             options = vars(before) | changes
-            self._method = choose_method(options, target.name, has_draft=draft is not None)
+            self._method = choose_method(options, target, has_draft=draft is not None)
             self._conversation = Conversation(self._make_generator())
         except InputError:
             self._method = before

@@ -49,6 +49,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.eagle_head import in_order, read_ids
+from jspec.drafters.eagle_layouts import VERIFIER_TENSORS
 from jspec.drafters.head_folder import (
     LoadedHead,
     check_target,
@@ -73,7 +74,7 @@ from jspec.models.layers import (
     scaled,
 )
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import Parameter, attention_tensors, mlp_tensors, one_tensor
+from jspec.weights.tensor_names import Parameter, block_tensors, one_tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,14 +295,14 @@ def block_logits(
     return finish_logits(config.layer, linear(hidden, head))
 
 
-def markov_embedding(params: Params, tokens: RowTokens) -> Float[Array, "b r"]:
+def markov_embedding(params: Params, tokens: Int[Array, "b k"]) -> Float[Array, "b k r"]:
     """Returns the Markov head's embeddings of the drafts before."""
-    return look_up(params["markov"]["embedding"], tokens[:, None])[:, 0]
+    return look_up(params["markov"]["embedding"], tokens)
 
 
-def markov_bias(params: Params, embedded: Float[Array, "b r"]) -> Float32[Array, "b u"]:
+def markov_bias(params: Params, embedded: Float[Array, "b k r"]) -> Float32[Array, "b k u"]:
     """Returns what the Markov head adds to the logits after drafts with these embeddings."""
-    return linear(embedded[:, None], params["markov"]["kernel"])[:, 0]
+    return linear(embedded, params["markov"]["kernel"])
 
 
 def confidence_of(
@@ -367,11 +368,7 @@ def dflash_rules(config: DflashConfig) -> list[Parameter]:
         one_tensor(("final_norm", "scale"), "norm.weight", wide),
     ]
     for index in range(cfg.num_layers):
-        key, prefix = f"layers_{index}", f"layers.{index}"
-        norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        for path, name in norms.items():
-            rules.append(one_tensor((key, path, "scale"), f"{prefix}.{name}.weight", wide))
-        rules += [*attention_tensors(cfg, (key,), prefix), *mlp_tensors(cfg, (key,), prefix)]
+        rules += block_tensors(cfg, (f"layers_{index}",), f"layers.{index}")
     if config.mask_id is None:
         rules.append(one_tensor(("mask",), _MASK, wide))
     if config.has_embedding:
@@ -391,8 +388,6 @@ def dflash_rules(config: DflashConfig) -> list[Parameter]:
 
 _FILE = "model.safetensors"
 _MASK, _EMBEDDING, _HEAD = "mask_embedding", "embed_tokens.weight", "lm_head.weight"
-# The target's own, which some folders have a copy of that nothing reads.
-_OF_TRAINING = ("verifier_lm_head.weight", "verifier_norm.weight")
 _DFLASH, _DSPARK = "DFlashDraftModel", "Qwen3DSparkModel"
 _ARCHITECTURES = (_DFLASH, _DSPARK, "DFlashSpeculator", "DSparkSpeculator")
 _TYPE, _LAYER, _GROUP = "speculators_model_type", "transformer_layer_config", "dflash_config"
@@ -433,7 +428,7 @@ def load_dflash(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Load
     path = folder / "config.json"
     raw = _published(path, read_any_config(folder, "a head of DFlash or DSpark"))
     stored = read_stored(folder / _FILE)
-    stored = {name: tensor for name, tensor in stored.items() if name not in _OF_TRAINING}
+    stored = {name: tensor for name, tensor in stored.items() if name not in VERIFIER_TENSORS}
     try:
         config = _read_config(raw, stored.keys())
     except (ValueError, TypeError) as error:

@@ -1,59 +1,45 @@
-"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840).
+"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
 
-    target    | t0  t1  t2 ... tn-1 | last |     features f0 ... fn-1 of its committed tokens
-    head      | (f0 t1)  (f1 t2) ... (fn-1 last) | (h d1)  (h d2) ...
+A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks behind the newest pair.
 
-The head's cache holds one pair a token. A pair whose feature was the head's own guess is made again
-from the target's feature once the token is committed: a round begins with a call on all the pairs
-that are missing, which is what the last round committed. A row without drafts wanted lags, and
-later catches up in wider calls; so does the prompt.
+    block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
+    drafts                        d1      d2    d3
 
-With `tree_depth` the head drafts a tree (EAGLE-2, arXiv 2406.16858).
-
-    pairs    | (f0 t1) ... (fn-1 last) | level 1: (h d) × k | level 2: (h d) × k | ...
-
-The drafts of a level are fed in one call, each with the head's output at its parent as feature, and
-under a mask. None of their pairs is kept: committed tokens bring the target's features along.
+The masks are never committed; see `blocks` for how drafts are drawn, and trees grown.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
-from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
-from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle
-from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
+from jspec.common.typing import Params, RowCounts, Tokens
+from jspec.drafters.blocks import (
+    BlockDrafter,
+    BlockTreeDrafter,
+    DraftedBlock,
+    with_at_most_drafts,
+)
+from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle, mask_feature
+from jspec.drafters.features import FeatureState, num_missing, window
+from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
     DrafterSpec,
-    DraftingTrees,
     DrawnHeadOptions,
-    Shape,
     TreeOptions,
     tree_shape,
     with_at_most_a_tree,
 )
-from jspec.drafters.trees import Fed, if_wanted, make_tree
 from jspec.models.cache import KVCache
 from jspec.models.layers import look_up
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
 
-class Drafting(struct.PyTreeNode):
-    """The head in the middle of a chain."""
-
-    cache: KVCache  # the head's
-    hidden: Float32[Array, "b d"]  # stands for the newest token's feature
-
-
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter(ReadingFeatures):
+class EagleDrafter(PairDrafter):
     """Proposes a chain sampled from a head.
 
     Attributes:
@@ -63,83 +49,13 @@ class EagleDrafter(ReadingFeatures):
     config: EagleConfig = dataclasses.field(kw_only=True)
     kind = Kind("eagle", 0.6, 0.6, is_certain=True)
 
+    def ids(self, params: Params) -> Int32[Array, "u"]:
+        """Returns the target's ids of the tokens that the head can propose."""
+        return params["ids"]
+
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
         return fuse(params, hidden, self.config.layer.norm_epsilon)
-
-    def propose(
-        self, params: Params, state: FeatureState, inputs: RoundInputs
-    ) -> tuple[Proposal, FeatureState]:
-        """Drafts one token after another, in a loop on the device."""
-        wanted = inputs.wanted()
-
-        def first(drafting: Drafting, token: RowTokens) -> tuple[Array, Drafting]:
-            return self.first_call(params, state, inputs, wanted, drafting.cache)
-
-        def later(drafting: Drafting, token: RowTokens) -> tuple[Array, Drafting]:
-            at = jnp.zeros_like(token)
-            pair = token[:, None], drafting.hidden[:, None]
-            logits, hidden, cache = self.feed(params, inputs, *pair, drafting.cache, logits_at=at)
-            cache = cache.commit(jnp.ones_like(token))
-            return logits[:, 0], Drafting(cache, hidden[:, 0])
-
-        cache = self.catch_up(params, state, inputs, wanted)
-        nothing = jnp.zeros([wanted.shape[0], self.config.layer.embed_dim], jnp.float32)
-        proposal, drafting, _ = self.draw_chain(
-            first, later, Drafting(cache, nothing), inputs, wanted=wanted, ids=params["ids"]
-        )
-        return proposal, self.forget_guesses(state, cache.length, drafting.cache, wanted)
-
-    def first_call(
-        self,
-        params: Params,
-        state: FeatureState,
-        inputs: RoundInputs,
-        wanted: RowCounts,
-        cache: KVCache,
-    ) -> tuple[Float32[Array, "b u"], Drafting]:
-        """Reads the last round's pairs; returns the first draft's logits."""
-        num = num_missing(state, wanted, cache)
-        at = jnp.maximum(num - 1, 0)
-        width = self.most_committed
-        logits, hidden, cache = self._feed_pairs(params, state, inputs, cache, width, at)
-        hidden = jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
-        return logits[:, 0], Drafting(cache.commit(num), hidden)
-
-    def catch_up(
-        self, params: Params, state: FeatureState, inputs: RoundInputs, wanted: RowCounts
-    ) -> KVCache:
-        """Reads pairs until no more are missing than the first call takes."""
-
-        def read(cache: KVCache, width: int) -> KVCache:
-            at = jnp.zeros_like(wanted)
-            return self._feed_pairs(params, state, inputs, cache, width, at)[2]
-
-        return self.read_lagging(state, wanted, read)
-
-    def forget_guesses(
-        self, state: FeatureState, length: RowCounts, cache: KVCache, wanted: RowCounts
-    ) -> FeatureState:
-        """Returns the state after a round's drafts; `length` is that before its first call."""
-        # Pairs with guessed features are dropped: the target's own replace them once committed.
-        length = jnp.where(wanted > 0, state.history.length, length)
-        return state.replace(cache=cache.rollback(length))
-
-    def _feed_pairs(
-        self,
-        params: Params,
-        state: FeatureState,
-        inputs: RoundInputs,
-        cache: KVCache,
-        num: int,
-        at: RowCounts,
-    ) -> tuple[Float32[Array, "b 1 u"], Float32[Array, "b t d"], KVCache]:
-        """Feeds the next pairs of the text: a pair joins a feature with the token after it."""
-        # `last` is not committed yet, but it is half of the newest pair.
-        text = state.history.append_one(inputs.last_token)
-        features = window(state.features, cache.length, num)
-        tokens = text.window(cache.length + 1, num)
-        return self.feed(params, inputs, tokens, features, cache, logits_at=at)
 
     def feed(
         self,
@@ -151,13 +67,49 @@ class EagleDrafter(ReadingFeatures):
         **options: Any,
     ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
         """Runs the head, see `apply_head`; ids that are not really used have no probability."""
-        embedded = look_up(inputs.view.params["embedding"], tokens)
+        source = params if self.config.has_embedding else inputs.view.params
+        embedded = look_up(source["embedding"], tokens)
         logits, hidden, cache = apply_head(
             self.config, params, embedded, features, cache, **options
         )
-        if self.vocab_size < self.target_vocab_size:
-            logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
-        return logits, hidden, cache
+        return self.without_padding(params, logits), hidden, cache
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleTreeDrafter(PairTreeDrafter, EagleDrafter):
+    """Proposes a tree."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
+    """Proposes a chain of which all distributions come from one call of the head."""
+
+    def read_block(
+        self,
+        params: Params,
+        state: FeatureState,
+        inputs: RoundInputs,
+        wanted: RowCounts,
+        cache: KVCache,
+    ) -> DraftedBlock:
+        """Reads the last round's pairs and, in the same call, the masks behind them."""
+        assert self.config.mask_id is not None
+        num = num_missing(state, wanted, cache)
+        width = self.most_committed + self.block_width - 1
+        is_pair = jnp.arange(width) < num[:, None]
+        text = state.history.append_one(inputs.last_token)
+        tokens = jnp.where(is_pair, text.window(cache.length + 1, width), self.config.mask_id)
+        features = window(state.features, cache.length, width).astype(jnp.float32)
+        features = jnp.where(is_pair[..., None], features, mask_feature(self.config, params))
+        # The newest pair says the first draft, and each mask another one.
+        at = jnp.maximum(num - 1, 0)[:, None] + jnp.arange(self.block_width)
+        logits, _, cache = self.feed(params, inputs, tokens, features, cache, logits_at=at)
+        return DraftedBlock(cache.commit(num), logits, jnp.int32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelEagleTreeDrafter(BlockTreeDrafter, ParallelEagleDrafter):
+    """Proposes a tree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +118,20 @@ class EagleOptions(DrawnHeadOptions, TreeOptions):
 
 
 def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
-    """Returns the drafter over a head, of chains or of trees."""
+    """Returns the drafter over a head, of chains or of trees.
 
+    Raises:
+      InputError: a tree that is deeper than a P-EAGLE was trained for.
+    """
     spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
-    return EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)
+    shape, is_parallel = tree_shape(spec), config.mask_id is not None
+    if config.most_drafts:
+        spec = with_at_most_drafts(spec, shape, config.most_drafts)
+    fields: dict[str, Any] = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
+    if shape is None:
+        return ParallelEagleDrafter(**fields) if is_parallel else EagleDrafter(**fields)
+    kind = ParallelEagleTreeDrafter if is_parallel else EagleTreeDrafter
+    return kind(shape=shape, **fields)
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
@@ -188,64 +148,3 @@ ENTRY = DrafterEntry(
     options=EagleOptions,
     needs="draft_head",
 )
-
-
-class _Level(struct.PyTreeNode):
-    """The head in the middle of a tree."""
-
-    cache: KVCache
-    hidden: Float32[Array, "b k d"]  # its outputs at the level before
-
-
-@dataclasses.dataclass(frozen=True)
-class EagleTreeDrafter(DraftingTrees, EagleDrafter):
-    """Proposes a tree of what the head finds likeliest, or of what it draws.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and a path."""
-        return self.shape.depth + 1
-
-    def init(self, batch_size: int, capacity: int) -> FeatureState:
-        """Returns the state of rows that have seen nothing."""
-        # With room for the drafts that are fed, of which there are more than are put forward.
-        return super().init(batch_size, capacity + self.shape.num_fed)
-
-    def propose(
-        self, params: Params, state: FeatureState, inputs: RoundInputs
-    ) -> tuple[Proposal, FeatureState]:
-        """Grows a tree, level by level."""
-        wanted = inputs.wanted()
-        grow = functools.partial(self._grow, params, inputs, wanted)
-        return if_wanted(grow, state, wanted)
-
-    def _grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
-    ) -> tuple[Proposal, FeatureState]:
-        before = self.catch_up(params, state, inputs, wanted)
-        logits, drafting = self.first_call(params, state, inputs, wanted, before)
-
-        def feed(memory: _Level, level: Fed) -> tuple[Float32[Array, "b k u"], _Level]:
-            features = jnp.take_along_axis(memory.hidden, level.parents[..., None], axis=1)
-            logits, hidden, cache = self.feed(
-                params, inputs, level.tokens, features, memory.cache,
-                positions=level.positions(memory.cache.length), block_mask=level.mask,
-            )  # fmt: skip
-            return logits, _Level(cache, hidden)
-
-        grown = make_tree(
-            self, self.shape, feed, _level_of(drafting), logits, inputs, wanted=wanted,
-            ids=params["ids"],
-        )  # fmt: skip
-        return grown.proposal, self.forget_guesses(state, before.length, grown.memory.cache, wanted)
-
-
-def _level_of(drafting: Drafting) -> _Level:
-    """Returns the root as a level of one draft."""
-    return _Level(drafting.cache, drafting.hidden[:, None])

@@ -21,20 +21,17 @@ A folder holds config.json and safetensors, in the layout of published heads:
 
 A head whose matrices are int8 (see `safetensors_file`) runs in int8.
 
-What vLLM's `speculators` write is read as well, and written: config.json names the target.
+Heads of P-EAGLE (arXiv 2602.01469) draft in one pass: at the places of the drafts a token of the
+vocabulary, `mask_token_id`, stands for the token, and a learned output of the target for the
+feature. Every mask sees the pairs and the masks before it. Their folders have besides
 
 ```
-  architectures                      ["Eagle3Speculator"]
-  speculators_model_type             "eagle3"
-  speculators_config                 algorithm, proposal_methods, default_proposal_method, verifier
-  transformer_layer_config           the layer's shape; its vocabulary is the target's
-  draft_vocab_size, norm_before_residual, eagle_aux_hidden_state_layer_ids
+  mask_hidden                        [1, 1, 3·D]   what takes the target's outputs' place
+  embed_tokens.weight                [V, D]        if the embedding is not the target's
+  layers.{i}.*                                     as in a Llama, for 1 <= i < num_hidden_layers
 ```
 
-Its tensors have `layers.0.` for `midlayer.`; the embedding is the target's, and not there. vLLM
-reads the config in transformers_utils/configs/speculators/base.py and algos.py, the tensors in
-model_executor/models/llama_eagle3.py. Where `norm_before_residual` is true, as vLLM takes it to be
-if it is missing, the layer adds to the normed feature, not to the feature itself.
+and `ptd_token_id` in config.json. See `eagle_layouts` for how else heads are written.
 
 Heads of EAGLE-3.1 (arXiv 2605.09992) have `norm_before_fc`, with a tensor input_norm.weight [3·D],
 and `norm_output`: what takes a feature's place is the output after `norm`.
@@ -42,7 +39,6 @@ and `norm_output`: what takes a feature's place is the output after `norm`.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -52,8 +48,21 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.errors import InputError
-from jspec.common.json_lines import read_json
 from jspec.common.typing import Params
+from jspec.drafters.eagle_layouts import (
+    DEPTH,
+    EMBEDDING,
+    FILE,
+    LAYERS_GROUP,
+    LAYERS_KEY,
+    MASK,
+    NORMS,
+    pop_layers,
+    pop_mask,
+    published_config,
+    published_names,
+    written_mask,
+)
 from jspec.drafters.head_folder import (
     LoadedHead,
     check_target,
@@ -65,14 +74,19 @@ from jspec.drafters.head_folder import (
 )
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
-from jspec.models.decoder import apply_layer, init_cache
-from jspec.models.families import find_family
+from jspec.models.decoder import Block, apply_layer, init_cache
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
-from jspec.models.families.llama import LLAMA
 from jspec.models.layers import Attention, FeedForward, RMSNorm, kernel_param, linear, rope_cos_sin
 from jspec.weights.quantize import is_kernel, quantize
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor
+from jspec.weights.tensor_names import (
+    Parameter,
+    Path,
+    attention_tensors,
+    block_tensors,
+    mlp_tensors,
+    one_tensor,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +103,9 @@ class EagleConfig:
       has_input_norm: whether the target's outputs are normed, together, before they are fused.
       has_output_norm: whether what takes a feature's place is the head's output after its norm.
       has_residual_norm: whether the layer adds to the feature after its norm.
+      has_embedding: whether it has an embedding of its own.
+      mask_id: the token that stands for a draft, of a head that drafts in one pass; else None.
+      most_drafts: the drafts that such a head was trained for; 0 if it is not known.
     """
 
     layer: DecoderConfig
@@ -98,11 +115,23 @@ class EagleConfig:
     has_input_norm: bool = False
     has_output_norm: bool = False
     has_residual_norm: bool = False
+    has_embedding: bool = False
+    mask_id: int | None = None
+    most_drafts: int = 0
 
     def __post_init__(self) -> None:
-        # The cache and the tensors' names are those of a single layer.
-        if self.layer.num_layers != 1:
+        if self.mask_id is None and self.layer.num_layers != 1:
             raise ValueError(f"expected a head of one layer, got {self.layer.num_layers}")
+        is_id = type(self.mask_id) is int and 0 <= self.mask_id < self.target_vocab_size
+        if self.mask_id is not None and not is_id:
+            raise ValueError(
+                f"expected the mask as a token from 0 to {self.target_vocab_size - 1}, got "
+                f"{self.mask_id!r}"
+            )
+        if type(self.most_drafts) is not int or self.most_drafts < 0:
+            raise ValueError(
+                f"expected num_depths as a whole number of at least 1, got {self.most_drafts!r}"
+            )
         if self.layer.vocab_size > self.target_vocab_size:
             raise ValueError(
                 f"expected at most the target's {self.target_vocab_size} tokens, got "
@@ -147,7 +176,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The layer, the norm and the head."""
+    """The layer, further ones of a P-EAGLE, the norm and the head."""
 
     config: EagleConfig
 
@@ -157,7 +186,7 @@ class EagleHead(nn.Module):
         embedded: Float[Array, "b t d"],
         features: Float[Array, "b t d"],
         cache: KVCache,
-        logits_at: Int[Array, "b"] | None = None,
+        logits_at: Int[Array, "b *l"] | None = None,
         positions: Int[Array, "b t"] | None = None,
         block_mask: Bool[Array, "#b t s"] | None = None,
     ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
@@ -175,22 +204,31 @@ class EagleHead(nn.Module):
         pair = jnp.concatenate([normed, feature], axis=-1)
         if self.config.has_residual_norm:
             x = feature
-        inputs = x, rope, visible, cache, pair
+        inputs = x, rope, visible, cache.layer(0), pair
+        offset = mask.shape[-1] - num_tokens  # as in `Decoder`
         if self.is_initializing():
             layer = EagleLayer(cfg)
             nn.share_scope(self, layer)  # published heads have no name between
-            x, cache = layer(*inputs)
+            x, layer_cache = layer(*inputs)
         else:
             layer_params = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
-            offset = mask.shape[-1] - num_tokens  # as in `Decoder`
-            x, cache = apply_layer(EagleLayer(cfg), cfg, offset, layer_params, *inputs)
+            x, layer_cache = apply_layer(EagleLayer(cfg), cfg, offset, layer_params, *inputs)
+        cache = cache.with_layer(0, layer_cache)
+        for index in range(1, cfg.num_layers):
+            inputs, name = (x, rope, visible, cache.layer(index)), f"layers_{index}"
+            if self.is_initializing():
+                x, layer_cache = Block(cfg, name=name)(*inputs, 0)
+            else:
+                layer_params = self.get_variable("params", name)
+                x, layer_cache = apply_layer(Block(cfg), cfg, offset, layer_params, *inputs)
+            cache = cache.with_layer(index, layer_cache)
         norm = RMSNorm(eps, name="final_norm")
         if self.config.has_output_norm:
             x = norm(x)
         outputs = x
         if logits_at is not None:
-            # Before the head: one row of logits is made instead of t.
-            outputs = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+            # Before the head: a few rows of logits are made instead of t.
+            outputs = jnp.take_along_axis(x, logits_at.reshape(len(x), -1, 1), axis=1)
         if not self.config.has_output_norm:
             # `x` goes on without the norm, as it stands for the next feature.
             outputs = norm(outputs)
@@ -214,6 +252,12 @@ def fuse(
     return linear(wide, params["fc"])  # type: ignore[arg-type]
 
 
+def mask_feature(config: EagleConfig, params: Params) -> Float32[Array, "1 1 d"]:
+    """Returns what takes a feature's place at a mask."""
+    outputs = params["mask"].reshape(1, 1, len(config.feature_layers), -1)
+    return fuse(params, outputs, config.layer.norm_epsilon)
+
+
 def apply_head(
     config: EagleConfig,
     params: Params,
@@ -221,7 +265,7 @@ def apply_head(
     features: Float[Array, "b t d"],
     cache: KVCache,
     *,
-    logits_at: Int[Array, "b"] | None = None,
+    logits_at: Int[Array, "b *l"] | None = None,
     positions: Int[Array, "b t"] | None = None,
     block_mask: Bool[Array, "#b t s"] | None = None,
 ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
@@ -230,16 +274,16 @@ def apply_head(
     Args:
       config: the head's.
       params: see `init_eagle_params`.
-      embedded: the target's embeddings of the later tokens.
+      embedded: embeddings of the later tokens, the target's or the head's own.
       features: fused features of the earlier ones, or the head's own outputs for them.
       cache: the head's; pair i has position and slot i.
-      logits_at: compute logits at this one index of each row's block only.
+      logits_at: compute logits at this one index of each row's block only, or at these, [b l].
       positions: of the pairs; None for a chain.
       block_mask: which pairs of the block each sees; see `ApplyFn`.
 
     Returns:
-      logits: of the tokens after the later ones, among those the head can propose, [b t u] or
-        [b 1 u].
+      logits: of the tokens after the later ones, among those the head can propose, [b t u],
+        [b 1 u] or [b l u].
       hidden: what takes the place of the later tokens' features, [b t d].
       cache: with the block written and nothing committed.
     """
@@ -258,33 +302,47 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     """Returns a head without training that can propose the first tokens; the key is consumed.
 
     Its parameters: `input_norm`, if it has one, `fc` [d l·d], `head` (the module's) and `ids` [u],
-    the target's ids of the tokens that it can propose.
+    the target's ids of the tokens that it can propose; where the config has them `mask` [1 1 l·d]
+    and `embedding` [v d].
     """
-    shape = config.layer
+    shape, small = config.layer, nn.initializers.normal(0.02)
     head_key, fc_key = jax.random.split(rng_key)
     # Flax only needs shapes here; nothing in the cache is kept.
     cache = init_cache(shape, batch_size=1, capacity=2, dtype=jnp.float32)
     some = jnp.zeros([1, 1, shape.embed_dim], jnp.float32)
-    fc = nn.initializers.normal(0.02)(fc_key, (shape.embed_dim, config.feature_dim))
-    norm = {"input_norm": {"scale": jnp.ones([config.feature_dim])}}
-    return (norm if config.has_input_norm else {}) | {
-        "fc": fc,
+    extra: dict[str, Any] = {}
+    if config.has_input_norm:
+        extra["input_norm"] = {"scale": jnp.ones([config.feature_dim])}
+    if config.mask_id is not None:
+        extra["mask"] = small(jax.random.fold_in(fc_key, 1), (1, 1, config.feature_dim))
+    if config.has_embedding:
+        size = config.target_vocab_size, shape.embed_dim
+        extra["embedding"] = small(jax.random.fold_in(fc_key, 2), size)
+    return extra | {
+        "fc": small(fc_key, (shape.embed_dim, config.feature_dim)),
         "head": EagleHead(config).init(head_key, some, some, cache)["params"],
         "ids": jnp.arange(shape.vocab_size, dtype=jnp.int32),
     }
 
 
-_FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 def eagle_rules(config: EagleConfig) -> list[Parameter]:
     """Returns the table from a head's tensors to its parameters, `ids` apart."""
     shape, embed = config.layer, (config.layer.embed_dim,)
-    norm = one_tensor(("input_norm", "scale"), "input_norm.weight", (config.feature_dim,))
+    extra = []
+    if config.has_input_norm:
+        path = "input_norm", "scale"
+        extra.append(one_tensor(path, "input_norm.weight", (config.feature_dim,)))
+    if config.mask_id is not None:
+        extra.append(one_tensor(("mask",), MASK, (1, 1, config.feature_dim)))
+    if config.has_embedding:
+        extra.append(one_tensor(("embedding",), EMBEDDING, (config.target_vocab_size, *embed)))
+    for index in range(1, shape.num_layers):
+        extra += block_tensors(shape, ("head", f"layers_{index}"), f"layers.{index}")
     return [
-        *([norm] if config.has_input_norm else []),
+        *extra,
         one_tensor(("fc",), "fc.weight", (*embed, config.feature_dim)),
         one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
         one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
@@ -305,8 +363,9 @@ def load_eagle(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Loade
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
     """
-    config = _read_config(folder, target)
-    stored = published_names(read_stored(folder / _FILE))
+    path, raw = folder / "config.json", read_any_config(folder, "a head of EAGLE-3")
+    stored = published_names(read_stored(path.with_name(FILE)))
+    config = _read_config(path, raw, target, stored)
     ids = in_order(stored, read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
@@ -321,24 +380,28 @@ def load_eagle(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Loade
     return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
 
 
-def _read_config(folder: pathlib.Path, target: DecoderConfig) -> EagleConfig:
-    path = folder / "config.json"
+def _read_config(
+    path: pathlib.Path, raw: dict[str, Any], target: DecoderConfig, tensors: Any
+) -> EagleConfig:
+    """Returns the config of a head; `tensors` are the names of what is stored."""
+    folder = path.parent
     try:
-        raw = published_config(read_any_config(folder, "a head of EAGLE-3"))
+        raw = published_config(raw)
         if "hidden_size" not in raw:
             raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
         group = raw.get(LAYERS_GROUP)
         if isinstance(group, dict):  # some heads say it there
-            raw = {key: group[key] for key in _NORMS if key in group} | raw
-        norms = {field: bool(raw.pop(key, False)) for key, field in _NORMS.items()}
-        layers, depth = _pop_layers(raw), raw.pop(DEPTH, None) or 0
+            raw = {key: group[key] for key in NORMS if key in group} | raw
+        norms = {field: bool(raw.pop(key, False)) for key, field in NORMS.items()}
+        layers, depth = pop_layers(raw), raw.pop(DEPTH, None) or 0
+        fields = norms | pop_mask(raw) | {"has_embedding": EMBEDDING in tensors}
         # Apart from its input the layer is Llama's, so its config is read as one.
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         # The layer's vocabulary is what it proposes; the target's goes to `EagleConfig`.
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
-        config = EagleConfig(layer, shape.vocab_size, layers, depth, **norms)
+        config = EagleConfig(layer, shape.vocab_size, layers, depth, **fields)
         is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
     # An InputError is a ValueError too, and has named the file already.
     except InputError:
@@ -354,17 +417,6 @@ def _read_config(folder: pathlib.Path, target: DecoderConfig) -> EagleConfig:
     if not is_in_range:
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config
-
-
-def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
-    """Removes the layers that are read from a config; some heads have them in a group."""
-    group = raw.pop(LAYERS_GROUP, None) or {}
-    if not isinstance(group, dict):
-        raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")
-    if not group.get("use_aux_hidden_state", True):
-        raise ValueError("expected a head that reads hidden states of several layers")
-    layers = raw.pop(_LAYERS_KEY, None)
-    return group.get(_LAYERS_KEY) if layers is None else layers
 
 
 def read_ids(folder: pathlib.Path, tensors: dict[str, np.ndarray], config: Any) -> np.ndarray:
@@ -421,129 +473,10 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
     text = to_hf_config(dataclasses.replace(config.layer, vocab_size=config.target_vocab_size)) | {
         "architectures": [_ARCHITECTURE],
         "draft_vocab_size": config.layer.vocab_size,
-        _LAYERS_KEY: list(config.feature_layers),
+        LAYERS_KEY: list(config.feature_layers),
         DEPTH: config.target_num_layers or None,
-        **{key: True for key, field in _NORMS.items() if getattr(config, field)},
+        **({} if config.mask_id is None else written_mask(config.mask_id, config.most_drafts)),
+        **{key: True for key, field in NORMS.items() if getattr(config, field)},
         "dtype": str(params["fc"].dtype),
     }
-    write_head(folder, _FILE, tensors, text)
-
-
-_TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
-# Those of EAGLE-3.1 (arXiv 2605.09992) but for the last one.
-_NORMS = {
-    "norm_before_fc": "has_input_norm",
-    "norm_output": "has_output_norm",
-    _NORM: "has_residual_norm",
-}
-_OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", *_NORMS)
-LAYERS_GROUP = "eagle_config"  # in which some published configs have the layers
-DEPTH = "target_num_hidden_layers"  # jspec's own key
-_PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
-
-
-def save_speculators(
-    source: pathlib.Path, output: pathlib.Path, *, target: str, num_draft_tokens: int
-) -> None:
-    """Writes the head of EAGLE-3 in folder `source` for vLLM.
-
-    Args:
-      source: in the layout of `eagle_checkpoint`.
-      output: the new folder.
-      target: the name or folder by which vLLM finds the target. One that is not on this machine
-        is taken for a Llama.
-      num_draft_tokens: of vLLM in a round.
-
-    Raises:
-      InputError: the source is no head of EAGLE-3; the output exists or cannot be written.
-    """
-    raw = read_json(source / "config.json")
-    raw.pop(DEPTH, None)
-    # Some heads have the layers in a group; an entry of their own goes before it.
-    entries = (raw.pop(LAYERS_GROUP, None) or {}) | raw
-    kept = {name: entries[name] for name in _OWN if name in entries}
-    raw = {name: value for name, value in raw.items() if name not in _OWN}
-    try:
-        layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
-    except ValueError as error:
-        raise InputError(f"{source}: {error}") from None
-    if layer.num_layers != 1:
-        raise InputError(f"{source}: expected a head of one layer, got {layer.num_layers} layers")
-    tensors = {
-        name.replace(_PREFIX, _THEIR_PREFIX): tensor
-        for name, tensor in FloatTensors(read_stored(source / _FILE)).items()
-    }
-    if "fc.weight" not in tensors:
-        raise InputError(f"{source}: expected a head of EAGLE-3; it has no fc.weight")
-    method = {"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}
-    text = {
-        "architectures": ["Eagle3Speculator"],
-        _TYPE: "eagle3",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"architectures": [_architecture(target)], "name_or_path": target},
-        },
-        _LAYER: _old_rope(to_hf_config(layer)),
-        # Written out, as vLLM takes a missing entry for true.
-        _NORM: False,
-        "tie_word_embeddings": False,
-        "dtype": str(tensors["fc.weight"].dtype),
-    }
-    write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | kept)
-
-
-def _architecture(target: str) -> str:
-    """Returns the architecture of a target in a folder or in the hub's cache; else a Llama's."""
-    path = pathlib.Path(target) / "config.json"
-    if not path.is_file():
-        import huggingface_hub
-
-        try:
-            cached = huggingface_hub.try_to_load_from_cache(target, "config.json")
-        except ValueError:  # no name that the hub allows
-            cached = None
-        if not isinstance(cached, str):
-            return LLAMA.architecture
-        path = pathlib.Path(cached)
-    raw = read_json(path)
-    try:
-        return find_family(raw.get("architectures"), raw.get("model_type")).architecture
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _old_rope(layer: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config with RoPE in the spelling that every version of transformers reads."""
-    rope = layer.pop("rope_parameters")
-    theta = rope.pop("rope_theta")
-    scaling = None if rope["rope_type"] == "default" else rope
-    return layer | {"rope_theta": theta, "rope_scaling": scaling}
-
-
-def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config.json as published heads have it, also if it is one of `speculators`.
-
-    Raises:
-      ValueError: another kind of head, or one with a norm of each layer that it reads.
-    """
-    if _TYPE not in raw:
-        return dict(raw)
-    if raw[_TYPE] != "eagle3":
-        raise ValueError(f"expected {_TYPE} eagle3, got {raw[_TYPE]!r}")
-    if raw.get("fc_norm"):
-        raise ValueError("expected fc_norm false: norms of single layers cannot be run here")
-    if not isinstance(raw.get(_LAYER), dict):
-        raise ValueError(f"expected {_LAYER} to be an object, got {raw.get(_LAYER)!r}")
-    # Missing means true to vLLM, so it must mean the same here.
-    own = {_NORM: True} | {name: raw[name] for name in _OWN if name in raw}
-    return raw[_LAYER] | own
-
-
-def published_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns tensors under the names of published heads."""
-    return {
-        _PREFIX + name.removeprefix(_THEIR_PREFIX) if name.startswith(_THEIR_PREFIX) else name: one
-        for name, one in tensors.items()
-    }
+    write_head(folder, FILE, tensors, text)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
 from jspec.drafters.catch_up import CATCH_UP_WIDTH, empty_caches
@@ -24,6 +24,7 @@ from jspec.kernels import while_any
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import look_up
+from jspec.speculation.types import RoundInputs
 
 
 class FeatureState(struct.PyTreeNode):
@@ -60,6 +61,26 @@ class ReadingFeatures(ChainDrafter):
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
+        raise NotImplementedError
+
+    def ids(self, params: Params) -> Int32[Array, "u"] | None:
+        """Returns the target's ids of the tokens that it can propose; None for the first ones."""
+        return None
+
+    def without_padding(
+        self, params: Params, logits: Float32[Array, "*b u"]
+    ) -> Float32[Array, "*b u"]:
+        """Returns logits in which ids that are not really used have no probability."""
+        if self.vocab_size == self.target_vocab_size:
+            return logits
+        ids = self.ids(params)
+        ids = jnp.arange(logits.shape[-1]) if ids is None else ids
+        return jnp.where(ids < self.vocab_size, logits, -jnp.inf)
+
+    def catch_up(
+        self, params: Params, state: FeatureState, inputs: RoundInputs, wanted: RowCounts
+    ) -> KVCache:
+        """Reads features until no more are missing than a round commits."""
         raise NotImplementedError
 
     @property

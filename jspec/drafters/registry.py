@@ -19,6 +19,7 @@ from jspec.drafters import (
     lookahead,
     medusa,
     model,
+    mtp,
     ngram,
     pattern,
     prompt_lookup,
@@ -68,6 +69,7 @@ _ENTRIES = (
     recycle.ENTRY,
     layer_skip.ENTRY,
     eagle.ENTRY,
+    mtp.ENTRY,
     dflash.ENTRY,
     medusa.ENTRY,
     blockwise.ENTRY,
@@ -177,12 +179,14 @@ def choose_drafter(
     *,
     has_draft: bool,
     target: str = "",
+    has_mtp: bool = False,
     options: DrafterOptions = _DEFAULTS,
 ) -> _Given | str:
     """Returns the drafter, for a target that was asked for by the name `target`.
 
     None takes "prompt_lookup", as it costs next to nothing, followed by "+model" where there is a
-    draft model, else by "+eagle" where a head for the target comes with jspec.
+    draft model, else by "+eagle" where a head for the target comes with jspec, else by "+mtp" where
+    the target has a layer for it (`has_mtp`).
 
     Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
@@ -191,7 +195,8 @@ def choose_drafter(
     chosen: _Given | str = "prompt_lookup+model" if drafter is None else drafter
     if drafter is None and not has_draft:
         has_head = shipped_head("eagle", target) is not None
-        chosen = "prompt_lookup+eagle" if has_head else "prompt_lookup"
+        own = "+mtp" if has_mtp else ""
+        chosen = "prompt_lookup" + ("+eagle" if has_head else own)
     is_needed, name = needs_draft_model(chosen), name_of(chosen)
     if is_needed and not has_draft:
         raise InputError(

@@ -214,13 +214,13 @@ class TreeSizeOptions(Options):
 
     tree_depth: int = option(
         0,
-        "For model, eagle, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at most "
-        "this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
+        "For model, eagle, mtp, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at "
+        "most this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
         between=(0, 16),
     )
     tree_branches: int = option(
         3,
-        "With tree_depth: successors of a draft that are considered, and, of model and eagle, "
+        "With tree_depth: successors of a draft that are considered, and, of model, eagle and mtp, "
         "drafts of a level that are fed.",
         between=(1, 16),
     )

@@ -120,9 +120,7 @@ class Generator:
         for processor in processors:
             check_type("each of processors", processor, Processor)
         if method is None:
-            method = choose_method(
-                options, target.name, has_draft=draft is not None, known=_keywords()
-            )
+            method = choose_method(options, target, has_draft=draft is not None, known=_keywords())
         elif options:
             raise InputError(f"expected either a method or options, got both: {', '.join(options)}")
         context = target.config.max_seq_len

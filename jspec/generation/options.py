@@ -27,7 +27,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
-from jspec.weights.resolver import LoadedModel
+from jspec.weights.resolver import LoadedModel, has_mtp_layer
 from jspec.weights.vocabulary import have_same_tokenizer, shared_vocab_size, used_vocab_size
 
 RULE_DEFAULTS = RuleOptions()
@@ -87,15 +87,18 @@ class Method:
 
 
 def choose_method(
-    options: Mapping[str, Any], target: str, *, has_draft: bool, known: Collection[str] = ()
+    options: Mapping[str, Any],
+    target: str | LoadedModel,
+    *,
+    has_draft: bool,
+    known: Collection[str] = (),
 ) -> Method:
     """Returns the method that options ask for; models need not be loaded yet.
 
     Args:
       options: fields of `Method`, and options of drafters and rules by the names of their flags.
-        The drafter None takes "prompt_lookup", plus "+model" with a draft model, else plus "+eagle"
-        if jspec ships a head for the target.
-      target: the name by which the target was asked for.
+        The drafter None takes "prompt_lookup" and what `choose_drafter` adds.
+      target: the name by which the target was asked for, or the target.
       has_draft: whether there is a draft model.
       known: names of further options, for the message about an unknown one.
 
@@ -121,7 +124,11 @@ def choose_method(
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
         raise InputError(f"unknown option {name!r}: {hint}")
     drafter = choose_drafter(
-        drafter, has_draft=has_draft, target=target, options=values["drafter_options"]
+        drafter,
+        has_draft=has_draft,
+        target=target.name if isinstance(target, LoadedModel) else target,
+        has_mtp=drafter is None and not has_draft and has_mtp_layer(target),
+        options=values["drafter_options"],
     )
     return Method(drafter, **values)
 

@@ -117,6 +117,7 @@ class DecoderConfig:
       expert_dim: width of one expert.
       normalize_expert_weights: whether the weights of a token's experts are divided by their sum.
       dense_layers: the layers that are dense nevertheless.
+      num_mtp_layers: layers after the last one that predict the token after the next; 0 or 1.
       num_shards: devices that share each layer. Heads and hidden units are then those of one device
         (`sharding.shard_config`); all else is the whole model's.
     """
@@ -158,6 +159,7 @@ class DecoderConfig:
     expert_dim: int = 0
     normalize_expert_weights: bool = True
     dense_layers: tuple[int, ...] = ()
+    num_mtp_layers: int = 0
     num_shards: int = dataclasses.field(default=1, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """The decoder as one pure function: tokens and a cache in, logits and a cache out."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -179,5 +180,75 @@ def init_cache(
 
 def init_params(config: DecoderConfig, rng_key: Array) -> Params:
     """Returns freshly initialised float32 parameters; the key is consumed."""
+    decoder_key, mtp_key = rng_key, None
+    if config.num_mtp_layers:
+        decoder_key, mtp_key = jax.random.split(rng_key)
     cache = init_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
-    return Decoder(config).init(rng_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]
+    params = Decoder(config).init(decoder_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]
+    return params if mtp_key is None else {**params, "mtp": _init_mtp(config, mtp_key)}
+
+
+def mtp_config(config: DecoderConfig) -> DecoderConfig:
+    """Returns the shape of the layer of `apply_mtp`, of which there is one."""
+    return dataclasses.replace(config, num_layers=1, num_mtp_layers=0)
+
+
+def apply_mtp(
+    config: DecoderConfig,
+    params: Params,
+    embedded: Float[Array, "b t d"],
+    hidden: Float[Array, "b t d"],
+    cache: KVCache,
+    *,
+    positions: Int[Array, "b t"] | None = None,
+    block_mask: Bool[Array, "#b t u"] | None = None,
+) -> tuple[Float32[Array, "b t d"], KVCache]:
+    """Runs the layer for multi-token prediction of a MiMo (arXiv 2505.07608).
+
+        norm(hidden i), norm(token i+1)  -- fc, block, norm -->  what the head says of token i+2
+
+    Args:
+      config: the model's.
+      params: the model's; the layer is `mtp`: `hidden_norm`, `token_norm`, `fc` [d 2·d], `block`
+        (see `Block`) and `final_norm`.
+      embedded: embeddings of tokens i + 1.
+      hidden: the model's outputs at tokens i, after its final norm; or this layer's.
+      cache: the layer's; pair i has position and slot i.
+      positions: of the pairs; None for a chain.
+      block_mask: which pairs of the block each sees; see `ApplyFn`.
+
+    Returns:
+      The normed output, which the model's head reads, and the cache with the block written and
+      nothing committed.
+    """
+    cfg, layer, num_tokens = mtp_config(config), params["mtp"], embedded.shape[1]
+    if positions is None:
+        positions = cache.length[:, None] + jnp.arange(num_tokens)
+    mask = causal_mask(num_tokens) if block_mask is None else block_mask
+
+    def norm(name: str, values: Array) -> Array:
+        return RMSNorm(cfg.norm_epsilon).apply({"params": layer[name]}, values)  # type: ignore[return-value]
+
+    # vLLM and SGLang, with which the model was published, give the first pair no token.
+    embedded = jnp.where(positions[..., None] == 0, 0.0, embedded.astype(jnp.float32))
+    parts = norm("hidden_norm", hidden.astype(jnp.float32)), norm("token_norm", embedded)
+    x = linear(jnp.concatenate(parts, axis=-1), layer["fc"])
+    inputs = x, rope_cos_sin(cfg, positions), cache.visible(mask), cache.layer(0)
+    offset = mask.shape[-1] - num_tokens  # as in `Decoder`
+    x, layer_cache = apply_layer(Block(cfg), cfg, offset, layer["block"], *inputs)
+    return norm("final_norm", x), cache.with_layer(0, layer_cache)
+
+
+def _init_mtp(config: DecoderConfig, rng_key: Array) -> Params:
+    """Returns the layer of `apply_mtp` without training; the key is consumed."""
+    fc_key, block_key = jax.random.split(rng_key)
+    cfg, dim = mtp_config(config), config.embed_dim
+    # Flax only needs shapes here; nothing in the cache is kept.
+    cache = init_cache(cfg, batch_size=1, capacity=2, dtype=jnp.float32)
+    x, rope = jnp.zeros([1, 1, dim]), rope_cos_sin(cfg, jnp.zeros([1, 1], jnp.int32))
+    inputs = x, rope, cache.visible(causal_mask(1)), cache.layer(0), 0
+    norms = ("hidden_norm", "token_norm", "final_norm")
+    return {name: {"scale": jnp.ones([dim])} for name in norms} | {
+        "fc": nn.initializers.normal(0.02)(fc_key, (dim, 2 * dim)),
+        "block": Block(cfg).init(block_key, *inputs)["params"],
+    }

@@ -169,13 +169,12 @@ class DflashTraining(TrainingConfig):
             if not config.markov_rank:
                 return None
             token = jnp.take_along_axis(tokens, anchors + step, axis=1, mode="clip")
-            return markov_embedding(params, token.reshape(-1)).reshape(*token.shape, -1)
+            return markov_embedding(params, token)
 
         def draft_logits(step: int) -> Float32[Array, "b n u"]:
             logits = finish_logits(config.layer, linear(hidden[:, :, step], head))
             if (embedded := before(step)) is not None:
-                flat = embedded.reshape(-1, embedded.shape[-1])
-                logits += markov_bias(params, flat).reshape(logits.shape)
+                logits += markov_bias(params, embedded)
             return logits
 
         target_step = steps_after(rows, states, anchors, ids)

@@ -213,6 +213,7 @@ def _chosen_layers(target: DecoderConfig, layers: Sequence[int]) -> DecoderConfi
         windowed_layers=windowed,
         unrotated_layers=number(target.unrotated_layers),
         dense_layers=number(target.dense_layers),
+        num_mtp_layers=0,
     )
 
 

@@ -194,6 +194,28 @@ def load_model(
     return LoadedModel(config, params, tokenizer, name, path is None, quantization, mesh=mesh)
 
 
+def has_mtp_layer(target: str | os.PathLike[str] | LoadedModel) -> bool:
+    """Returns whether a target has a layer for multi-token prediction; it need not be loaded.
+
+    Of a hub name that is not in the hub's cache config.json is downloaded. What cannot be read has
+    none: to load it says why.
+    """
+    if isinstance(target, LoadedModel):
+        return target.config.num_mtp_layers > 0
+    name = model_name(target)
+    try:
+        folder = pathlib.Path(name).expanduser()
+        if not folder.is_dir() and name not in MODELS and _HUB_NAME.fullmatch(name):
+            import huggingface_hub
+
+            folder = pathlib.Path(
+                huggingface_hub.hf_hub_download(name, "config.json", local_files_only=is_offline())
+            ).parent
+        return hf.read_config(folder).num_mtp_layers > 0
+    except Exception:  # of a file, or of the hub's client and its transport
+        return False
+
+
 def _stays_packed(name: str, path: pathlib.Path) -> bool:
     """Returns whether a model is used packed where nobody says how.
 

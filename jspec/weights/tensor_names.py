@@ -220,6 +220,29 @@ _NORMS = {
 }
 
 
+def block_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
+    """Returns a block that norms before attention and feed-forward; see `attention_tensors`."""
+    norms = {path: f"{prefix}.{name}" for path, name in _NORMS["pre"].items()}
+    return [
+        *(_norm(config, (*block, path), name, (config.embed_dim,)) for path, name in norms.items()),
+        *attention_tensors(config, block, prefix),
+        *mlp_tensors(config, block, prefix),
+    ]
+
+
+def _mtp_tensors(config: DecoderConfig) -> list[Parameter]:
+    """Returns the layer that predicts the token after the next; see `decoder.apply_mtp`."""
+    prefix, wide = "model.mtp_layers.0", (config.embed_dim,)
+    return [
+        *(
+            _norm(config, ("mtp", f"{part}_norm"), f"{prefix}.{part}_layernorm", wide)
+            for part in ("hidden", "token", "final")
+        ),
+        one_tensor(("mtp", "fc"), f"{prefix}.input_proj.weight", (*wide, 2 * config.embed_dim)),
+        *block_tensors(config, ("mtp", "block"), prefix),
+    ]
+
+
 def parameter_table(config: DecoderConfig) -> list[Parameter]:
     """Returns every parameter of a model with its tensors, in the order of computation."""
     wide, vocabulary = (config.embed_dim,), (config.vocab_size, config.embed_dim)
@@ -244,4 +267,4 @@ def parameter_table(config: DecoderConfig) -> list[Parameter]:
     if not config.tie_embeddings:
         head = (config.head_size or config.vocab_size, config.embed_dim)
         table.append(one_tensor(("head",), "lm_head.weight", head))
-    return table
+    return table + (_mtp_tensors(config) if config.num_mtp_layers else [])

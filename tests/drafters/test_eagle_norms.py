@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.eagle_head import apply_head, fuse, load_eagle, save_eagle, save_speculators
+from jspec.drafters.eagle_head import apply_head, fuse, load_eagle, save_eagle
+from jspec.drafters.eagle_layouts import save_speculators
 from jspec.models import init_cache
 from tests import tiny, tiny_eagle
 

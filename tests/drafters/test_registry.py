@@ -33,8 +33,9 @@ from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD
 
+TARGET = dataclasses.replace(CONFIG, num_mtp_layers=1)  # which has what any drafter needs
 SPEC = DrafterSpec(
-    3, CONFIG, 61, CONFIG, jnp.float32,
+    3, TARGET, 61, CONFIG, jnp.float32,
     options=DrafterOptions(draft_layers=(0,), pattern="ab|c"), tokenizer=ByteTokenizer(61),
 )  # fmt: skip
 

@@ -14,8 +14,8 @@ from jspec.drafters.eagle_head import (
     init_eagle_params,
     load_eagle,
     save_eagle,
-    save_speculators,
 )
+from jspec.drafters.eagle_layouts import save_speculators
 from jspec.models import get_preset
 from tests import tiny, tiny_eagle
 from tests.tiny_models import save_folder
@@ -118,7 +118,7 @@ def test_such_a_head_is_read_again(folder):
     ("fields", "message"),
     [({"fc_norm": True}, "expected fc_norm false"),
      ({"norm_before_fc": True}, r"input_norm.weight: expected \[96\], found nothing"),
-     ({"speculators_model_type": "dflash"}, "expected speculators_model_type eagle3, got 'dflash'"),
+     ({"speculators_model_type": "dflash"}, "eagle3 or peagle, got 'dflash'"),
      ({"transformer_layer_config": []}, r"expected transformer_layer_config to be an object")],
 )  # fmt: skip
 def test_other_heads_are_refused(folder, fields, message):

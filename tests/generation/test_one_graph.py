@@ -38,6 +38,7 @@ _OTHERS = [
     ("model", "greedy", 1, _DRAWN),
     ("model", "sampled", 3, _DRAWN),
     ("eagle", "greedy", 1, _TREE),
+    ("mtp", "greedy", 1, _TREE),
     ("medusa", "greedy", 1, _TREE),
     ("prompt_lookup", "greedy", 1, _TREE),
     (_MERGED, "greedy", 1, _TREE),
@@ -76,7 +77,8 @@ def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
     trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
     options["drafter_options"] = meshes.drafter_options(drafter, folder, **trees)
     options = {"batch_size": batch_size, "acceptance": "rejection"} | options
-    return meshes.make_generator(drafter, None, cast(meshes.target(), dtype), **options)
+    target = meshes.target(num_mtp_layers=int(drafter == "mtp"))
+    return meshes.make_generator(drafter, None, cast(target, dtype), **options)
 
 
 def compile_rounds(function, generator, state):

@@ -9,6 +9,8 @@ import numpy as np
 from jspec.drafters import dflash_head
 from jspec.drafters.eagle_head import apply_head, fuse
 from jspec.models import init_cache, make_apply
+from jspec.models.decoder import apply_mtp, mtp_config
+from jspec.models.layers import normed_outputs
 from tests import layered
 
 
@@ -44,6 +46,21 @@ def jit_prefill_head(config):
         b, s = tokens.shape
         empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
         return apply_head(config, params, embedded, features, empty)[2]
+
+    return jax.jit(prefill)
+
+
+@functools.cache
+def jit_prefill_mtp(config):
+    """Returns a function from a target and tokens [b s] to its layer's cache of all their pairs."""
+
+    def prefill(params, tokens):
+        outputs = jit_outputs((config.num_layers,))(tokens)[:, :-1, 0]
+        embedded, (b, s) = params["embedding"][tokens[:, 1:]], tokens.shape
+        empty = init_cache(mtp_config(config), batch_size=b, capacity=s, dtype=jnp.float32)
+        return apply_mtp(config, params, embedded, normed_outputs(config, params, outputs), empty)[
+            1
+        ]
 
     return jax.jit(prefill)
 

@@ -1,4 +1,4 @@
-"""Invariant 1 of block drafters: rounds of the real drafter, summed over all of their outcomes.
+"""Invariant 1 of trained drafters: rounds of the real drafter, summed over all of their outcomes.
 
 The target is a tiny decoder of three tokens. For every text of up to so many tokens the drafter's
 own `propose` is run once for each path of drafts, its draws being forced to that path. So the sums
@@ -16,11 +16,12 @@ import pytest
 
 from jspec.drafters.dflash import DflashDrafter
 from jspec.drafters.dflash_head import confidence_of, markov_embedding
+from jspec.drafters.mtp import MtpDrafter
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import RoundInputs, TargetView
-from tests import tiny_dflash
+from tests import tiny_dflash, tiny_mtp
 from tests.cases import slow_unless
 from tests.speculation.drive import settings_of
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
@@ -29,12 +30,13 @@ from tests.tiny import random_params
 VOCAB, WIDTH, NUM_ROUNDS, NUM_TOKENS, CAPACITY = 3, 2, 3, 5, 16
 CONFIG = DecoderConfig(
     vocab_size=VOCAB, embed_dim=8, hidden_dim=12, num_layers=2, num_heads=2, num_kv_heads=1,
-    head_dim=4, max_seq_len=64,
+    head_dim=4, max_seq_len=64, num_mtp_layers=1,
 )  # fmt: skip
 START = (1, 2)
 PATHS = np.array(list(itertools.product(range(VOCAB), repeat=WIDTH)), np.uint32)
-SUBJECTS = (("dflash", 0.0), ("dflash", 0.7), ("markov", 0.0), ("confidence", 0.5))
-QUICK = (("rejection", "dflash"), ("block", "confidence"))
+SUBJECTS = (("dflash", 0.0), ("dflash", 0.7), ("markov", 0.0), ("confidence", 0.5),
+            ("mtp", 0.0), ("mtp", 0.7))  # fmt: skip
+QUICK = (("rejection", "dflash"), ("block", "confidence"), ("block", "mtp"))
 HEADS = {
     "dflash": {},
     "markov": {"markov_rank": 2, "says_next": True},
@@ -57,8 +59,12 @@ def forced(logits, settings, rng_keys):
     return token, sampling_probs(logits[:, None], settings)[:, 0]
 
 
-def make_drafter(name, kind=DflashDrafter, min_confidence=0.0):
+def make_drafter(name, kind=None, min_confidence=0.0):
     """Returns a drafter that draws what it is told, and its parameters."""
+    if name == "mtp":
+        options = {"min_confidence": min_confidence, "draw": forced}
+        return tiny_mtp.drafter(WIDTH, CONFIG, kind or MtpDrafter, **options), None
+    kind = kind or DflashDrafter
     config = tiny_dflash.make_config(CONFIG, num_layers=1, **HEADS[name])
     drafter = kind(
         WIDTH, VOCAB, VOCAB, min_confidence, draw=forced, config=config, target=CONFIG,
@@ -136,7 +142,7 @@ def target_joint(num_tokens):
     return dict(zip(map(tuple, texts.tolist()), said.prod(axis=1), strict=True))
 
 
-def worst_error(rule, name, kind=DflashDrafter, min_confidence=0.0):
+def worst_error(rule, name, kind=None, min_confidence=0.0):
     """Returns how far the first tokens' joint distribution is from the target's, at most."""
     rule = get_rule(rule) if isinstance(rule, str) else rule
     pending, finished = {START: 1.0}, {}
@@ -178,10 +184,10 @@ def test_every_rule_emits_the_targets_distribution(rule, name, confidence):
 
 @pytest.mark.parametrize(("name", "confidence"), SUBJECTS)
 def test_the_sums_are_over_what_they_are_about(name, confidence):
-    """A confidence stops rows at every number; a Markov head depends on the draft before."""
+    """A confidence stops rows at every number; all but DFlash depend on the draft before."""
     texts = np.array(list(itertools.product(range(VOCAB), repeat=3)), np.int32)
     rows = jnp.asarray(np.repeat(texts, len(PATHS), axis=0))
-    proposal, _ = make_round(name, DflashDrafter, confidence)(rows)
+    proposal, _ = make_round(name, None, confidence)(rows)
     counts = set(np.asarray(proposal.num_tokens).tolist())
     assert counts == ({0, 1, 2} if confidence else {WIDTH})
     second = np.asarray(proposal.probs)[:, 1].reshape(len(texts), len(PATHS), VOCAB)
@@ -190,7 +196,7 @@ def test_the_sums_are_over_what_they_are_about(name, confidence):
     assert (spread.max() > 0.05) == (name != "dflash")
 
 
-class Peeking(DflashDrafter):
+class PeeksAtDrafts:
     """The natural but wrong drafter: it takes back a draft that it drew, as it looks unlikely."""
 
     def propose(self, params, state, inputs):
@@ -198,6 +204,14 @@ class Peeking(DflashDrafter):
         drawn = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
         kept = jnp.cumprod(drawn >= 0.3, axis=1, dtype=jnp.int32).sum(axis=1)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, kept)), state
+
+
+class Peeking(PeeksAtDrafts, DflashDrafter):
+    """Of a block."""
+
+
+class PeekingMtp(PeeksAtDrafts, MtpDrafter):
+    """Of a chain."""
 
 
 class PeekingHead(DflashDrafter):
@@ -211,14 +225,16 @@ class PeekingHead(DflashDrafter):
         is_kept = jnp.ones_like(wanted, bool)
         kept = jnp.zeros_like(wanted)
         for index in range(WIDTH):
-            drawn = markov_embedding(params, proposal.tokens[:, index])
+            drawn = markov_embedding(params, proposal.tokens[:, index, None])[:, 0]
             sure = confidence_of(self.config, params, block.hidden[:, index], drawn)
             is_kept &= sure >= self.min_confidence
             kept += is_kept.astype(jnp.int32)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, kept)), state
 
 
-@pytest.mark.parametrize(("wrong", "name"), [(Peeking, "dflash"), (PeekingHead, "confidence")])
+@pytest.mark.parametrize(
+    ("wrong", "name"), [(Peeking, "dflash"), (PeekingMtp, "mtp"), (PeekingHead, "confidence")]
+)
 def test_confidence_from_drawn_tokens_is_seen(wrong, name):
     """Negative control: a draft may be looked at before it is drawn, and not after."""
     assert worst_error("rejection", name, wrong, min_confidence=0.5) > 1e-3

@@ -47,7 +47,7 @@ NUMBERS = (0, 1, 3, 7)  # of drafts, where rows choose or are told one
 CAPACITY = 64
 CONFIG = DecoderConfig(
     vocab_size=VOCAB, embed_dim=16, hidden_dim=16, num_layers=3, num_heads=2, num_kv_heads=1,
-    head_dim=8, max_seq_len=CAPACITY,
+    head_dim=8, max_seq_len=CAPACITY, num_mtp_layers=1,
 )  # fmt: skip
 ALPHABET = list(range(VOCAB))
 CONTEXTS = (Context([2, 0, 1, 2, 0, 3], 1, ALPHABET), Context([4, 1, 0], 2, ALPHABET))
@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade",
-         "dflash")  # fmt: skip
+         "dflash", "mtp")  # fmt: skip
 METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("eagle",)
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
@@ -89,7 +89,7 @@ MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "b
         ("cascade", "coupled")]  # fmt: skip
 HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
          "lookahead cascade": "block", "eagle": "block", "eagle cascade": "rejection",
-         "dflash": "block"}  # fmt: skip
+         "dflash": "block", "mtp": "rejection"}  # fmt: skip
 RIGHT = [
     (name, rule, method)
     for name, rule in [*RULES.items(), *MORE, *HEADS.items()]
@@ -156,6 +156,7 @@ def make_case(name):
         "eagle": make_eagle,
         "eagle cascade": make_eagle_cascade,
         "dflash": make_dflash,
+        "mtp": lambda: build("mtp", 3),
     }[name]()
     numbers = {"told": NUMBERS, "auto": NUMBERS, "eagle cascade": (0, 1, 2, 3)}.get(name, ())
     return Case(*built, numbers=numbers, is_told=name in ("told", "eagle cascade"))

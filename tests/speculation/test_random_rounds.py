@@ -24,6 +24,7 @@ from jspec.drafters.layer_skip import FirstLayersDrafter
 from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.memory import History, ReadingLastOutput
 from jspec.drafters.model import ModelDrafter
+from jspec.drafters.mtp import MtpDrafter
 from jspec.speculation.control import Control
 from jspec.speculation.round import speculative_step
 from tests import layered, tiny
@@ -35,6 +36,7 @@ from tests.speculation.fresh import (
     jit_prefill,
     jit_prefill_block_head,
     jit_prefill_head,
+    jit_prefill_mtp,
     padded,
 )
 from tests.tiny_heads import SAVE_HEAD
@@ -62,12 +64,15 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, EAGLE, model": ("ngram+eagle+model", None),
     "DFlash": ("dflash", None),
     "ngram, DFlash, model": ("ngram+dflash+model", None),
+    "MTP": ("mtp", None),
+    "ngram, MTP, model": ("ngram+mtp+model", None),
     "Medusa": ("medusa", None),
     "lookup, Medusa, other layers": ("prompt_lookup+medusa+layer_skip", SUBSET),
     "blockwise": ("blockwise", None),
     "ngram, blockwise": ("ngram+blockwise", None),
     "model, tree": ("model", None),
     "EAGLE, tree": ("eagle", None),
+    "MTP, tree": ("mtp", None),
     "DFlash, tree": ("dflash", None),
     "Medusa, tree": ("medusa", None),
     "lookup, model, tree": ("prompt_lookup+model", None),
@@ -195,6 +200,8 @@ class Play:
         drafter, tokens = self.members[member], padded(texts, CAPACITY)
         if isinstance(drafter, EagleDrafter):
             fresh = jit_prefill_head(drafter.config)(self.params[member], tokens)
+        elif isinstance(drafter, MtpDrafter):
+            fresh = jit_prefill_mtp(drafter.config)(layered.params(), tokens)
         elif isinstance(drafter, DflashDrafter):
             fresh = jit_prefill_block_head(drafter.config)(self.params[member], tokens)
         elif self.name.split("+")[member] == "layer_skip":
@@ -232,7 +239,7 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     assert {name for name, kept, _ in play.turns if kept} == drafters
     # The first draft of a look ahead is the target's own; what untrained heads find likeliest is
     # hardly ever kept twice.
-    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}, "dflash": {0, 1}}
+    hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}, "dflash": {0, 1}, "mtp": {0, 1}}
     hardly_twice |= {"EAGLE, tree": {0, 1}, "Medusa, tree": {0, 1}}
     wanted = hardly_twice.get(play.name, hardly_twice.get(subject, {0, 1, 2}))
     assert {kept for _, kept, _ in play.turns} >= wanted

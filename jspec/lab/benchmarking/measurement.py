@@ -34,7 +34,7 @@ from jspec.lab.benchmarking.transformers_baseline import has_transformers
 from jspec.models.sharding import make_mesh
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.resolver import LoadedModel, has_mtp_layer, load_model
 
 _NUM_PROMPTS = 13
 
@@ -155,7 +155,9 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
             raise InputError(f"expected --measure={mode} without options of drafters")
         return {}
     has_draft = bool(values["draft"])
-    usual = choose_drafter(None, has_draft=has_draft, target=values["target"])
+    target = values["target"]
+    has_mtp = not has_draft and has_mtp_layer(target)
+    usual = choose_drafter(None, has_draft=has_draft, target=target, has_mtp=has_mtp)
     several = list(dict.fromkeys(["none", "prompt_lookup", usual]))
     drafters = several if values["drafters"] is None else values["drafters"]
     methods = parse_methods(drafters, values["num_draft_tokens"])

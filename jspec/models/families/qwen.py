@@ -1,7 +1,8 @@
 """Qwen2 and 2.5 (arXiv 2407.10671, 2412.15115): biases of queries, keys and values.
 
 Qwen3 (arXiv 2505.09388) has none, and norms every query and key head. A Qwen3-MoE has experts in
-all or some of its layers.
+all or some of its layers. A MiMo (arXiv 2505.07608) is a Qwen2 with a layer for multi-token
+prediction, which the drafter `mtp` drafts with.
 """
 
 from typing import Any
@@ -39,6 +40,32 @@ QWEN2 = Family(
     read=_read,
     write=_write,
     gguf=GgufForm("qwen2"),
+)
+_MTP = "num_nextn_predict_layers"
+
+
+def _read_mimo(raw: dict[str, Any]) -> dict[str, Any]:
+    number = raw.pop(_MTP, None) or 0
+    # Published models have one; what a second would read is not known.
+    if type(number) is not int or number not in (0, 1):
+        raise ValueError(f"expected {_MTP} to be 0 or 1, got {number!r}")
+    return {"num_mtp_layers": number}
+
+
+def _write_mimo(config: DecoderConfig) -> dict[str, Any]:
+    return {_MTP: config.num_mtp_layers}
+
+
+MIMO = Family(
+    "MiMoForCausalLM",
+    "mimo",
+    fixed=QWEN2.fixed,
+    defaults=_DEFAULTS,
+    # Its biases are those of a Qwen2, which has none at attention's output.
+    required={"attention_bias": (True,), "use_mrope": (False,), "use_sliding_window": (False,)},
+    ignored=frozenset({"auto_map", "sliding_window", "max_window_layers", "layer_types"}),
+    read=_read_mimo,
+    write=_write_mimo,
 )
 QWEN3 = Family(
     "Qwen3ForCausalLM",

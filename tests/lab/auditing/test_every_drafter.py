@@ -1,5 +1,6 @@
 """The whole audit for every drafter, at temperatures 0 and 1, with penalties and a bias."""
 
+import dataclasses
 import functools
 import json
 
@@ -96,6 +97,9 @@ _SUBJECTS = {
     "eagle": {},
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
+    "mtp": {},
+    "mtp, tree": {"tree_depth": 2, "tree_branches": 2},
+    "prompt_lookup+mtp, auto": {"num_draft_tokens": "auto"},
     "dflash": {},
     "dflash, tree": {"tree_depth": 2, "tree_branches": 2},
     "dflash, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
@@ -126,6 +130,13 @@ def test_every_drafter_is_audited():
     """Guards against a new drafter that nobody audits."""
     names = {name for subject in _SUBJECTS for name in member_names(subject.partition(",")[0])}
     assert names == set(DRAFTERS) - {"none"}
+
+
+def _target_of(members):
+    """Returns the target; for `mtp` one that has its layer as well."""
+    if "mtp" not in members:
+        return target()
+    return make_model(dataclasses.replace(CONFIG, family="mimo", num_mtp_layers=1))
 
 
 def _is_drawn(subject):
@@ -170,7 +181,7 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
             head = {"target": target().params}
         options["draft_head"] = SAVE_HEAD[name](tmp_path / "head", CONFIG, **head)
     audited = make_subject(
-        _RULES[temperature], drafter, target=target(), num_draft_tokens=num_draft_tokens,
+        _RULES[temperature], drafter, target=_target_of(members), num_draft_tokens=num_draft_tokens,
         draft=_draft_for(subject) if needs_draft_model(drafter) else None,
         drafter_options=DrafterOptions(**options),
         settings=SamplingParams(temperature=temperature, **_PENALTIES),

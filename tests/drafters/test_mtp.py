@@ -1,0 +1,283 @@
+"""MiMo's layer for multi-token prediction: from its target's folder, and through the whole step."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.mtp import MtpDrafter
+from jspec.generation.options import choose_method
+from jspec.models import init_cache, make_apply
+from jspec.models.families.hf_config import from_hf_config
+from jspec.sampling.noise import Purpose, round_keys
+from jspec.speculation.types import RoundInputs, TargetView
+from jspec.weights.hf import load_hf, save_hf
+from jspec.weights.resolver import has_mtp_layer
+from tests import tiny_models, tiny_mtp
+from tests.cases import slow_unless
+from tests.models.family_checkpoints import ROPE, SHAPE
+from tests.speculation.drive import Engine, settings_of
+
+WIDTH, CAPACITY = 3, 160
+LENGTHS = np.array([140, 66, 1])
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+D, HEADS, KV_HEADS, SIZE, INNER = 24, 4, 2, 10, 40
+# What is published beside the keys of a Qwen2.
+KEYS = {
+    "architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1,
+    "attention_bias": True, "use_mrope": False, "use_sliding_window": False, "head_dim": SIZE,
+    "sliding_window": 32_768, "max_window_layers": 36, "rope_theta": 777.0, "rope_scaling": None,
+    "auto_map": {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"},
+}  # fmt: skip
+SHAPES = {
+    "token_layernorm.weight": [D], "hidden_layernorm.weight": [D], "final_layernorm.weight": [D],
+    "input_layernorm.weight": [D], "post_attention_layernorm.weight": [D],
+    "input_proj.weight": [D, 2 * D],
+    "self_attn.q_proj.weight": [HEADS * SIZE, D], "self_attn.q_proj.bias": [HEADS * SIZE],
+    "self_attn.k_proj.weight": [KV_HEADS * SIZE, D], "self_attn.k_proj.bias": [KV_HEADS * SIZE],
+    "self_attn.v_proj.weight": [KV_HEADS * SIZE, D], "self_attn.v_proj.bias": [KV_HEADS * SIZE],
+    "self_attn.o_proj.weight": [D, HEADS * SIZE],
+    "mlp.gate_proj.weight": [INNER, D], "mlp.up_proj.weight": [INNER, D],
+    "mlp.down_proj.weight": [D, INNER],
+}  # fmt: skip
+
+
+def draw(rng, name, shape):
+    """Returns a random tensor; norms lie about 1."""
+    noise = (0.4 * rng.normal(size=shape)).astype(np.float32)
+    return noise + np.float32(1 if "norm" in name else 0)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Returns a folder as MiMo's are published, transformers' model of the target, and tensors."""
+    torch = pytest.importorskip("torch")
+    folder, rng = tmp_path_factory.mktemp("mimo"), np.random.default_rng(0)
+    fields = SHAPE | {"head_dim": SIZE, "num_hidden_layers": 2, "rope_parameters": dict(ROPE)}
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**fields)).eval().float()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            tensor.copy_(torch.tensor(draw(rng, name, tuple(tensor.shape))))
+    model.save_pretrained(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    raw = {key: value for key, value in raw.items() if key not in ("rope_parameters",)} | KEYS
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(folder / "model.safetensors")
+    for name, shape in SHAPES.items():
+        tensors[f"model.mtp_layers.0.{name}"] = draw(rng, name, shape)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder, model, tensors
+
+
+def changed(published, folder, tensors=None, **keys):
+    """Writes the folder again with other keys of config.json, or tensors; returns it."""
+    folder.mkdir()
+    raw = json.loads((published[0] / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = published[2] if tensors is None else tensors
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
+
+
+@functools.cache
+def jit_propose(drafter, apply, temperature):
+    """Returns a compiled function that proposes with seed 0 for every row."""
+
+    @jax.jit
+    def run(params, state, last):
+        zeros = jnp.zeros_like(last)
+        width = drafter.num_draft_tokens
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
+        inputs = RoundInputs(
+            last, lambda _: jnp.full_like(last, width), keys,
+            settings_of(len(LENGTHS), temperature), TargetView(params, apply, None),
+        )  # fmt: skip
+        return drafter.propose(None, state, inputs)
+
+    return run
+
+
+def test_its_distributions_are_those_of_one_plain_attention(published, text):
+    """Of rows that lag by 140, 66 and 1 tokens, beside numpy on the published tensors.
+
+    The target's hidden states are those of transformers.
+    """
+    torch = pytest.importorskip("torch")
+    folder, model, tensors = published
+    config, params = load_hf(folder, "float32")
+    spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
+    drafter = make_drafter("mtp", spec).drafter
+    empty = init_cache(config, batch_size=3, capacity=CAPACITY, dtype=jnp.float32)
+    apply = make_apply(config)
+    _, hidden, _ = apply(params, jnp.asarray(text), empty, hidden_layers=drafter.hidden_layers)
+    state, observe = drafter.init(3, CAPACITY), jax.jit(drafter.observe)
+    for start in range(0, LENGTHS.max(), 20):
+        valid = jnp.arange(20) < jnp.asarray(LENGTHS - start)[:, None]
+        part = slice(start, start + 20)
+        state = observe(None, state, jnp.asarray(text[:, part]), hidden[:, part], valid)
+    last = jnp.asarray(text[np.arange(3), LENGTHS])
+    proposal, state = jit_propose(drafter, apply, 1.0)(params, state, last)
+    np.testing.assert_array_equal(state.cache.length, LENGTHS)
+    keys = SHAPE | {"head_dim": SIZE, "theta": 777.0}
+    for row, length in enumerate(LENGTHS):
+        with torch.no_grad():
+            output = model.model(torch.tensor(text[row : row + 1, :length]))
+        states = output.last_hidden_state[0].numpy()
+        logits = tiny_mtp.reference_logits(
+            tensors, keys, states, text[row, : length + 1], np.asarray(proposal.tokens[row])
+        )
+        expected = scipy.special.softmax(logits, axis=-1)
+        assert np.std(logits) > 0.3
+        np.testing.assert_allclose(proposal.probs[row], expected, rtol=2e-3, atol=2e-5)
+
+
+def test_what_is_saved_is_read_back(published, tmp_path):
+    """Under the published names; and without the layer it is the target alone."""
+    folder, _, tensors = published
+    config, params = load_hf(folder, "float32")
+    assert config.num_mtp_layers == 1
+    save_hf(tmp_path / "copy", config, params)
+    again = load_file(tmp_path / "copy" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(again[name], tensor)
+    assert load_hf(tmp_path / "copy", "float32")[0] == config
+    rest = {name: tensor for name, tensor in tensors.items() if "mtp_layers" not in name}
+    alone = changed(published, tmp_path / "alone", rest, num_nextn_predict_layers=0)
+    assert load_hf(alone, "float32")[0] == dataclasses.replace(config, num_mtp_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("number", "has_tensors", "message"),
+    [
+        (1, False, r"missing tensors: model\.mtp_layers\.0\.final_layernorm\.weight, .* and 12"),
+        (0, True, r"unknown tensors: model\.mtp_layers\.0\.final_layernorm\.weight, .* and 12"),
+        (2, True, "expected num_nextn_predict_layers to be 0 or 1, got 2"),
+        ("one", True, "expected num_nextn_predict_layers to be 0 or 1, got 'one'"),
+    ],
+)
+def test_a_config_and_tensors_that_disagree_are_refused(
+    published, tmp_path, number, has_tensors, message
+):
+    """In one line, whichever says more."""
+    tensors = {k: v for k, v in published[2].items() if has_tensors or "mtp_layers" not in k}
+    folder = changed(published, tmp_path / "model", tensors, num_nextn_predict_layers=number)
+    with pytest.raises(InputError, match=message) as caught:
+        load_hf(folder, "float32")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"use_mrope": True}, {"attention_bias": False}, {"zebra": 1},
+                                    {"use_sliding_window": True}])  # fmt: skip
+def test_keys_that_change_the_computation_are_refused(published, change):
+    """And named."""
+    raw = json.loads((published[0] / "config.json").read_text())
+    with pytest.raises(ValueError, match=next(iter(change))):
+        from_hf_config(raw | change)
+
+
+def test_a_target_without_the_layer_is_named():
+    """One line says what was expected."""
+    config = dataclasses.replace(tiny_mtp.CONFIG, num_mtp_layers=0)
+    spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
+    with pytest.raises(
+        InputError, match=r"expects a target with a layer for .* got a mimo without"
+    ):
+        make_drafter("mtp", spec)
+
+
+def test_the_default_drafter_uses_the_layer(published, tmp_path):
+    """By the folder's config.json, or by the model; a draft model comes first."""
+    folder = str(published[0])
+    assert choose_method({}, folder, has_draft=False).drafter == "prompt_lookup+mtp"
+    assert choose_method({}, folder, has_draft=True).drafter == "prompt_lookup+model"
+    config = dataclasses.replace(tiny_mtp.CONFIG, vocab_size=128)
+    model = tiny_models.make_model(config)
+    assert choose_method({}, model, has_draft=False).drafter == "prompt_lookup+mtp"
+    rest = {name: leaf for name, leaf in published[2].items() if "mtp_layers" not in name}
+    alone = changed(published, tmp_path / "alone", rest, num_nextn_predict_layers=0)
+    for other in (str(alone), tiny_models.target(), str(tmp_path / "none"), "random:smollm2-135m"):
+        assert choose_method({}, other, has_draft=False).drafter == "prompt_lookup"
+        assert not has_mtp_layer(other)
+
+
+@pytest.fixture(scope="module")
+def make_engine():
+    """Returns a cached function from a rule and a drafter's class to compiled rounds."""
+
+    @functools.cache
+    def build(rule, kind=MtpDrafter):
+        drafter = None if rule == "plain" else tiny_mtp.drafter(WIDTH, kind=kind)
+        params = tiny_mtp.params(), None
+        rule = "rejection" if rule == "plain" else rule
+        return Engine(tiny_mtp.apply, tiny_mtp.empty_cache, params, drafter, rule)
+
+    return build
+
+
+def check_cache(result):
+    """Asserts that every row's cache holds what a fresh prefill of its text gives."""
+    state = result.state.draft
+    for row, prompt in enumerate(PROMPTS):
+        text, num = [*prompt, *result.tokens[row]], int(state.cache.length[row])
+        assert len(text) > num >= len(text) - WIDTH - 2
+        tokens = np.zeros([1, 80], np.int32)  # padding that nothing before it sees
+        tokens[0, : len(text)] = text
+        fresh = tiny_mtp.fresh_cache(tiny_mtp.params(), jnp.asarray(tokens))
+        pairs = zip((*state.cache.keys, *state.cache.values), (*fresh.keys, *fresh.values),
+                    strict=True)  # fmt: skip
+        for ours, theirs in pairs:
+            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+
+
+class Keeping(MtpDrafter):
+    """The natural but wrong drafter: pairs of its own outputs stay where a draft was kept."""
+
+    def forget_guesses(self, state, length, cache, wanted):
+        return state.replace(cache=cache.rollback(jnp.maximum(cache.length - 1, 0)))
+
+
+@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
+def test_after_many_rounds_its_cache_holds_pairs_of_real_features(make_engine, temperature):
+    """However many drafts were kept, its own outputs never stay."""
+    result = make_engine("rejection").generate(PROMPTS, temperature=temperature, max_length=60)
+    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
+    check_cache(result)
+
+
+def test_a_cache_that_keeps_guesses_is_seen(make_engine):
+    """Negative control of the test above."""
+    engine = make_engine("rejection", Keeping)
+    result = engine.generate(PROMPTS, temperature=1.0, max_length=20)
+    with pytest.raises(AssertionError):
+        check_cache(result)
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
+)
+def test_output_is_plain_output(make_engine, rule, temperature):
+    """At temperature 0, and under `coupled` at any: in a batch, and of each row alone."""
+    options = {"temperature": temperature, "max_length": 60}
+    wanted = make_engine("plain").generate(PROMPTS, **options).tokens
+    result = make_engine(rule).generate(PROMPTS, **options)
+    assert result.tokens == wanted
+    assert result.num_accepted.sum() > 0
+    for row in (0, 2):
+        alone = make_engine(rule).generate(PROMPTS[row : row + 1], seeds=[row], **options)
+        assert alone.tokens[0] == wanted[row]

@@ -1,0 +1,87 @@
+"""A tiny head of P-EAGLE for the tiny target, and what it says, by numpy from published names."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.drafters.eagle import ParallelEagleDrafter
+from jspec.drafters.eagle_head import EagleConfig
+from tests import tiny, tiny_eagle
+
+CONFIG = EagleConfig(
+    dataclasses.replace(tiny_eagle.CONFIG.layer, num_layers=2), tiny.CONFIG.vocab_size,
+    tiny_eagle.CONFIG.feature_layers, has_embedding=True, mask_id=60,
+)  # fmt: skip
+
+
+def params(config=CONFIG, std=0.4):
+    """Returns a head of large weights."""
+    return tiny_eagle.params(std=std, config=config)
+
+
+def drafter(width, config=CONFIG, kind=ParallelEagleDrafter, target=tiny.CONFIG, **options):
+    """Returns the drafter of a head."""
+    size = target.vocab_size
+    return kind(width, size, size, config=config, dtype=jnp.float32, **options)
+
+
+def reference_logits(tensors, config, outputs, text, num_drafts):
+    """Returns the logits [w u] of all drafts after a text by numpy: one attention over all.
+
+    Args:
+      tensors: as published, by name, with `midlayer.` for the first layer.
+      config: the head's.
+      outputs: the target's at its feature layers, of all tokens but the newest, [n-1 l d].
+      text: ids, the newest included, [n].
+      num_drafts: how many.
+    """
+    head = {name: np.asarray(tensor, np.float64) for name, tensor in tensors.items()}
+    cfg, num_masks = config.layer, num_drafts - 1
+    size, total = cfg.head_dim, len(text) - 1 + num_masks
+
+    def norm(x, name):
+        root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + cfg.norm_epsilon)
+        return x / root * head[f"{name}.weight"]
+
+    def rotate(x):
+        angles = np.arange(total)[:, None] / cfg.rope_theta ** (np.arange(0, size, 2) / size)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def attend(x, layer):
+        queries, keys, values = (
+            (x @ head[f"{layer}.self_attn.{part}_proj.weight"].T).reshape(total, -1, size)
+            for part in "qkv"
+        )
+        keys, values = (part.repeat(cfg.num_groups, axis=1) for part in (rotate(keys), values))
+        scores = np.einsum("tnh,snh->nts", rotate(queries), keys) / np.sqrt(size)
+        scores = np.where(np.tri(total, dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed = np.einsum("nts,snh->tnh", weights, values).reshape(total, -1)
+        return mixed @ head[f"{layer}.self_attn.o_proj.weight"].T
+
+    def feed_forward(x, layer):
+        normed = norm(x, f"{layer}.post_attention_layernorm")
+        gate, up = (normed @ head[f"{layer}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        return (gate / (1 + np.exp(-gate)) * up) @ head[f"{layer}.mlp.down_proj.weight"].T
+
+    masks = np.repeat(head["mask_hidden"].reshape(1, -1), num_masks, axis=0)
+    wide = np.concatenate([np.asarray(outputs, np.float64).reshape(len(text) - 1, -1), masks])
+    if config.has_input_norm:
+        wide = norm(wide, "input_norm")
+    x = wide @ head["fc.weight"].T
+    tokens = [*text[1:], *[config.mask_id] * num_masks]
+    feature = norm(x, "midlayer.hidden_norm")
+    embedded = norm(head["embed_tokens.weight"][tokens], "midlayer.input_layernorm")
+    if config.has_residual_norm:
+        x = feature
+    x = x + attend(np.concatenate([embedded, feature], axis=-1), "midlayer")
+    x = x + feed_forward(x, "midlayer")
+    for index in range(1, cfg.num_layers):
+        layer = f"layers.{index}"
+        x = x + attend(norm(x, f"{layer}.input_layernorm"), layer)
+        x = x + feed_forward(x, layer)
+    return norm(x[-num_drafts:], "norm") @ head["lm_head.weight"].T
