@@ -47,6 +47,7 @@ from jspec.speculation.types import (
     Kind,
     LimitFn,
     RoundInputs,
+    SourceView,
 )
 
 _States = tuple[Any, ...]
@@ -128,6 +129,11 @@ class CascadeDrafter(Drafter):
             states.append(member.observe(member_params, member_state, tokens, shown, valid))
             first = end
         return tuple(states)
+
+    def read_source(self, params: Params, state: _States, source: SourceView) -> _States:
+        """Shows every member the source."""
+        members = zip(self.members, params, state, strict=True)
+        return tuple(member.read_source(*of_member, source) for member, *of_member in members)
 
     def observe_runners_up(
         self,

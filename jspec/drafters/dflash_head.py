@@ -72,8 +72,9 @@ from jspec.models.layers import (
     rope_cos_sin,
     scaled,
 )
+from jspec.weights.parameter import Parameter, one_tensor
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import Parameter, attention_tensors, mlp_tensors, one_tensor
+from jspec.weights.tensor_names import attention_tensors, mlp_tensors
 
 
 @dataclasses.dataclass(frozen=True)

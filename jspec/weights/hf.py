@@ -24,10 +24,11 @@ from jspec.weights.assemble import (
     check_source,
     load_params,
 )
+from jspec.weights.parameter import tensor_shapes
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.shards import make_shards, share_of
-from jspec.weights.tensor_names import parameter_table, tensor_shapes
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
