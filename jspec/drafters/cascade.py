@@ -132,8 +132,10 @@ class CascadeDrafter(Drafter):
 
     def read_source(self, params: Params, state: _States, source: SourceView) -> _States:
         """Shows every member the source."""
-        members = zip(self.members, params, state, strict=True)
-        return tuple(member.read_source(*of_member, source) for member, *of_member in members)
+        return tuple(
+            member.read_source(member_params, member_state, source)
+            for member, member_params, member_state in zip(self.members, params, state, strict=True)
+        )
 
     def observe_runners_up(
         self,

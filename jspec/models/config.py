@@ -88,6 +88,8 @@ class EncoderConfig:
       num_buckets: of relative positions in attention, where it reads a text.
       max_distance: relative positions from this on share a bucket.
       is_gated: whether feed-forward layers have a gate.
+      never_ids: tokens that no transcript has.
+      never_first_ids: tokens with which none begins.
     """
 
     num_layers: int
@@ -100,6 +102,8 @@ class EncoderConfig:
     num_buckets: int = 32
     max_distance: int = 128
     is_gated: bool = True
+    never_ids: tuple[int, ...] = ()
+    never_first_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = "num_layers", "num_heads", "head_dim", "hidden_dim", "max_len", "max_distance"
@@ -111,6 +115,8 @@ class EncoderConfig:
             raise ValueError(f"expected {more}, got {self.max_distance}")
         if not isinstance(self.is_gated, bool):
             raise ValueError(f"is_gated must be true or false, got {self.is_gated!r}")
+        if wrong := [i for i in (*self.never_ids, *self.never_first_ids) if type(i) is not int]:
+            raise ValueError(f"suppressed tokens must be whole numbers, got {wrong[0]!r}")
 
     @property
     def is_audio(self) -> bool:

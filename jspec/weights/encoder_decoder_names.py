@@ -1,6 +1,6 @@
 """The tensors of encoder-decoders, in Hugging Face's names; see `tensor_names`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,7 +188,7 @@ def _product(
     return [Parameter(path, (*out, num_inputs), tuple(tensors))]
 
 
-def _biases(path: Path, shape: Shape, name: str, has_bias: bool) -> Iterable[Parameter]:
+def _biases(path: Path, shape: Shape, name: str, has_bias: bool) -> list[Parameter]:
     size = np.broadcast_to(False, shape).size
     part = Part(f"{name}.bias", (size,))
     return [Parameter(path, shape, (part,))] * has_bias

@@ -48,6 +48,10 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
     if not path.is_file():
         raise InputError(f"{folder}: no config.json in the folder")
     raw = read_json(path)
+    if raw.get("model_type") == "whisper":  # newer files say there what a transcript never has
+        generation = read_json(folder / "generation_config.json")
+        for key in ("suppress_tokens", "begin_suppress_tokens"):
+            raw[key] = generation.get(key) or raw.get(key)
     try:
         return from_hf_config(raw)
     except ValueError as error:

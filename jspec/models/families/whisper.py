@@ -29,6 +29,8 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         start_id=raw.pop("decoder_start_token_id", 50257),
         num_mels=raw.pop("num_mel_bins", 80),
         is_gated=False,
+        never_ids=tuple(raw.pop("suppress_tokens", None) or ()),
+        never_first_ids=tuple(raw.pop("begin_suppress_tokens", None) or ()),
     )
     return DecoderConfig(
         **fields,
@@ -57,6 +59,8 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_id,
         "eos_token_id": config.eos_ids[0],
         "activation_function": config.activation,
+        "suppress_tokens": list(encoder.never_ids),
+        "begin_suppress_tokens": list(encoder.never_first_ids),
         "is_encoder_decoder": True,
     }
 
@@ -73,7 +77,7 @@ WHISPER = Family(
     ignored=frozenset({"activation_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop",
                        "init_std", "num_hidden_layers", "apply_spec_augment", "mask_time_prob",
                        "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
-                       "mask_feature_length", "mask_feature_min_masks", "median_filter_length",
+                       "mask_feature_length", "mask_feature_min_masks", "median_filter_width",
                        "classifier_proj_size", "use_weighted_layer_sum", "forced_decoder_ids",
                        "is_encoder_decoder", "max_length"}),
     read_all=_read,
