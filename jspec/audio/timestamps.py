@@ -9,7 +9,7 @@ held to it, too.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jspec.weights import TokenizerLike
 SECONDS = 0.02  # of a timestamp
 _FIRST_AT_MOST = 50  # a transcript begins within its first second
 _TASKS = "transcribe", "translate"
+_ENGLISH_VOCABULARY = 51_864  # of models that know English alone, though their tokenizers do not
 
 
 class SpecialTokens(NamedTuple):
@@ -51,8 +52,8 @@ class SpecialTokens(NamedTuple):
         return self.no_timestamps + 1
 
     @classmethod
-    def of(cls, tokenizer: TokenizerLike, start: int) -> "SpecialTokens":
-        """Returns those of a tokenizer; `start` is the config's.
+    def of(cls, tokenizer: TokenizerLike, start: int, vocab_size: int) -> Self:
+        """Returns those of a tokenizer; `start` and `vocab_size` are the config's.
 
         Raises:
           InputError: it lacks one.
@@ -64,10 +65,11 @@ class SpecialTokens(NamedTuple):
         end, last = ids["endoftext"], ids["notimestamps"]
         tasks = {task: ids[task] for task in _TASKS if task in ids}
         first_task = min(tasks.values(), default=start)
-        has_several = len(ids) > 0 and first_task > start + 2
-        languages = {name: i for name, i in ids.items() if start < i < first_task and has_several}
-        others = tuple(i for i in range(end + 1, last + 1))
-        return cls(start, end, languages, tasks if has_several else {}, last, others)
+        others = tuple(range(end + 1, last + 1))
+        if vocab_size == _ENGLISH_VOCABULARY:
+            return cls(start, end, {}, {}, last, others)
+        languages = {name: i for name, i in ids.items() if start < i < first_task}
+        return cls(start, end, languages, tasks, last, others)
 
 
 class TimeState(NamedTuple):

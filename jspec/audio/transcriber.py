@@ -70,7 +70,7 @@ def special_tokens(target: LoadedModel) -> SpecialTokens:
     encoder = target.config.encoder
     if encoder is None or not encoder.is_audio:
         raise InputError(f"expected a model that hears, such as a Whisper; got {target.name}")
-    return SpecialTokens.of(target.tokenizer, encoder.start_id)
+    return SpecialTokens.of(target.tokenizer, encoder.start_id, target.config.vocab_size)
 
 
 class Transcriber:
@@ -114,8 +114,7 @@ class Transcriber:
         # As much silence follows as the last window may reach over.
         frames = log_mel(np.pad(samples, (0, size * HOP)), encoder.num_mels)
         end, begin = len(samples) // HOP, 0
-        forbidden = {*settings.forbidden_token_ids, *encoder.never_ids}
-        forbidden |= {*self._tokens.others} - {self._tokens.no_timestamps}
+        forbidden = {*settings.forbidden_token_ids, *encoder.never_ids, *self._tokens.others}
         settings = dataclasses.replace(settings, forbidden_token_ids=tuple(sorted(forbidden)))
         while begin < end:
             source = np.ascontiguousarray(frames[begin : begin + size])

@@ -1,8 +1,9 @@
-"""Whether two encoder-decoders have the same encoder, which then runs once for both."""
+"""Which models have an encoder, and whether two have the same, which then runs once for both."""
 
 import jax
 import numpy as np
 
+from jspec.common.errors import InputError
 from jspec.weights.resolver import LoadedModel
 
 
@@ -25,3 +26,13 @@ def have_same_encoder(target: LoadedModel, draft: LoadedModel) -> bool:
         one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
         for one, other in zip(leaves, others, strict=True)
     )
+
+
+def check_decoder(model: LoadedModel, where: str) -> None:
+    """Checks that a model is a decoder alone; raises InputError for an encoder-decoder."""
+    if model.config.encoder is not None:
+        programs = "jspec transcribe" if model.config.encoder.is_audio else "jspec generate"
+        raise InputError(
+            f"expected a decoder alone {where}, got {model.name}, an encoder-decoder, with which "
+            f"{programs} answers"
+        )
