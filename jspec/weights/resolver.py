@@ -29,7 +29,7 @@ from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "merges.txt"]
+_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "*.model", "merges.txt"]
 _NO_NETWORK = "no network (or offline mode), and not in the hub's cache"
 # What to do about an error of huggingface_hub, by its class or a base of it.
 _HUB_ADVICE = {

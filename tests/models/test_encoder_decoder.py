@@ -72,7 +72,7 @@ def test_a_tree_sees_along_its_paths(model):
     _, read = run(config, params, prompt, cache)
     block = np.broadcast_to(paths.T.reshape(1, -1), (2, 2 * depth))  # the two paths take turns
     ancestors = np.kron(np.asarray(causal_mask(depth)[0]), np.eye(2, dtype=bool))
-    positions = 6 + np.repeat(np.arange(depth), 2)[None]
+    positions = np.broadcast_to(6 + np.repeat(np.arange(depth), 2), (2, 2 * depth))
     logits, _, _ = make_apply(config)(
         params, jnp.asarray(block), read,
         positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
