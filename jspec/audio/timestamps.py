@@ -68,7 +68,8 @@ class SpecialTokens(NamedTuple):
         others = tuple(range(end + 1, last + 1))
         if vocab_size == _ENGLISH_VOCABULARY:
             return cls(start, end, {}, {}, last, others)
-        languages = {name: i for name, i in ids.items() if start < i < first_task}
+        names = {i: name for name, i in ids.items()}
+        languages = {names[i]: i for i in range(start + 1, first_task) if i in names}
         return cls(start, end, languages, tasks, last, others)
 
 

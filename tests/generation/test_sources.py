@@ -12,6 +12,7 @@ from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
+from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.types import SourceView
 from jspec.weights.encoders import check_decoder, have_same_encoder
@@ -160,6 +161,24 @@ def propose(drafter, state, last_token):
         INDEPENDENT.draft_keys(jnp.zeros([1], jnp.uint32), jnp.array([7]), 3), settings, None,
     )  # fmt: skip
     return drafter.propose(None, state, inputs)[0]
+
+
+def test_a_draft_with_another_encoder_runs_its_own(pair):
+    """Its constants are those that it would have as a target; a shared encoder gives the same."""
+    target, draft = pair[1], disturbed(pair[1])
+    encoder = jax.tree.map(lambda leaf: leaf * 1.1, draft.params["encoder"])
+    other = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
+    source, length = jnp.array([SOURCES[2]]), jnp.array([len(SOURCES[2])])
+    for model in (draft, other):
+        generator = Generator(target, model, drafter="model", num_draft_tokens=3)
+        engine, row = generator.engine, generator.make_row(Request(SOURCES[2], GREEDY))
+        state = engine.begin(row, 512, generator.switches([GREEDY]))
+        constants = engine.read_source(generator.params, state, row).draft.cache.source
+        outputs = encode(model.config, model.params, source, length)
+        expected = make_source(model.config, model.params, outputs, length, jnp.float32)
+        count = len(SOURCES[2])
+        for mine, theirs in zip(constants.keys, expected.keys, strict=True):
+            np.testing.assert_allclose(mine[:, :, :count], theirs[:, :, :count], atol=1e-5)
 
 
 def test_encoders_are_compared_weight_by_weight(pair):
