@@ -14,6 +14,7 @@ from jspec.cli.program import list_flags
 from jspec.cli.terminal import Terminal
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_unicode
+from jspec.weights.encoders import check_decoder
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -46,8 +47,10 @@ def chat(mesh: Mesh | None) -> None:
     settings = read_settings(stop=tuple(_STOP.value))
     method, terminal, system = read_method(settings), Terminal(), _SYSTEM.value
     system = None if system is None else check_unicode(system, "--system")
+    models = load_models(mesh)
+    check_decoder(models[0], "in a chat")
     session = Session(
-        load_models(mesh), method, settings, terminal,
+        models, method, settings, terminal,
         system=system, max_seq_len=_MAX_SEQ_LEN.value, has_stats=_STATS.value,
     )  # fmt: skip
     if terminal.is_interactive:

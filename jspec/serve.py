@@ -28,6 +28,7 @@ from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
+from jspec.weights.encoders import check_decoder
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -137,6 +138,7 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
     method = read_method(settings)  # before anything slow
     target, draft = load_models(mesh)
+    check_decoder(target, "in a server")
     generator = Generator(
         target, draft, method,
         batch_size=_MAX_SLOTS.value,

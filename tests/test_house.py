@@ -11,13 +11,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 MAX_README_CHARACTERS = 9_000
 PROGRAMS = {
     "__main__.py", "audit.py", "benchmark.py", "chat.py", "experiment.py", "generate.py",
-    "report.py", "serve.py", "train.py",
+    "report.py", "serve.py", "train.py", "transcribe.py",
 }  # fmt: skip
 
 # From the bottom to the top: a package imports only packages before it.
 PACKAGES = (
     "common", "kernels", "models", "sampling", "weights", "speculation", "drafters", "generation",
-    "serving", "training", "lab", "cli",
+    "audio", "serving", "training", "lab", "cli",
 )  # fmt: skip
 # Of the machines on which this was written; no user has them.
 MACHINE_PATHS = re.compile(r"/(?:work|farm|root)/")

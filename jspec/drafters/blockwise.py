@@ -43,7 +43,7 @@ from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
-from jspec.weights.tensor_names import Parameter, one_tensor
+from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}
 

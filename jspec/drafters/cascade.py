@@ -47,6 +47,7 @@ from jspec.speculation.types import (
     Kind,
     LimitFn,
     RoundInputs,
+    SourceView,
 )
 
 _States = tuple[Any, ...]
@@ -133,6 +134,13 @@ class CascadeDrafter(Drafter):
             states.append(member.observe(member_params, member_state, tokens, shown, valid))
             first = end
         return tuple(states)
+
+    def read_source(self, params: Params, state: _States, source: SourceView) -> _States:
+        """Shows every member the source."""
+        return tuple(
+            member.read_source(member_params, member_state, source)
+            for member, member_params, member_state in zip(self.members, params, state, strict=True)
+        )
 
     def observe_runners_up(
         self,

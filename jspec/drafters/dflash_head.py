@@ -73,8 +73,9 @@ from jspec.models.layers import (
     rope_cos_sin,
     scaled,
 )
+from jspec.weights.parameter import Parameter, one_tensor
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import Parameter, block_tensors, one_tensor
+from jspec.weights.tensor_names import block_tensors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,16 +77,10 @@ from jspec.models.config import DecoderConfig
 from jspec.models.decoder import Block, apply_layer, init_cache
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.models.layers import Attention, FeedForward, RMSNorm, kernel_param, linear, rope_cos_sin
+from jspec.weights.parameter import Parameter, Path, one_tensor
 from jspec.weights.quantize import is_kernel, quantize
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import (
-    Parameter,
-    Path,
-    attention_tensors,
-    block_tensors,
-    mlp_tensors,
-    one_tensor,
-)
+from jspec.weights.tensor_names import attention_tensors, block_tensors, mlp_tensors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_files import new_folder
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
+from jspec.weights.parameter import Parameter, Path
 from jspec.weights.published import SMOLLM2
 from jspec.weights.safetensors_file import (
     FloatTensors,
@@ -25,7 +26,6 @@ from jspec.weights.safetensors_file import (
     save_safetensors,
     to_int8,
 )
-from jspec.weights.tensor_names import Parameter, Path
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
 # What a config.json says of the target: in words, its key, and the field of DecoderConfig.

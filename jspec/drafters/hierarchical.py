@@ -57,7 +57,7 @@ from jspec.sampling.distribution import confidence, likeliest, sample, sampling_
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs, TargetView
+from jspec.speculation.types import Drafter, Kind, RoundInputs, SourceView, TargetView
 
 
 class HierarchicalParams(NamedTuple):
@@ -253,6 +253,14 @@ class HierarchicalDrafter(Drafter):
             self.model.observe(params.draft, state.model, tokens, hidden, valid),
             self.inner.observe(params.inner, state.inner, tokens, hidden, valid),
         )
+
+    def read_source(
+        self, params: HierarchicalParams, state: PairState, source: SourceView
+    ) -> PairState:
+        """Shows the source to the draft model, and to the inner drafter, whose target that is."""
+        model = self.model.read_source(params.draft, state.model, source)
+        of_draft = source._replace(constants=model.cache.source)
+        return PairState(model, self.inner.read_source(params.inner, state.inner, of_draft))
 
     def propose(
         self, params: HierarchicalParams, state: PairState, inputs: RoundInputs

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,9 @@ from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.models import KVCache, make_apply
+from jspec.models.cache import Source
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, RoundInputs, SourceView
 
 _KIND = Kind("layer_skip", 0.3, 0.5, is_certain=True)  # they were not trained for it
 
@@ -199,7 +200,21 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     # The cache has slots for the chosen layers only, in their order.
     part = dataclasses.replace(config, num_layers=len(layers))
     init_cache = empty_caches(part, spec.dtype)
-    return BuiltDrafter(LayerSubsetDrafter(**fields, apply=apply, init_cache=init_cache))
+    drafter = LayerSubsetDrafter(
+        **fields, apply=apply, init_cache=init_cache, make_source=_source_of_layers(layers)
+    )
+    return BuiltDrafter(drafter)
+
+
+def _source_of_layers(layers: Sequence[int]) -> Callable[[Params, SourceView], Source]:
+    """Returns what takes these layers' constants out of the target's."""
+
+    def take(params: Params, source: SourceView) -> Source:
+        every: Source = source.constants
+        keys, values = (tuple(part[i] for i in layers) for part in (every.keys, every.values))
+        return Source(keys, values, every.length)
+
+    return take
 
 
 ENTRY = DrafterEntry(

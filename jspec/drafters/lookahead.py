@@ -35,7 +35,7 @@ from jspec.models.cache import KVCache
 from jspec.models.layers import Kernel, look_up
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
-from jspec.weights.tensor_names import Parameter, one_tensor
+from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_tokens": "lookahead_num_tokens"}
 

@@ -62,7 +62,7 @@ from jspec.sampling.distribution import best_tokens
 from jspec.speculation.acceptance.tree import best_tree
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
-from jspec.weights.tensor_names import Parameter, one_tensor
+from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}
 

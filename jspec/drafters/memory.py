@@ -14,7 +14,7 @@ from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowT
 from jspec.models import DecoderConfig
 from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.acceptance.types import TargetPrefix
-from jspec.speculation.types import Drafter, TargetView
+from jspec.speculation.types import Drafter, SourceView, TargetView
 
 
 class History(struct.PyTreeNode):
@@ -61,7 +61,7 @@ class History(struct.PyTreeNode):
 
 
 class Remembering(Drafter):
-    """A drafter whose state is the text."""
+    """A drafter whose state is the text; of an encoder-decoder the source, then the answer."""
 
     def init(self, batch_size: int, capacity: int) -> History:
         """Returns the state of rows that have seen nothing."""
@@ -72,6 +72,13 @@ class Remembering(Drafter):
     ) -> History:
         """Remembers committed tokens."""
         return state.append(tokens, valid)
+
+    def read_source(self, params: Params, state: History, source: SourceView) -> History:
+        """Remembers the tokens of a text: summaries, translations and corrections copy from it."""
+        if source.inputs.ndim > 2:  # sound
+            return state
+        valid = jnp.arange(source.inputs.shape[1]) < source.length[:, None]
+        return state.append(source.inputs, valid)
 
 
 class ReadingLastOutput(Drafter):

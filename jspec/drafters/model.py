@@ -60,11 +60,13 @@ from jspec.drafters.spec import (
 )
 from jspec.drafters.translated_model import TranslationOptions, make_translated_drafter
 from jspec.drafters.trees import Fed, if_wanted, make_tree
-from jspec.models import KVCache, make_apply
+from jspec.models import DecoderConfig, KVCache, make_apply
+from jspec.models.cache import Source
+from jspec.models.encoder_decoder import encode, make_source
 from jspec.models.layers import head_of_ids
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, RoundInputs, SourceView
 
 HEAD_IDS = "head_ids"  # beside the draft model's parameters
 
@@ -163,11 +165,15 @@ class ModelDrafter(ChainDrafter):
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
       has_head_ids: whether its head is over some ids only, which its parameters name.
+      make_source: of an encoder-decoder: its own constants of a source, given its parameters.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
     has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
+    make_source: Callable[[Params, SourceView], Source] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
     kind = Kind("model", 0.7, 0.7, is_certain=True)
     has_lag = True
 
@@ -201,6 +207,12 @@ class ModelDrafter(ChainDrafter):
             cache=state.cache.commit(num_fed),
             fed=jnp.full_like(state.fed, -1),
         )
+
+    def read_source(self, params: Params, state: ModelState, source: SourceView) -> ModelState:
+        """Puts the source into the draft model's cache; its history has the answer alone."""
+        if self.make_source is None:
+            return state
+        return state.replace(cache=state.cache.replace(source=self.make_source(params, source)))
 
     def propose(
         self, params: Params, state: ModelState, inputs: RoundInputs
@@ -276,8 +288,23 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
         has_head_ids=config.head_size is not None,
+        make_source=None if config.encoder is None else _source_reader(spec, config),
     )
     return drafter, spec.draft_params
+
+
+def _source_reader(
+    spec: DrafterSpec, config: DecoderConfig
+) -> Callable[[Params, SourceView], Source]:
+    """Returns what makes a draft's constants of a source: of the target's outputs, if it may."""
+
+    def read(params: Params, source: SourceView) -> Source:
+        outputs = source.outputs
+        if not spec.shares_encoder:
+            outputs = encode(config, params, source.inputs, source.length)
+        return make_source(config, params, outputs, source.length, spec.dtype)
+
+    return read
 
 
 @dataclasses.dataclass(frozen=True)

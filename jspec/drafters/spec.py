@@ -120,6 +120,7 @@ class DrafterSpec(NamedTuple):
       tokenizer: the target's.
       draft_tokenizer: the draft model's, where it is another one than the target's; `vocab_size`
         then counts the target's ids.
+      shares_encoder: whether target and draft have the same encoder; the draft's runs once less.
     """
 
     num_draft_tokens: int
@@ -133,6 +134,7 @@ class DrafterSpec(NamedTuple):
     is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
     draft_tokenizer: TokenizerLike | None = None
+    shares_encoder: bool = False
 
     @property
     def chain_fields(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import numpy as np
 from jspec.common import exchange
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
 from jspec.generation.prompts import encode_prompt
-from jspec.generation.request import SamplingParams
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row, make_row
+from jspec.generation.sources import read_prompt
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
@@ -50,12 +51,19 @@ class AcceptanceRates(NamedTuple):
 def measure_rates(
     engine: Engine, params: ModelParams, target: LoadedModel, batch_size: int, max_seq_len: int
 ) -> AcceptanceRates:
-    """Answers the prompts in batches of that size; the engine's rows choose numbers of drafts."""
+    """Answers the prompts in batches of that size; the engine's rows choose numbers of drafts.
+
+    A model that hears answers none of them: nothing is known of it before its first answer.
+    """
+    encoder = target.config.encoder
+    if encoder is not None and encoder.is_audio:
+        return AcceptanceRates((), (), 0)
     settings = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0)
     rows = []
     for text in _PROMPTS:
         prompt = encode_prompt(target, text, chat=None, system=None)[-(max_seq_len // 2) :]
-        rows.append(make_row(prompt, settings, target, max_seq_len))
+        prompt, source = read_prompt(target, Request(prompt, settings), chat=None, system=None)
+        rows.append(make_row(prompt, settings, target, max_seq_len, source))
     groups = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
     counts = [_answer(engine, params, group, batch_size) for group in groups]
     accepted, decided, lengths = (np.concatenate(leaves) for leaves in zip(*counts, strict=True))

@@ -19,6 +19,7 @@ from jspec.drafters.answer_memory import forget, remember
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.models import make_apply
+from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
@@ -26,12 +27,13 @@ from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step, with_whole_logits
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
+from jspec.speculation.types import Drafter, ModelParams, SourceView, SpecState, StepInfo
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
 MAX_ROUNDS_PER_VISIT = 16
 _DRAFTS_OF_BEAMS = 2
+_SHORTEST_SOURCE = 64  # to which shorter ones are padded, in tokens
 # The longest prompt, in tokens, that is read in narrow chunks.
 NARROW_PROMPT = 2 * kernels.NARROW_CHUNK
 _LARGE = "jit_prefill_chunk", "jit_run_rounds"  # the others take next to no time
@@ -161,6 +163,37 @@ class Engine:
         return calls
 
     @functools.cached_property
+    def _read_source(self) -> Any:
+        """The program that reads the source of one row; only an encoder-decoder has one."""
+        config, drafter = self._config, self.drafter
+
+        def read(
+            params: ModelParams, state: SpecState, inputs: jax.Array, length: jax.Array
+        ) -> SpecState:
+            cache, draft, dtype = state.target_cache, state.draft, state.target_cache.keys[0].dtype
+            outputs = encode(config, params.target, inputs, length)
+            constants = make_source(config, params.target, outputs, length, dtype)
+            if drafter is not None:
+                view = SourceView(inputs, length, outputs, constants)
+                draft = drafter.read_source(params.draft, draft, view)
+            return state.replace(target_cache=cache.replace(source=constants), draft=draft)
+
+        return jax.jit(read, donate_argnums=1)
+
+    def read_source(self, params: ModelParams, state: SpecState, row: Row) -> SpecState:
+        """Reads a row's source, if it has one, into a state of one row, which is donated."""
+        encoder, source = self._config.encoder, row.source
+        if encoder is None or source is None:
+            return state
+        # Texts are padded to few lengths; sound has one.
+        length = len(source) // 2 if encoder.is_audio else len(source)
+        if not encoder.is_audio:
+            room = max(_SHORTEST_SOURCE, 1 << (length - 1).bit_length())
+            source = np.pad(source, (0, min(room, encoder.max_len) - length)).astype(np.int32)
+        with kernels.explained_failures():
+            return self._read_source(params, state, source[None], np.array([length], np.int32))
+
+    @functools.cached_property
     def begin_beams(self) -> Any:
         """The program that begins a search; see `BeamState.begin`."""
         sizes = "num_beams", "num_candidates", "max_steps"
@@ -240,7 +273,7 @@ class Engine:
         The prompt's last `num_unread` tokens are left out.
         """
         prompt = row.prompt[: len(row.prompt) - num_unread]
-        state = self.begin(row, capacity, switches)
+        state = self.read_source(params, self.begin(row, capacity, switches), row)
         for begin, width in self.chunks(len(prompt)):
             state, _ = self.read(params, state, prompt, begin, width)
         return state

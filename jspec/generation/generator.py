@@ -41,6 +41,7 @@ from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
+from jspec.generation.sources import read_prompt
 from jspec.sampling.processors import Processor
 from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.acceptance import BUILT_IN
@@ -424,13 +425,13 @@ class Generator:
         Raises:
           InputError: if the models, the drafter or the rule cannot answer the request.
         """
-        prompt = encode_prompt(self.target, request.prompt, chat=chat, system=system)
+        prompt, source = read_prompt(self.target, request, chat=chat, system=system)
         settings = request.settings
         method, rule = self.method, self.method.rule_name
         check_draft_temperature(settings, [(method.drafter, method.drafter_options)])
         check_temperature(rule, self.rule.temperatures, settings.temperature)
         check_beams(settings, self.target, self.batch_size, rule)
-        return make_row(prompt, settings, self.target, self.max_seq_len)
+        return make_row(prompt, settings, self.target, self.max_seq_len, source)
 
     def with_costs(self, row: Row) -> Row:
         """Returns the row with the costs by which it chooses its numbers of drafts, if it does.

@@ -27,6 +27,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+from jspec.weights.encoders import have_same_encoder
 from jspec.weights.resolver import LoadedModel, has_mtp_layer
 from jspec.weights.vocabulary import have_same_tokenizer, shared_vocab_size, used_vocab_size
 
@@ -145,6 +146,7 @@ def make_spec(
     Raises:
       InputError: a draft model with another tokenizer, for a drafter that does not translate.
     """
+    _check_encoders(target, draft)
     other = None
     drafting = [entry for entry in entries_of(drafter) if entry.needs == "draft"]
     if draft is not None and all(entry.takes_any_tokenizer for entry in drafting):
@@ -159,7 +161,34 @@ def make_spec(
         options=with_shipped_head(drafter, options, target.name),
         tokenizer=target.tokenizer,
         draft_tokenizer=other,
+        shares_encoder=draft is not None and have_same_encoder(target, draft),
     )
+
+
+def _check_encoders(target: LoadedModel, draft: LoadedModel | None) -> None:
+    """Checks that a draft model can read what the target reads.
+
+    Raises:
+      InputError: only one of them has an encoder, or they read other sources, or it reads fewer
+        tokens, or other tokens.
+    """
+    if draft is None:
+        return
+    wanted, given = target.config.encoder, draft.config.encoder
+    if wanted is None and given is None:
+        return
+
+    def kind(model: LoadedModel) -> str:
+        encoder = model.config.encoder
+        if encoder is None:
+            return "a decoder alone"
+        source = f"{encoder.num_mels} mels" if encoder.is_audio else "texts"
+        return f"an encoder-decoder of at most {encoder.max_len} positions of {source}"
+
+    if kind(target) != kind(draft):
+        raise InputError(f"expected a draft like the target, {kind(target)}; got {kind(draft)}")
+    if not have_same_tokenizer(target, draft):
+        raise InputError("expected target and draft of one tokenizer, as both read the source")
 
 
 def check_num_draft_tokens(

@@ -201,6 +201,9 @@ class Request:
     Attributes:
       prompt: a text, or token ids, which are given to the model as they are.
       settings: how to answer.
+      source: for an encoder-decoder what its encoder reads: token ids, or of a Whisper the
+        spectrogram that `jspec.audio.log_mel` returns. The prompt is then what the answer begins
+        with. Of a text in, text out model None takes the prompt as the source.
       category: a name shared by requests whose drafts should be accepted about equally often. It
         is used for statistics only.
 
@@ -211,6 +214,7 @@ class Request:
     prompt: str | Sequence[int]
     settings: SamplingParams = SamplingParams()
     category: str | None = None
+    source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_settings = isinstance(self.settings, SamplingParams)

@@ -87,6 +87,8 @@ class Row(NamedTuple):
       costs: seconds of this row's rounds among all, [m c], and alone, [m c], and per token that a
         drafter has not read yet, [m], as `Control` has them; None where the number of drafts is
         fixed.
+      source: of an encoder-decoder what the encoder reads: token ids [s], or a spectrogram
+        [frames mels]; the prompt is then what the decoder begins with.
       measured: what drafts of other answers were accepted, and decided, [k 2], and the answers'
         mean length; None where that is unknown.
     """
@@ -97,15 +99,22 @@ class Row(NamedTuple):
     max_length: int
     costs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     measured: tuple[np.ndarray, np.ndarray, int] | None = None
+    source: np.ndarray | None = None
 
 
 _NO_REQUEST = Row(SamplingParams(), prompt=(), stop_ids=(), max_length=0)
 
 
 def make_row(
-    prompt: list[int], settings: SamplingParams, target: LoadedModel, max_seq_len: int
+    prompt: list[int],
+    settings: SamplingParams,
+    target: LoadedModel,
+    max_seq_len: int,
+    source: np.ndarray | None = None,
 ) -> Row:
     """Returns the row of a request; prompt and answer have at most `max_seq_len` tokens together.
+
+    The source of an encoder-decoder is as `read_source` returns it.
 
     Raises:
       InputError: if the model cannot answer the request.
@@ -130,7 +139,9 @@ def make_row(
     if settings.pattern is not None:
         _check_before_pattern(prompt, target)
     max_length = min(len(prompt) + settings.max_new_tokens, max_seq_len)
-    return Row(settings, prompt, tuple(stop_ids), max_length)
+    if source is not None and source.ndim == 1:
+        _check_ids("source token ids", source.tolist(), target.config.vocab_size)
+    return Row(settings, prompt, tuple(stop_ids), max_length, source=source)
 
 
 def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
@@ -205,7 +216,7 @@ def empty_state(
         target_cache=init_cache(
             target.config, batch_size=batch_size, capacity=capacity, dtype=dtype
         ),
-        draft=None if drafter is None else drafter.init(batch_size, capacity),
+        draft=None if drafter is None else drafter.init(batch_size, capacity + source_room(target)),
         last_token=zeros,
         seed=zeros.astype(jnp.uint32),
         settings=settings,
@@ -216,6 +227,12 @@ def empty_state(
         control=control,
         last_logprobs=logprobs,
     )
+
+
+def source_room(target: LoadedModel) -> int:
+    """Returns how many tokens of a source a drafter may have to remember before the answer."""
+    encoder = target.config.encoder
+    return 0 if encoder is None or encoder.is_audio else encoder.max_len
 
 
 def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:

@@ -46,8 +46,12 @@ def attend_capped(
     values: Float[Array, "b k s h"],
     visible: Bool[Array, "b t s"],
     cap: float | None,
+    bias: Float[Array, "#b n t s"] | None = None,
 ) -> Float[Array, "b t n h"]:
-    """Returns the same with scores of cap · tanh(scores / cap), unless cap is None; in JAX."""
+    """Returns the same with scores of cap · tanh(scores / cap), unless cap is None; in JAX.
+
+    A bias is added to the scores.
+    """
     b, t, n, h = queries.shape
     k = keys.shape[1]
     # The n / k query heads that share a key head become more queries of that head: one product.
@@ -59,6 +63,9 @@ def attend_capped(
     scores = multiply("bkqh,bksh->bkqs", grouped, keys)
     if cap is not None:
         scores = cap * jnp.tanh(scores / cap)
+    if bias is not None:
+        by_group = bias.reshape(bias.shape[0], k, n // k, t, -1).transpose(0, 1, 3, 2, 4)
+        scores += by_group.reshape(bias.shape[0], k, t * (n // k), -1)
     mask = jnp.repeat(visible, n // k, axis=1)[:, None]
     probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
     mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)

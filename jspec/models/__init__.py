@@ -2,7 +2,7 @@
 
 from jspec.kernels import CompactKernel, QuantizedKernel
 from jspec.models.cache import KVCache, causal_mask
-from jspec.models.config import PRESETS, DecoderConfig, RopeScaling, get_preset
+from jspec.models.config import PRESETS, DecoderConfig, EncoderConfig, RopeScaling, get_preset
 from jspec.models.decoder import Decoder, init_cache, init_params, make_apply
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "CompactKernel",
     "Decoder",
     "DecoderConfig",
+    "EncoderConfig",
     "KVCache",
     "QuantizedKernel",
     "RopeScaling",

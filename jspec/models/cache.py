@@ -18,6 +18,9 @@ In pages, rows take as much memory as they have tokens, and may share beginnings
 from 1. Page 0 is nobody's: a row's table names it where there is no page, and what rows without
 pages write goes there. Tables come from the host, and stay as they are during a program: whoever
 runs it gives a row all pages that it may write before.
+
+Of an encoder-decoder the cache also has the keys and values of each row's source, which stay as the
+encoder made them: neither `commit` nor `rollback` knows of them.
 """
 
 import functools
@@ -45,6 +48,32 @@ from jspec.kernels import (
 )
 
 
+class Source(struct.PyTreeNode):
+    """What each row's encoder made of its source: constants of the decoder's cross-attention.
+
+    Attributes:
+      keys: one array [b k s h] a layer.
+      values: one array [b k s h] a layer.
+      length: slots of each row that count, at least 1, [b].
+    """
+
+    keys: tuple[Float[Array, "b k s h"], ...]
+    values: tuple[Float[Array, "b k s h"], ...]
+    length: RowCounts
+
+    @classmethod
+    def init(cls, num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Self:
+        """Returns sources of one slot of zeros, in arrays of that shape [b k s h]."""
+        keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)) for _ in range(2))
+        return cls(keys, values, length=jnp.ones([shape[0]], jnp.int32))
+
+    def visible(self, num_tokens: int) -> Bool[Array, "b t s"]:
+        """Returns which slots queries see: all that count."""
+        slots = jnp.arange(self.keys[0].shape[2])
+        visible = (slots < self.length[:, None])[:, None]
+        return jnp.broadcast_to(visible, (len(self.length), num_tokens, len(slots)))
+
+
 class KVCache(struct.PyTreeNode):
     """Keys and values of every layer, and how many slots of each row are committed.
 
@@ -53,12 +82,14 @@ class KVCache(struct.PyTreeNode):
       values: one array [b k s h] a layer.
       length: committed slots, [b].
       is_split: whether these heads are one device's, and others have the rest.
+      source: what the encoder made of each row's source; None without an encoder.
     """
 
     keys: tuple[Float[Array, "b k s h"], ...]
     values: tuple[Float[Array, "b k s h"], ...]
     length: RowCounts
     is_split: bool = struct.field(pytree_node=False, default=False)
+    source: Source | None = None
 
     @classmethod
     def init(cls, num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Self:
@@ -82,7 +113,7 @@ class KVCache(struct.PyTreeNode):
 
     def layer(self, index: int) -> Self:
         """Returns the cache of one layer, which `write` and `attend` take."""
-        return self.replace(keys=(self.keys[index],), values=(self.values[index],))
+        return self.replace(keys=(self.keys[index],), values=(self.values[index],), source=None)
 
     def with_layer(self, index: int, layer: Self) -> Self:
         """Returns the cache with one of its layers replaced by `layer`."""
@@ -132,16 +163,32 @@ class KVCache(struct.PyTreeNode):
         # Slots after the block are never visible, whatever earlier blocks have left there.
         return is_committed | (in_block[:, None, :] & allowed)
 
+    def distances(self, block_mask: Bool[Array, "#b t u"]) -> Int32[Array, "b t s"]:
+        """Returns how many tokens each query stands after each slot, along the query's own path.
+
+        Of slots that a query does not see the number means nothing.
+        """
+        t, u = block_mask.shape[1:]
+        relative = jnp.arange(self.num_slots) - self.length[:, None]
+        depths = jnp.cumsum(block_mask, axis=-1, dtype=jnp.int32)
+        depth = depths[..., -1:]
+        in_block = jnp.broadcast_to(depth - depths, (self.length.shape[0], t, u))
+        index = jnp.clip(relative, 0, u - 1)[:, None, :]
+        in_block = jnp.take_along_axis(in_block, index, axis=2)
+        is_committed = (relative < 0)[:, None, :]
+        return jnp.where(is_committed, depth - 1 - relative[:, None, :], in_block)
+
     def attend(
         self,
         queries: Float[Array, "b t n h"],
         visible: Bool[Array, "b t s"],
         softcap: float | None = None,
+        bias: Float[Array, "b n t s"] | None = None,
     ) -> Float[Array, "b t n h"]:
         """Returns the attention over the visible slots of a one-layer cache; `kernels.attend`."""
         (keys,), (values,) = self.keys, self.values
-        if softcap is not None:
-            return attend_capped(queries, keys, values, visible, softcap)
+        if softcap is not None or bias is not None:
+            return attend_capped(queries, keys, values, visible, softcap, bias)
         return attend(queries, keys, values, visible)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:

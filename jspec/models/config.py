@@ -74,6 +74,57 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """What an encoder-decoder has besides its decoder; see `models.encoder_decoder`.
+
+    Attributes:
+      num_layers: blocks of the encoder, as wide as the decoder's.
+      num_heads: heads of its attention.
+      head_dim: width of one of them.
+      hidden_dim: width of its feed-forward layers.
+      max_len: the longest source that it reads, in tokens or, of sound, in outputs of 20 ms.
+      start_id: the token with which the decoder's text begins.
+      num_mels: bands of the spectrogram that it reads; 0 where it reads a text.
+      num_buckets: of relative positions in attention, where it reads a text.
+      max_distance: relative positions from this on share a bucket.
+      is_gated: whether feed-forward layers have a gate.
+      never_ids: tokens that no transcript has.
+      never_first_ids: tokens with which none begins.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    hidden_dim: int
+    max_len: int
+    start_id: int = 0
+    num_mels: int = 0
+    num_buckets: int = 32
+    max_distance: int = 128
+    is_gated: bool = True
+    never_ids: tuple[int, ...] = ()
+    never_first_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = "num_layers", "num_heads", "head_dim", "hidden_dim", "max_len", "max_distance"
+        check_whole(self, sizes, least=1)
+        check_whole(self, ("start_id", "num_mels"), least=0)
+        check_whole(self, ("num_buckets",), least=4)  # half of a half are exact
+        if self.max_distance <= self.num_buckets // 2:
+            more = f"max_distance above {self.num_buckets // 2}, half of the buckets"
+            raise ValueError(f"expected {more}, got {self.max_distance}")
+        if not isinstance(self.is_gated, bool):
+            raise ValueError(f"is_gated must be true or false, got {self.is_gated!r}")
+        if wrong := [i for i in (*self.never_ids, *self.never_first_ids) if type(i) is not int]:
+            raise ValueError(f"suppressed tokens must be whole numbers, got {wrong[0]!r}")
+
+    @property
+    def is_audio(self) -> bool:
+        """Whether it hears. If so, norms have means, products biases, and positions embeddings."""
+        return self.num_mels > 0
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """Everything that decides the computation of a decoder. The defaults are those of a Llama.
 
@@ -97,7 +148,8 @@ class DecoderConfig:
       bos_id: the id that begins a text, or None.
       eos_ids: the ids that end one.
       family: what the checkpoint calls its `model_type`; see `models.families`.
-      activation: of the feed-forward layer, "silu" or "gelu_tanh".
+      activation: of the feed-forward layer, "silu" or "gelu_tanh"; of an encoder-decoder "relu",
+        "gelu" or "gelu_tanh".
       norms: where a layer has norms: "pre", before attention and feed-forward; "post", after them;
         or "both".
       qk_norm: "head" norms each query and key head apart, "full" all heads together; None neither.
@@ -118,6 +170,7 @@ class DecoderConfig:
       normalize_expert_weights: whether the weights of a token's experts are divided by their sum.
       dense_layers: the layers that are dense nevertheless.
       num_mtp_layers: layers after the last one that predict the token after the next; 0 or 1.
+      encoder: what an encoder-decoder has besides; None for a decoder alone.
       num_shards: devices that share each layer. Heads and hidden units are then those of one device
         (`sharding.shard_config`); all else is the whole model's.
     """
@@ -160,6 +213,7 @@ class DecoderConfig:
     normalize_expert_weights: bool = True
     dense_layers: tuple[int, ...] = ()
     num_mtp_layers: int = 0
+    encoder: EncoderConfig | None = None
     num_shards: int = dataclasses.field(default=1, repr=False)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import AnyLogits, ApplyFn, Params
 from jspec.kernels import SplitKernel, SplitLogits, compute_block
+from jspec.models import encoder_decoder
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import (
@@ -161,6 +162,8 @@ def make_apply(
 
     With `layers` it runs only these, in rising order, with the full model's parameters.
     """
+    if config.encoder is not None:
+        return functools.partial(encoder_decoder.decode, config, layers)
     module = Decoder(config, None if layers is None else tuple(layers), has_split_logits)
 
     def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
@@ -175,7 +178,8 @@ def init_cache(
     """Returns an empty cache for a model of that config."""
     shape = (batch_size, config.num_kv_heads, capacity, config.head_dim)
     cache = KVCache.init(config.num_layers, shape, dtype)
-    return cache.replace(is_split=config.num_shards > 1)
+    source = encoder_decoder.init_source(config, batch_size, dtype)
+    return cache.replace(is_split=config.num_shards > 1, source=source)
 
 
 def init_params(config: DecoderConfig, rng_key: Array) -> Params:

@@ -65,6 +65,8 @@ def spread_config(config: DecoderConfig, count: int) -> DecoderConfig:
     Raises:
       InputError: the devices cannot share its layers evenly.
     """
+    if config.encoder is not None:
+        raise InputError(f"expected a decoder alone on a mesh, got a {config.family} with encoder")
     num_kv_heads = config.num_kv_heads
     if count % num_kv_heads == 0:
         num_kv_heads = max(num_kv_heads, count)

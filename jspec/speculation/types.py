@@ -37,6 +37,22 @@ class TargetView(NamedTuple):
     cache: Any
 
 
+class SourceView(NamedTuple):
+    """The source of each row, once an encoder-decoder has read it.
+
+    Attributes:
+      inputs: what its encoder read: token ids [b s], or spectrograms [b frames mels].
+      length: tokens or outputs of each row that count, [b].
+      outputs: the encoder's, [b s d].
+      constants: of the target's cross-attention, as its cache has them.
+    """
+
+    inputs: Array
+    length: RowCounts
+    outputs: Array
+    constants: Any
+
+
 LimitFn = Callable[[RowCounts], RowCounts]
 
 
@@ -124,6 +140,10 @@ class Drafter:
           hidden: the target's hidden states at them, [b t d], or [b t l d]; see `hidden_layers`.
           valid: which tokens count: the first few of each row.
         """
+        return state
+
+    def read_source(self, params: Params, state: Any, source: SourceView) -> Any:
+        """Takes in the source of an encoder-decoder, before the first token."""
         return state
 
     def observe_runners_up(

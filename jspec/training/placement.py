@@ -18,6 +18,7 @@ from jspec.common.errors import InputError
 from jspec.kernels import MODEL_AXIS
 from jspec.models.sharding import DATA_AXIS, split_spec, spread_config
 from jspec.training.packing import Rows
+from jspec.weights.encoders import check_decoder
 from jspec.weights.hf import read_config
 from jspec.weights.resolver import LoadedModel, find_model, load_model
 
@@ -43,9 +44,11 @@ class Placement:
         path = None if self.mesh is None else find_model(name)
         if self.mesh is None or (path is not None and path.is_dir() and self._divides(path)):
             loaded = load_model(name, dtype=dtype, quantization="none", mesh=self.mesh)
+            check_decoder(loaded, "in training")
             return dataclasses.replace(loaded, mesh=None)  # its programs are those of one device
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = load_model(name, dtype=dtype, quantization="none")
+        check_decoder(model, "in training")
         return dataclasses.replace(model, params=self.put(model.params))
 
     def _divides(self, folder: pathlib.Path) -> bool:

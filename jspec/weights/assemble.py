@@ -22,6 +22,7 @@ from jspec.weights.packed_weights import (
     num_packed_bytes,
     round_inputs_to_bytes,
 )
+from jspec.weights.parameter import Parameter, Path, Shape, tensor_shapes
 from jspec.weights.quantize import (
     PACKED,
     PACKED_KINDS,
@@ -33,10 +34,8 @@ from jspec.weights.quantize import (
     quantize,
 )
 from jspec.weights.shards import ReadSlice
-from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table, tensor_shapes
+from jspec.weights.tensor_names import parameter_table, tied_copies
 
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _FLOAT32 = np.dtype(np.float32)
 _DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": _FLOAT32}
 _NUM_NAMED = 4
@@ -130,11 +129,15 @@ def check_source(config: DecoderConfig, source: TensorSource) -> None:
     # Old converters also saved a buffer that the config determines.
     actual = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
     # They may hold the embedding a second time, as a head; the two must agree.
-    has_copy = config.tie_embeddings and actual.pop(_HEAD, None) is not None
+    copies = {
+        name: original
+        for name, original in tied_copies(config).items()
+        if actual.pop(name, None) is not None
+    }
     if problems := _mismatch(expected, actual):
         raise InputError(f"{source.where}: {problems}")
-    if has_copy:
-        head, embedding = (source.read(name, _FLOAT32) for name in (_HEAD, _EMBEDDING))
+    for pair in copies.items():
+        head, embedding = (source.read(name, _FLOAT32) for name in pair)
         if not np.array_equal(head, embedding):
             raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
 

@@ -24,10 +24,11 @@ from jspec.weights.assemble import (
     check_source,
     load_params,
 )
+from jspec.weights.parameter import tensor_shapes
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.shards import make_shards, share_of
-from jspec.weights.tensor_names import parameter_table, tensor_shapes
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
@@ -47,6 +48,10 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
     if not path.is_file():
         raise InputError(f"{folder}: no config.json in the folder")
     raw = read_json(path)
+    if raw.get("model_type") == "whisper":  # newer files say there what a transcript never has
+        generation = read_json(folder / "generation_config.json")
+        for key in ("suppress_tokens", "begin_suppress_tokens"):
+            raw[key] = generation.get(key) or raw.get(key)
     try:
         return from_hf_config(raw)
     except ValueError as error:

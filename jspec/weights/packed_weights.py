@@ -15,8 +15,8 @@ import numpy as np
 from jspec.kernels import Kernel
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
 from jspec.kernels.packed_formats import FORMATS
+from jspec.weights.parameter import Parameter
 from jspec.weights.quantize import is_quantizable
-from jspec.weights.tensor_names import Parameter
 
 Read = Callable[[str, np.dtype], np.ndarray]  # a tensor by its Hugging Face name, in floats
 

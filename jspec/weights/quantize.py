@@ -30,7 +30,8 @@ from jspec.kernels.packed import STRIP, pack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
-from jspec.weights.tensor_names import Parameter, Path, parameter_table
+from jspec.weights.parameter import Parameter, Path
+from jspec.weights.tensor_names import parameter_table
 
 BLOCK = 32  # inputs
 # Tried for each block of Q4_0, as multiples of the scale that clips nothing. More of them gain 1 %
@@ -103,7 +104,8 @@ PACKED_KINDS = (PACKED, PACKED_A8)
 QUANTIZATIONS = ("none", *KINDS, *PACKED_KINDS)
 QUANTIZATION_FLAG = ("auto", *QUANTIZATIONS)  # auto: see `load_model`
 _TABLES = ("embedding", "head")
-_KERNELS = (*_TABLES, "qkv", "out", "gate_up", "down", "fc")  # the last axis is their inputs
+# The last axis is their inputs.
+_KERNELS = (*_TABLES, "qkv", "out", "gate_up", "down", "fc", "query", "key_value", "up")
 _LARGEST_MULTIPLIER = 18
 
 

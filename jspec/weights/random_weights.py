@@ -11,7 +11,8 @@ import numpy as np
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype, check_room, make_params
-from jspec.weights.tensor_names import Parameter, Shape, parameter_table
+from jspec.weights.parameter import Parameter, Shape
+from jspec.weights.tensor_names import parameter_table
 
 _STD = 0.02
 # Mean and standard deviation, sqrt(4 · (256² - 1) / 12), of the sum of four uniform bytes.

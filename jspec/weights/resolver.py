@@ -17,6 +17,7 @@ from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
 from jspec.weights import gguf as gguf_model
 from jspec.weights import hf, orbax_checkpoint
+from jspec.weights.ctranslate2 import is_ctranslate2, load_ctranslate2
 from jspec.weights.gguf import GgufFile, read_gguf_config
 from jspec.weights.published import MODELS, SMOLLM2, fetch
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
@@ -28,7 +29,7 @@ from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "merges.txt"]
+_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "*.model", "merges.txt"]
 _NO_NETWORK = "no network (or offline mode), and not in the hub's cache"
 # What to do about an error of huggingface_hub, by its class or a base of it.
 _HUB_ADVICE = {
@@ -81,6 +82,8 @@ def _read(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
         config, params, file = gguf_model.load_gguf(path, dtype, quantization)
         return config, params, build_tokenizer(file)
     load = orbax_checkpoint.load_orbax if _is_orbax(path) else hf.load_hf
+    if is_ctranslate2(path):
+        load = load_ctranslate2
     return *load(path, dtype, quantization), load_tokenizer(path)
 
 

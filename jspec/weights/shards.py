@@ -26,7 +26,8 @@ from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, devices_per_memory
 from jspec.models.config import DecoderConfig
 from jspec.models.sharding import is_by_inputs, split_axis, split_spec, spread_config
-from jspec.weights.tensor_names import Parameter, parameter_table
+from jspec.weights.parameter import Parameter
+from jspec.weights.tensor_names import parameter_table
 
 Box = tuple[slice, ...]  # of a tensor
 ReadSlice = Callable[[str, np.dtype, Box], np.ndarray]

@@ -24,8 +24,9 @@ from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import GROUP
 from jspec.models.config import DecoderConfig
 from jspec.models.sharding import is_by_inputs, parameter_specs, split_axis, spread_config
+from jspec.weights.parameter import Parameter
 from jspec.weights.shards import ReadSlice, is_placed, make_parameter, read_shard
-from jspec.weights.tensor_names import Parameter, parameter_table
+from jspec.weights.tensor_names import parameter_table
 
 
 def spread_params(

@@ -16,7 +16,8 @@ import safetensors.numpy
 
 from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf
-from jspec.weights.tensor_names import parameter_table, tensor_shapes
+from jspec.weights.parameter import tensor_shapes
+from jspec.weights.tensor_names import parameter_table
 from tests.models.family_checkpoints import FAMILIES, make_config
 from tests.weights.fuzz_headers import refusal
 

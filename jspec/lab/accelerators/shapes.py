@@ -24,6 +24,7 @@ from jspec.kernels.packed import STRIP
 from jspec.lab.analysis.byte_model import load_config
 from jspec.models.sharding import parameter_specs, spread_config
 from jspec.weights.assemble import as_dtype
+from jspec.weights.parameter import Parameter
 from jspec.weights.quantize import (
     KINDS,
     Q4_0,
@@ -34,7 +35,7 @@ from jspec.weights.quantize import (
     quantize,
 )
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tensor_names import Parameter, parameter_table
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose

@@ -13,8 +13,9 @@ from jspec.common.timing import Loop, least_seconds, make_loop
 from jspec.kernels import timed_products
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
+from jspec.weights.parameter import Parameter
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
-from jspec.weights.tensor_names import Parameter, parameter_table
+from jspec.weights.tensor_names import parameter_table
 
 _EMBEDDING = ("embedding",)
 _WIDTH = 4096  # of the product by which reading is measured

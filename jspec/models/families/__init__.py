@@ -12,10 +12,12 @@ from jspec.models.families.olmo2 import OLMO2
 from jspec.models.families.phi3 import PHI3
 from jspec.models.families.qwen import MIMO, QWEN2, QWEN3, QWEN3_MOE
 from jspec.models.families.smollm3 import SMOLLM3
+from jspec.models.families.t5 import T5
+from jspec.models.families.whisper import WHISPER
 
 _ALL = (
     LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA2, GEMMA3, PHI3, OLMO2, SMOLLM3, GRANITE, MIXTRAL, QWEN3_MOE,
-    MIMO,
+    MIMO, T5, WHISPER,
 )  # fmt: skip
 FAMILIES = {family.model_type: family for family in _ALL}  # by `DecoderConfig.family`
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jspec.models.config import MAX_FLOAT, ROPE_KINDS, DecoderConfig, RopeScaling
+from jspec.models.config import MAX_FLOAT, MAX_SIZE, ROPE_KINDS, DecoderConfig, RopeScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"  # Hugging Face's `layer_types`
 
@@ -79,6 +79,9 @@ class Family:
       ignored: keys that change nothing that jspec computes.
       read: takes further keys out of a config.json, and returns fields.
       write: returns what `read` took.
+      read_all: takes all keys that count out of the config.json of an encoder-decoder, which shares
+        none with the other families, and returns its config. None of a decoder alone.
+      write_all: returns what `read_all` took.
       is_fused: whether queries, keys and values are one tensor, and gate and up another.
       norm_offset: is added to the weight of every norm.
       sparse_names: what the tensors of a layer of experts are called: the layer, then gate, up and
@@ -95,10 +98,27 @@ class Family:
     ignored: frozenset[str] = frozenset()
     read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing
     write: Callable[[DecoderConfig], dict[str, Any]] = _nothing
+    read_all: Callable[[dict[str, Any]], DecoderConfig] | None = None
+    write_all: Callable[[DecoderConfig], dict[str, Any]] = _nothing
     is_fused: bool = False
     norm_offset: float = 0.0
     sparse_names: tuple[str, str, str, str] | None = None
     gguf: GgufForm | None = None
+
+
+def take_keys(raw: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Takes sizes out of a config.json; returns them as the fields that `keys` names.
+
+    Raises:
+      ValueError: a key is missing, or no whole number of at least 1.
+    """
+    for key in keys:
+        if raw.get(key) is None:
+            raise ValueError(f"config lacks the key {key!r}")
+        if type(raw[key]) is not int or not 1 <= raw[key] <= MAX_SIZE:
+            whole = f"a whole number from 1 to {MAX_SIZE}"
+            raise ValueError(f"expected {key} to be {whole}, got {raw[key]!r}")
+    return {field: raw.pop(key) for key, field in keys.items()}
 
 
 def read_window(raw: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from jspec.models.config import MAX_SIZE, DecoderConfig
 from jspec.models.families import FAMILIES, find_family
-from jspec.models.families.family import as_number, read_rope, write_rope
+from jspec.models.families.family import Family, as_number, read_rope, write_rope
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {
@@ -104,11 +104,16 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     raw = {key: raw[key] for key in raw if key not in nulls}
     _check_kinds(raw)
     family = find_family(raw.pop("architectures", None), raw.pop("model_type", None))
-    for key, values in {**_REQUIRED_VALUES, **family.required}.items():
+    common = _REQUIRED_VALUES if family.read_all is None else {}
+    for key, values in {**common, **family.required}.items():
         value = raw.pop(key, values[0])
         if value not in values:
             raise ValueError(f"expected {key} to be {values[0]!r}, got {value!r}")
     _refuse_quantized(raw)
+    if family.read_all is not None:
+        config = family.read_all(raw)
+        _refuse_strangers(raw, family)
+        return config
     keys, defaults = {**_FIELDS, **family.keys}, {**_DEFAULTS, **family.defaults}
     _check_sizes(raw, defaults)
     # First what only the family knows: it may rewrite what all families have, such as RoPE.
@@ -122,11 +127,15 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     if scaling is not None and scaling.kind == "longrope":
         fields["max_seq_len"] = min(fields["max_seq_len"], scaling.original_max_seq_len)
     config = DecoderConfig(**fields, rope_scaling=scaling, family=family.model_type)
+    _refuse_strangers(raw, family)
+    return config
+
+
+def _refuse_strangers(raw: Mapping[str, Any], family: Family) -> None:
     given = {key for key, value in raw.items() if value is not None}
     strangers = sorted(given - _IGNORED_KEYS - family.ignored)
     if strangers:
         raise ValueError(f"unknown config keys: {', '.join(strangers)}")
-    return config
 
 
 def _check_kinds(raw: Mapping[str, Any]) -> None:
@@ -172,6 +181,9 @@ def _derived(fields: dict[str, Any]) -> dict[str, Any]:
 def to_hf_config(config: DecoderConfig) -> dict[str, Any]:
     """Returns the config.json contents that `from_hf_config` reads back as the same config."""
     family = FAMILIES[config.family]
+    if family.read_all is not None:
+        names = {"architectures": [family.architecture], "model_type": family.model_type}
+        return names | family.write_all(config)
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,

@@ -13,8 +13,8 @@ from jspec.lab.experiments.run import run_experiment
 from jspec.lab.experiments.spec import read_experiment
 from jspec.lab.functions import digits, measure, posterior
 from jspec.lab.functions.spec import GUESSES, FunctionsSpec
-from jspec.lab.reports.report import make_report
 from jspec.lab.reports.document import to_markdown
+from jspec.lab.reports.report import make_report
 from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.functions import speculate
 from tests.lab.experiments.tiny import done_cells

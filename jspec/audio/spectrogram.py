@@ -1,0 +1,58 @@
+"""Log-mel spectrograms as Whisper reads them (arXiv 2212.04356, section 2.2).
+
+    samples ─► frames of 25 ms, one every 10 ms ─► power of each frequency ─► mel bands ─► log10
+
+The bands are Slaney's: evenly spaced up to 1 kHz and logarithmically above, as triangles of one
+area. What is more than 8 below the loudest band is raised to that (80 dB), and all of it is scaled
+to about -1 to 1.
+"""
+
+import functools
+
+import numpy as np
+from jaxtyping import Float32
+
+from jspec.audio.wav import RATE
+
+HOP = 160  # samples between frames
+_FRAME = 400  # samples of one
+_FLOOR = 1e-10
+_RANGE = 8.0
+_BLOCK = 6000  # frames computed at a time: a minute
+# Slaney's scale: 15 mels are 1 kHz, and from there on 27 mels multiply a frequency by 6.4.
+_LINEAR_HZ, _LINEAR_MELS, _STEP = 1000.0, 15.0, np.log(6.4) / 27.0
+
+
+def log_mel(
+    samples: Float32[np.ndarray, "samples"], num_mels: int
+) -> Float32[np.ndarray, "frames mels"]:
+    """Returns the spectrogram of a sound: a frame for each whole 160 of its samples."""
+    num_frames = len(samples) // HOP
+    # Frames are centred: the first one begins before the sound, which is mirrored there.
+    padded = np.pad(samples.astype(np.float32), _FRAME // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _FRAME)[::HOP][:num_frames]
+    window = np.hanning(_FRAME + 1)[:-1].astype(np.float32)
+    filters = mel_filters(num_mels).astype(np.float32)
+    bands = [
+        np.square(np.abs(np.fft.rfft(frames[start : start + _BLOCK] * window))).astype(np.float32)
+        @ filters.T
+        for start in range(0, num_frames, _BLOCK)
+    ]
+    logs = np.log10(np.maximum(np.concatenate(bands), _FLOOR))
+    return ((np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0).astype(np.float32)
+
+
+@functools.cache
+def mel_filters(num_mels: int) -> np.ndarray:
+    """Returns what each band takes of each frequency from 0 to 8 kHz, [mels frequencies]."""
+    frequencies = np.fft.rfftfreq(_FRAME, 1 / RATE)
+    highest = _LINEAR_MELS + np.log(RATE / 2 / _LINEAR_HZ) / _STEP
+    corners = _hertz(np.linspace(0.0, highest, num_mels + 2))
+    low, centre, high = (corners[i : i + num_mels, None] for i in range(3))
+    rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+    return np.maximum(np.minimum(rising, falling), 0.0) * (2.0 / (high - low))
+
+
+def _hertz(mels: np.ndarray) -> np.ndarray:
+    above = np.maximum(mels - _LINEAR_MELS, 0.0)
+    return np.minimum(mels, _LINEAR_MELS) * (_LINEAR_HZ / _LINEAR_MELS) * np.exp(_STEP * above)

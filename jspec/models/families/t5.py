@@ -1,0 +1,90 @@
+"""T5 (arXiv 1910.10683) and T5 1.1: an encoder-decoder of texts; see `encoder_decoder`."""
+
+from typing import Any
+
+from jspec.models.config import DecoderConfig, EncoderConfig
+from jspec.models.families.family import Family, take_keys
+
+_SIZES = {
+    "vocab_size": "vocab_size", "d_model": "embed_dim", "d_kv": "head_dim", "d_ff": "hidden_dim",
+    "num_layers": "num_layers", "num_heads": "num_heads",
+}  # fmt: skip
+# What `feed_forward_proj` means: the activation, and whether there is a gate.
+_FORMS = {"relu": ("relu", False), "gelu": ("gelu", False), "gated-relu": ("relu", True),
+          "gated-gelu": ("gelu_tanh", True)}  # fmt: skip
+_CONTEXT = 512  # of both sides in training; relative positions set no limit
+
+
+def _read(raw: dict[str, Any]) -> DecoderConfig:
+    fields = take_keys(raw, _SIZES)
+    num_layers, heads = fields.pop("num_layers"), fields["num_heads"]
+    num_decoder_layers = raw.pop("num_decoder_layers", None)
+    form = raw.pop("feed_forward_proj", "relu")
+    if form not in _FORMS:
+        known = ", ".join(map(repr, _FORMS))
+        raise ValueError(f"expected feed_forward_proj among {known}; got {form!r}")
+    activation, is_gated = _FORMS[form]
+    # The original's head is its embedding, and scaled; newer files say the two apart.
+    is_tied = raw.pop("tie_word_embeddings", True) is not False
+    is_scaled = raw.pop("scale_decoder_outputs", is_tied) is not False
+    context = raw.pop("n_positions", None) or _CONTEXT
+    start_id = raw.pop("decoder_start_token_id", None)
+    encoder = EncoderConfig(
+        num_layers=num_layers,
+        num_heads=heads,
+        head_dim=fields["head_dim"],
+        hidden_dim=fields["hidden_dim"],
+        max_len=context,
+        start_id=raw.get("pad_token_id") or 0 if start_id is None else start_id,
+        num_buckets=raw.pop("relative_attention_num_buckets", 32),
+        max_distance=raw.pop("relative_attention_max_distance", 128),
+        is_gated=is_gated,
+    )
+    return DecoderConfig(
+        **fields,
+        num_layers=num_layers if num_decoder_layers is None else num_decoder_layers,
+        num_kv_heads=heads,
+        max_seq_len=context,
+        norm_epsilon=raw.pop("layer_norm_epsilon", 1e-6),
+        tie_embeddings=is_tied and is_scaled,
+        eos_ids=(raw.pop("eos_token_id", 1),),
+        family="t5",
+        activation=activation,
+        attention_scale=1.0,
+        logits_scale=fields["embed_dim"] ** -0.5 if is_scaled else 1.0,
+        encoder=encoder,
+    )
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    assert encoder is not None
+    forms = {form: name for name, form in _FORMS.items()}
+    sizes = {key: getattr(config, field) for key, field in _SIZES.items()}
+    return {
+        **sizes,
+        "num_layers": encoder.num_layers,
+        "num_decoder_layers": config.num_layers,
+        "feed_forward_proj": forms[config.activation, encoder.is_gated],
+        "tie_word_embeddings": config.tie_embeddings,
+        "n_positions": encoder.max_len,
+        "decoder_start_token_id": encoder.start_id,
+        "pad_token_id": encoder.start_id,
+        "eos_token_id": config.eos_ids[0],
+        "relative_attention_num_buckets": encoder.num_buckets,
+        "relative_attention_max_distance": encoder.max_distance,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "is_encoder_decoder": True,
+    }
+
+
+T5 = Family(
+    "T5ForConditionalGeneration",
+    "t5",
+    # The last three follow from the key above.
+    ignored=frozenset({"dropout_rate", "initializer_factor", "classifier_dropout", "output_past",
+                       "is_encoder_decoder", "is_decoder", "dense_act_fn", "is_gated_act",
+                       "max_position_embeddings"}),
+    read_all=_read,
+    write_all=_write,
+)  # fmt: skip

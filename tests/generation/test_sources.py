@@ -1,0 +1,214 @@
+"""Encoder-decoders through the Generator: the same texts with drafts, beams and neighbours."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters.memory import History
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, SamplingParams
+from jspec.models.encoder_decoder import encode, make_source
+from jspec.sampling.noise import INDEPENDENT
+from jspec.speculation.types import SourceView
+from jspec.weights.encoders import check_decoder, have_same_encoder
+from jspec.weights.hf import load_hf
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
+from tests.tiny_models import make_model
+
+GREEDY = SamplingParams(max_new_tokens=24)
+SAMPLED = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
+SOURCES = [
+    np.random.default_rng(i).integers(4, VOCAB, n).tolist() for i, n in enumerate((5, 40, 17))
+]
+
+
+def as_model(folder, name="t5"):
+    """Returns a checkpoint as a model in memory, its ids without a meaning."""
+    config, params = load_hf(folder, "float32")
+    tokenizer = ByteTokenizer(VOCAB, eos_ids=config.eos_ids)
+    return LoadedModel(config, params, tokenizer, name, is_random=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Returns a T5, as transformers and as jspec have it."""
+    folder = tmp_path_factory.mktemp("t5")
+    return make_checkpoint("t5 1.1", folder), as_model(folder)
+
+
+def disturbed(model):
+    """Returns a draft: the same encoder and embedding, a decoder that agrees often."""
+    rng = np.random.default_rng(1)
+
+    def disturb(path, leaf):
+        is_shared = path[0].key in ("encoder", "embedding")
+        noise = 0.02 * rng.normal(size=leaf.shape)
+        return leaf if is_shared else leaf + jnp.asarray(noise, jnp.float32)
+
+    params = jax.tree_util.tree_map_with_path(disturb, model.params)
+    return dataclasses.replace(model, params=params, name="draft")
+
+
+def answers(generator, settings):
+    """Returns the results of all sources."""
+    return generator.generate([Request(source, settings) for source in SOURCES])
+
+
+@pytest.fixture(scope="module")
+def plain(pair):
+    """Returns a Generator without drafts, and its greedy and sampled tokens."""
+    generator = Generator(pair[1], drafter="none")
+    return generator, *(
+        [result.token_ids for result in answers(generator, settings)]
+        for settings in (GREEDY, SAMPLED)
+    )
+
+
+def test_greedy_texts_are_those_of_transformers(pair, plain):
+    """Each source alone: where the decoder begins, what it sees, where it ends."""
+    torch = pytest.importorskip("torch")
+    for source, token_ids in zip(SOURCES, plain[1], strict=True):
+        output = pair[0].generate(
+            input_ids=torch.tensor([source]), max_new_tokens=24, do_sample=False,
+            decoder_start_token_id=3, eos_token_id=2, pad_token_id=0,
+        )  # fmt: skip
+        assert output[0, 1:].tolist() == token_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "prompt_lookup"},
+        {"drafter": "model", "draft": "draft", "acceptance": "coupled"},
+        pytest.param({"drafter": "layer_skip", "draft_layers": 1}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "layer_skip", "draft_layers": (1,)}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "hierarchical", "draft": "draft"}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "prompt_lookup+model", "draft": "draft"}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "suffix", "tree_depth": 3}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "model", "draft": "draft", "tree_depth": 3},
+                     marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_drafts_and_neighbours_change_nothing(pair, plain, options):
+    """Three sources of other lengths in one batch, greedy and, where noise is shared, drawn."""
+    options = dict(options)
+    draft = disturbed(pair[1]) if options.pop("draft", None) else None
+    generator = Generator(pair[1], draft, batch_size=3, num_draft_tokens=3, **options)
+    results = answers(generator, GREEDY)
+    assert [result.token_ids for result in results] == plain[1]
+    assert sum(result.stats.num_proposed for result in results) > 0
+    if options.get("acceptance") == "coupled":
+        drawn = answers(generator, SAMPLED)
+        assert [result.token_ids for result in drawn] == plain[2]
+        assert plain[2] != plain[1]
+
+
+def test_the_target_accepts_its_own_drafts(pair, plain):
+    """A draft model that lacked the source, or read another one, would be refused."""
+    generator = Generator(pair[1], pair[1], drafter="model", num_draft_tokens=3)
+    for result, token_ids in zip(answers(generator, GREEDY), plain[1], strict=True):
+        assert result.token_ids == token_ids
+        assert result.stats.acceptance_rate == 1.0
+
+
+def test_beams_are_those_of_transformers(pair, plain):
+    """Beams share the constants of their row."""
+    torch = pytest.importorskip("torch")
+    settings = SamplingParams(max_new_tokens=12, num_beams=3)
+    for source in SOURCES[:2]:
+        result = plain[0].generate(Request(source, settings))
+        output = pair[0].generate(
+            input_ids=torch.tensor([source]), max_new_tokens=12, do_sample=False, num_beams=3,
+            decoder_start_token_id=3, eos_token_id=2, pad_token_id=0,
+        )  # fmt: skip
+        assert output[0, 1 : 1 + len(result.token_ids)].tolist() == result.token_ids
+
+
+def test_a_lookup_drafts_from_the_source():
+    """What followed in the source is proposed, for as long as the answer copies it."""
+    source = jnp.array([[11, 12, 13, 14, 15, 2, 0, 0]])
+    view = SourceView(source, jnp.array([6]), jnp.zeros([1, 8, 4]), None)
+    drafter = PromptLookupDrafter(num_draft_tokens=3)
+    state = drafter.read_source(None, drafter.init(1, 32), view)
+    started = drafter.observe(
+        None, state, jnp.array([[3]]), jnp.zeros([1, 1, 4]), jnp.ones([1, 1], bool)
+    )
+    assert started.length.tolist() == [7]  # padding is no text
+    proposed = propose(drafter, started, 12)
+    assert proposed.tokens[0, : proposed.num_tokens[0]].tolist() == [13, 14, 15]
+    sound = view._replace(inputs=jnp.zeros([1, 8, 4]))
+    assert drafter.read_source(None, History.init(1, 32), sound).length.tolist() == [0]
+
+
+def propose(drafter, state, last_token):
+    """Returns what is proposed after a token."""
+    from jspec.sampling.distribution import SamplingSettings
+    from jspec.sampling.settings import Switches
+    from jspec.speculation.types import RoundInputs
+
+    zeros = jnp.zeros([1])
+    settings = SamplingSettings(zeros, zeros, zeros, zeros, (), None, Switches())
+    inputs = RoundInputs(
+        jnp.array([last_token]), lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
+        INDEPENDENT.draft_keys(jnp.zeros([1], jnp.uint32), jnp.array([7]), 3), settings, None,
+    )  # fmt: skip
+    return drafter.propose(None, state, inputs)[0]
+
+
+def test_a_draft_with_another_encoder_runs_its_own(pair):
+    """Its constants are those that it would have as a target; a shared encoder gives the same."""
+    target, draft = pair[1], disturbed(pair[1])
+    encoder = jax.tree.map(lambda leaf: leaf * 1.1, draft.params["encoder"])
+    other = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
+    source, length = jnp.array([SOURCES[2]]), jnp.array([len(SOURCES[2])])
+    for model in (draft, other):
+        generator = Generator(target, model, drafter="model", num_draft_tokens=3)
+        engine, row = generator.engine, generator.make_row(Request(SOURCES[2], GREEDY))
+        state = engine.begin(row, 512, generator.switches([GREEDY]))
+        constants = engine.read_source(generator.params, state, row).draft.cache.source
+        outputs = encode(model.config, model.params, source, length)
+        expected = make_source(model.config, model.params, outputs, length, jnp.float32)
+        count = len(SOURCES[2])
+        for mine, theirs in zip(constants.keys, expected.keys, strict=True):
+            np.testing.assert_allclose(mine[:, :, :count], theirs[:, :, :count], atol=1e-5)
+
+
+def test_encoders_are_compared_weight_by_weight(pair):
+    """One encoder serves both models only if no weight differs."""
+    target, draft = pair[1], disturbed(pair[1])
+    assert have_same_encoder(target, draft)
+    encoder = draft.params["encoder"] | {"relative": draft.params["encoder"]["relative"] + 1e-6}
+    other = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
+    assert not have_same_encoder(target, other)
+    tables = draft.params | {"embedding": draft.params["embedding"] + 1e-6}
+    assert not have_same_encoder(target, dataclasses.replace(draft, params=tables))
+    assert not have_same_encoder(make_model(), make_model())
+
+
+def test_what_cannot_be_read_is_refused(pair, plain):
+    """A source that is too long or empty, ids that are none, a source for a decoder alone."""
+    target, generator = pair[1], plain[0]
+    for request, message in (
+        (Request([4] * 513), "a source of 1 to 512 tokens, which the encoder reads, got 513"),
+        (Request([]), "a source of 1 to 512 tokens"),
+        (Request([61]), "source token ids from 0 to 60"),
+        (Request([3], source="text"), "the source as a list of token ids"),
+        (Request([3], source=[1.5]), "a source's token id"),
+    ):
+        with pytest.raises(InputError, match=message):
+            generator.check(request)
+    decoder = make_model()
+    with pytest.raises(InputError, match="no source, as tiny has no encoder"):
+        Generator(decoder, drafter="none").check(Request([3], source=[1]))
+    with pytest.raises(InputError, match="expected a draft like the target, an encoder-decoder"):
+        Generator(target, decoder, drafter="model")
+    with pytest.raises(InputError, match="a decoder alone in a server, got t5, an encoder-decoder"):
+        check_decoder(target, "in a server")

@@ -1,0 +1,138 @@
+"""T5 and Whisper beside transformers, in float32, from the same checkpoint."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.models import EncoderConfig, make_apply
+from jspec.models.cache import causal_mask
+from jspec.models.encoder_decoder import relative_buckets
+from jspec.weights.hf import load_hf, save_hf
+from tests.models.encoder_decoder_checkpoints import (
+    MODELS,
+    VOCAB,
+    make_checkpoint,
+    make_sources,
+    oracle_logits,
+    read_sources,
+    run,
+)
+
+LENGTH = 30  # past the largest distance with a bucket of its own
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    """Returns the folder, the config, parameters, a cache with sources, tokens and logits."""
+    name, folder = request.param, tmp_path_factory.mktemp("model")
+    theirs = make_checkpoint(name, folder)
+    config, params = load_hf(folder, "float32")
+    tokens = np.random.default_rng(3).integers(4, VOCAB, (2, LENGTH))
+    source = make_sources(name)
+    expected = oracle_logits(theirs, name, *source, tokens)
+    return folder, config, params, read_sources(config, params, *source), tokens, expected
+
+
+def tolerance(expected):
+    """Returns 1e-4 of the largest logit."""
+    return 1e-4 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 8, 9)], ids=["whole", "chunks"])
+def test_logits_equal_those_of_transformers(model, cuts):
+    """Sources of two lengths, the decoder's tokens in one call or in several."""
+    _, config, params, cache, tokens, expected = model
+    logits, _ = run(config, params, tokens, cache, cuts)
+    assert np.std(expected) > 0.3  # opinions
+    np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
+
+
+def test_rollback_leaves_the_source(model):
+    """Rows go back to their own lengths and read on; the constants are the same arrays."""
+    _, config, params, cache, tokens, expected = model
+    _, read = run(config, params, tokens, cache, (12,))
+    back = read.rollback(jnp.array([7, 12]))
+    block = np.stack([tokens[0, 7:11], tokens[1, 12:16]])
+    logits, _, after = make_apply(config)(params, jnp.asarray(block), back)
+    wanted = np.stack([expected[0, 7:11], expected[1, 12:16]])
+    np.testing.assert_allclose(logits, wanted, atol=tolerance(expected))
+    jax.tree.map(np.testing.assert_array_equal, after.source, cache.source)
+
+
+def test_a_tree_sees_along_its_paths(model):
+    """Two paths of one block equal the two texts read apart: distances follow the path."""
+    _, config, params, cache, tokens, expected = model
+    rng, depth, prompt = np.random.default_rng(4), 5, tokens[:, :6]
+    paths = rng.integers(4, VOCAB, (2, depth))
+    _, read = run(config, params, prompt, cache)
+    block = np.broadcast_to(paths.T.reshape(1, -1), (2, 2 * depth))  # the two paths take turns
+    ancestors = np.kron(np.asarray(causal_mask(depth)[0]), np.eye(2, dtype=bool))
+    positions = np.broadcast_to(6 + np.repeat(np.arange(depth), 2), (2, 2 * depth))
+    logits, _, _ = make_apply(config)(
+        params, jnp.asarray(block), read,
+        positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
+    )  # fmt: skip
+    for number, path in enumerate(paths):
+        text = np.concatenate([prompt, np.broadcast_to(path, (2, depth))], axis=1)
+        alone, _ = run(config, params, text, cache)
+        np.testing.assert_allclose(logits[:, number::2], alone[:, 6:], atol=tolerance(expected))
+
+
+def test_what_is_saved_is_read_back(model, tmp_path):
+    """The same config and parameters, and the same tensors."""
+    _, config, params, *_ = model
+    save_hf(tmp_path / "copy", config, params)
+    again, leaves = load_hf(tmp_path / "copy", "float32")
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, leaves, params)
+
+
+def test_no_field_of_the_encoder_is_without_effect(model):
+    """A number that does not count would hide a mistake: each changes the logits."""
+    _, config, params, cache, tokens, expected = model
+    if config.encoder.is_audio:
+        return
+    for field, value in (("num_buckets", 10), ("max_distance", 15)):
+        other = dataclasses.replace(config.encoder, **{field: value})
+        logits, _ = run(dataclasses.replace(config, encoder=other), params, tokens, cache)
+        assert np.abs(logits - expected).max() > 1e-3, field
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (12, 21), (8, 64)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_buckets_are_those_of_transformers(buckets, distance, is_causal):
+    """Near distances apart, far ones together, for any number of buckets."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = EncoderConfig(1, 1, 2, 2, 512, num_buckets=buckets, max_distance=distance)
+    distances = torch.arange(-distance, distance + 1)
+    theirs = T5Attention._relative_position_bucket(-distances, not is_causal, buckets, distance)
+    np.testing.assert_array_equal(relative_buckets(config, is_causal), theirs.numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("t5", {"feed_forward_proj": "gated-silu"}, "expected feed_forward_proj among 'relu'"),
+        ("t5", {"zebra": 1}, "unknown config keys: zebra"),
+        ("t5", {"d_kv": None}, "config lacks the key 'd_kv'"),
+        ("t5", {"num_heads": 2.5}, "expected num_heads to be a whole number from 1"),
+        ("t5", {"relative_attention_max_distance": 4}, "expected max_distance above 6"),
+        ("whisper", {"scale_embedding": True}, "expected scale_embedding to be False, got True"),
+        ("whisper", {"encoder_attention_heads": 5}, "encoder_attention_heads to divide d_model 24"),
+        ("whisper", {"suppress_tokens": ["a"]}, "suppressed tokens must be whole numbers"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured(name, change, message, tmp_path):
+    """One line that says what was expected and what came."""
+    make_checkpoint(name, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=message):
+        load_hf(tmp_path, "float32")
