@@ -388,7 +388,7 @@ class Batch:
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
         state = self._engine.begin(request, self._capacity, self._switches)
-        state = self._engine.read_source(self._params, state, request)
+        state = self._engine.read_source(self.params, state, request)
         is_scored = request.settings.prompt_logprobs
         # Of a wide chunk the logits of each token would take too much memory.
         calls = self._engine.chunks(len(request.prompt), widest=0 if is_scored else None)

@@ -21,6 +21,7 @@ from jspec.models import init_cache, make_apply
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.tokenizer import learn_bpe
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject
 from tests.serving.test_slots import answer, make
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
@@ -116,10 +117,20 @@ MODES = [
     ("auto", (0.0, 1.0, 0.0, 1.0)),
 ]
 PAIRS = [("bpe", "bytes"), ("bytes", "bpe")]
+# In quick tests the second pair, too, is translated in both ways: at each temperature in its own.
+_IN_ROUNDS = [
+    slow_unless(pair == PAIRS[0] or mode[0] == "auto", pair, *mode)
+    for pair in PAIRS
+    for mode in MODES
+]
+_IN_ANSWERS = [
+    slow_unless(translation == "auto", pair, translation)
+    for pair in PAIRS
+    for translation in ("shared", "spelling", "auto")
+]
 
 
-@pytest.mark.parametrize(("translation", "temperature"), MODES, ids=str)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize(("pair", "translation", "temperature"), _IN_ROUNDS, ids=str)
 def test_caches_equal_a_fresh_prefill_after_every_round(pair, translation, temperature):
     """In every slot that counts as cached, whatever was kept, spelt or cut anew.
 
@@ -149,46 +160,53 @@ def test_caches_equal_a_fresh_prefill_after_every_round(pair, translation, tempe
     assert np.mean(num_cached) < 2.5
 
 
-@pytest.mark.parametrize("translation", ["shared", "spelling", "auto"])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@functools.cache
+def plain(target):
+    """Returns a Generator of a target without drafts."""
+    return jspec.Generator(model(target), drafter="none")
+
+
+@pytest.mark.parametrize(("pair", "translation"), _IN_ANSWERS, ids=str)
 def test_answers_are_those_of_plain_decoding(pair, translation):
-    """Greedy, and under `coupled` at any temperature: alone and beside other rows."""
+    """Greedy, and under `coupled` at any temperature: beside other rows, and one alone."""
     target, draft = model(pair[0]), model(pair[1], 0.01)
     settings = [
         jspec.SamplingParams(max_new_tokens=24, temperature=t, seed=i, repetition_penalty=penalty)
         for i, (t, penalty) in enumerate([(0.0, 1.0), (1.0, 1.0), (0.7, 1.3)])
     ]
     requests = [
-        jspec.Request(text.decode(errors="ignore"), own)
-        for text, own in zip(PROMPTS, settings, strict=False)
+        jspec.Request(text.decode(errors="ignore"), settings_of_row)
+        for text, settings_of_row in zip(PROMPTS, settings, strict=False)
     ]
-    plain = jspec.Generator(target, drafter="none").generate(requests)
-    options = {"acceptance": "coupled", "num_draft_tokens": 3, "draft_translation": translation}
-    options = {**options, "drafter_options": DrafterOptions(draft_translation=translation)}
-    del options["draft_translation"]
-    for batch_size in (1, 3):
-        generator = jspec.Generator(target, draft, batch_size=batch_size, **options)
-        results = generator.generate(requests)
-        assert [r.token_ids for r in results] == [r.token_ids for r in plain]
-        assert sum(r.stats.num_accepted for r in results) > 3
+    expected = [result.token_ids for result in plain(pair[0]).generate(requests)]
+    options = {"acceptance": "coupled", "num_draft_tokens": 3}
+    options["drafter_options"] = DrafterOptions(draft_translation=translation)
+    generator = jspec.Generator(target, draft, batch_size=3, **options)
+    results = generator.generate(requests)
+    assert [result.token_ids for result in results] == expected
+    assert sum(result.stats.num_accepted for result in results) > 3
+    if pair == PAIRS[0]:
+        alone = jspec.Generator(target, draft, **options).generate(requests[1])
+        assert alone.token_ids == expected[1]
 
 
-@pytest.mark.parametrize(("drafter", "number"), [("model", "auto"), ("prompt_lookup+model", 3)])
-def test_what_the_vocabularies_share_is_said(drafter, number):
+def test_what_the_vocabularies_share_is_said():
     """In the settings of a run, and before it."""
     begun = []
     costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
+    models = model("bpe"), model("bytes", 0.01)
     generator = jspec.Generator(
-        model("bpe"), model("bytes", 0.01), drafter=drafter, num_draft_tokens=number,
-        notify=begun.append, costs=costs if number == "auto" else None,
-    )  # fmt: skip
+        *models, drafter="model", num_draft_tokens="auto", notify=begun.append, costs=costs
+    )
     result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
     assert result.stats.num_accepted > 0
     expected = (
         r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
     )
     assert any(re.search(expected, line) for line in begun)
-    assert re.search(expected, generator.describe()["draft_vocabulary"])
+    behind = jspec.Generator(*models, drafter="prompt_lookup+model", num_draft_tokens=3)
+    for described in (generator, behind):
+        assert re.search(expected, described.describe()["draft_vocabulary"])
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
     assert same.describe()["draft_vocabulary"] is None
 
@@ -252,7 +270,7 @@ def test_other_drafters_need_the_same_tokenizer():
         jspec.Generator(model("bpe"), model("bytes", 0.01), drafter="hierarchical")
 
 
-@pytest.mark.parametrize("translation", ["auto", "spelling"])
+@pytest.mark.parametrize("translation", ["auto", slow_unless(False, "spelling")])
 def test_the_audit_covers_it(translation):
     """Its cache is compared with what the draft reads, and its answers with the distribution.
 

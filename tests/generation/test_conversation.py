@@ -10,7 +10,7 @@ from jspec.drafters import DrafterOptions
 from jspec.generation.conversation import STOPPED, Conversation
 from jspec.generation.request import Request, SamplingParams
 from tests.tiny_eagle import save_head
-from tests.tiny_models import make_generator, target
+from tests.tiny_models import make_generator, shared_generator, target
 
 SETTINGS = SamplingParams(max_new_tokens=20)
 DRAFTERS = ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle")
@@ -25,11 +25,10 @@ def head(tmp_path_factory):
 
 
 def generator_of(drafter, request):
-    """Returns a new Generator."""
+    """Returns a Generator: its programs are shared, and every conversation has its own caches."""
     if drafter == "eagle":
-        head = request.getfixturevalue("head")
-        return make_generator("eagle", drafter_options=head)
-    return make_generator(drafter)
+        return make_generator("eagle", drafter_options=request.getfixturevalue("head"))
+    return shared_generator(drafter)
 
 
 def drawn(seed, count):
@@ -55,11 +54,11 @@ def test_only_what_is_new_is_read(drafter, request):
     The rounds are those of a fresh start, too: the drafter's caches hold what they would have read.
     In the third turn the text differs in the middle of the second answer; in the fourth nearly all.
     """
-    generator, fresh = generator_of(drafter, request), generator_of(drafter, request)
+    generator = generator_of(drafter, request)
     conversation, prompt = Conversation(generator), drawn(0, 20)
     for turn in range(5):
         result = answer(conversation, prompt)
-        expected = fresh.generate(Request(prompt, SETTINGS))
+        expected = generator.generate(Request(prompt, SETTINGS))
         assert result.token_ids == expected.token_ids
         assert result.stats.rounds == expected.stats.rounds
         # All but the first is new; else the answer's newest token and the next question.
@@ -78,11 +77,11 @@ def test_growing_past_a_capacity_changes_nothing():
     """Guards against caches that are copied wrongly into larger ones: 512 tokens become 1024."""
     model = target()
     longer = dataclasses.replace(model, config=dataclasses.replace(model.config, max_seq_len=1000))
-    generator, fresh = (make_generator("model", longer) for _ in range(2))
+    generator = make_generator("model", longer)
     conversation, prompt, capacities = Conversation(generator), drawn(0, 470), []
     for turn in range(3):
         result = answer(conversation, prompt)
-        expected = fresh.generate(Request(prompt, SETTINGS))
+        expected = generator.generate(Request(prompt, SETTINGS))
         assert result.token_ids == expected.token_ids
         assert result.stats.rounds == expected.stats.rounds
         assert conversation.num_read == (6 if turn else 470)
@@ -93,12 +92,12 @@ def test_growing_past_a_capacity_changes_nothing():
 
 def test_up_to_the_end_of_the_context():
     """Guards against padding of the last chunk that is written over what was read."""
-    generator, fresh = (make_generator("model") for _ in range(2))
+    generator = shared_generator("model")
     conversation, prompt = Conversation(generator), drawn(0, 150)
     first = answer(conversation, prompt)
     prompt = (prompt + first.token_ids + drawn(1, 30))[:195]
     result = answer(conversation, prompt)
-    assert result.token_ids == fresh.generate(Request(prompt, SETTINGS)).token_ids
+    assert result.token_ids == generator.generate(Request(prompt, SETTINGS)).token_ids
     assert (result.finish_reason, len(result.token_ids)) == ("length", 5)
     with pytest.raises(InputError, match="fewer tokens than the context's 200"):
         answer(conversation, drawn(0, 200))
@@ -106,7 +105,7 @@ def test_up_to_the_end_of_the_context():
 
 def test_other_settings_keep_the_caches():
     """Guards against a temperature that costs the conversation, and filters that lose it."""
-    generator, fresh = (make_generator("model") for _ in range(2))
+    generator = shared_generator("model")
     conversation, prompt = Conversation(generator), drawn(0, 20)
     for settings in (
         SETTINGS,
@@ -114,7 +113,7 @@ def test_other_settings_keep_the_caches():
         SamplingParams(max_new_tokens=20, temperature=0.8, top_p=0.7, repetition_penalty=1.2),
     ):
         result = answer(conversation, prompt, settings)
-        expected = fresh.generate(Request(prompt, settings))
+        expected = generator.generate(Request(prompt, settings))
         assert result.token_ids == expected.token_ids
         assert conversation.num_read in (20, 6)
         prompt = prompt + result.token_ids + drawn(1, 5)
@@ -123,7 +122,7 @@ def test_other_settings_keep_the_caches():
 
 def test_a_stopped_answer_is_gone_on_with():
     """Guards against caches that have lost what was said before Ctrl-C."""
-    generator, fresh = (make_generator("model") for _ in range(2))
+    generator = shared_generator("model")
     conversation, prompt = Conversation(generator), drawn(0, 20)
     visits = conversation.answer(prompt, SETTINGS)
     next(visits)
@@ -134,13 +133,13 @@ def test_a_stopped_answer_is_gone_on_with():
     assert 0 < len(result.token_ids) < 20
     prompt = prompt + result.token_ids + drawn(1, 5)
     again = answer(conversation, prompt)
-    assert again.token_ids == fresh.generate(Request(prompt, SETTINGS)).token_ids
+    assert again.token_ids == generator.generate(Request(prompt, SETTINGS)).token_ids
     assert conversation.num_read <= 6
 
 
 def test_a_visit_that_fails_costs_only_the_caches():
     """Guards against caches that a program has taken over and not given back."""
-    generator, fresh = (make_generator("model") for _ in range(2))
+    generator = shared_generator("model")
     conversation, prompt = Conversation(generator), drawn(0, 20)
     visits = conversation.answer(prompt, SETTINGS)
     next(visits)
@@ -148,4 +147,4 @@ def test_a_visit_that_fails_costs_only_the_caches():
     visits.close()
     result = answer(conversation, prompt)
     assert conversation.num_read == 20
-    assert result.token_ids == fresh.generate(Request(prompt, SETTINGS)).token_ids
+    assert result.token_ids == generator.generate(Request(prompt, SETTINGS)).token_ids

@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec import SamplingParams, kernels
-from jspec.drafters import DRAFTERS
+from jspec import Generator, SamplingParams, kernels
+from jspec.drafters import DRAFTERS, DrafterOptions
+from jspec.drafters.dflash_head import save_dflash
 from jspec.generation.batch import needed_switches
 from jspec.lab.accelerators.compiled import compile_program
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.lab.auditing.subject import cast
 from jspec.speculation.beam import BeamLimits, num_candidates
-from tests import meshes
+from tests import meshes, tiny_dflash
+from tests.drafters.test_translated_model import model as translated_model
 
 pytestmark = pytest.mark.compile_gpu
 _CAPACITY = 128
@@ -29,6 +31,10 @@ _SETTINGS = {
 }
 _TREE = {"num_draft_tokens": 5, "tree_depth": 2, "tree_branches": 2}
 _DRAWN = {**_TREE, "num_draft_tokens": 4, "tree_draws": "with"}
+_WITH_HEADS = "dflash with a Markov and a confidence head"
+_HEADS = {
+    "markov_rank": 2, "has_confidence": True, "confidence_reads_markov": True, "says_next": True,
+}  # fmt: skip
 _CASCADE, _MERGED = "prompt_lookup+model", "prompt_lookup+recycle+model"
 _ALONE = [(name, kind, 1, {}) for name in DRAFTERS for kind in _SETTINGS]
 _OTHERS = [
@@ -56,6 +62,23 @@ _OTHERS = [
     ("eagle", "sampled", 1, {"dtype": "bfloat16"}),
     (_MERGED, "greedy", 3, {"dtype": "bfloat16"} | _TREE),
     ("prompt_lookup", "greedy", 32, {"dtype": "bfloat16"}),
+    ("dflash", "greedy", 1, _TREE),
+    ("dflash", "sampled", 3, {"dtype": "bfloat16"} | _DRAWN),
+    (_WITH_HEADS, "greedy", 1, {}),
+    (_WITH_HEADS, "sampled", 3, {"num_draft_tokens": "auto"}),
+    (_WITH_HEADS, "greedy", 32, {"dtype": "bfloat16"}),
+    (_WITH_HEADS, "greedy", 1, _TREE),
+    (_WITH_HEADS, "sampled", 3, _DRAWN),
+]
+_TRANSLATED = [
+    ("model", "shared", "greedy", 1, {}),
+    ("model", "shared", "sampled", 3, {"num_draft_tokens": "auto"}),
+    ("model", "spelling", "greedy", 1, {}),
+    ("model", "spelling", "sampled", 3, {}),
+    ("model", "auto", "greedy", 1, {"dtype": "bfloat16"}),
+    ("model", "auto", "sampled", 1, {"acceptance": "coupled"}),
+    ("model", "auto", "sampled", 32, {}),
+    (_CASCADE, "auto", "sampled", 1, {}),
 ]
 _BEAMS = [("none", {}), ("prompt_lookup", {}), ("model", _TREE)]
 
@@ -75,10 +98,27 @@ def for_a_gpu(monkeypatch):
 def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
     """Returns a Generator of tiny models, and of a head, table or pattern if it needs one."""
     trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
-    options["drafter_options"] = meshes.drafter_options(drafter, folder, **trees)
     options = {"batch_size": batch_size, "acceptance": "rejection"} | options
+    if drafter == _WITH_HEADS:
+        drafter, config = "dflash", tiny_dflash.make_config(meshes.CONFIG, **_HEADS)
+        save_dflash(folder, config, tiny_dflash.params(config))
+        more = trees or {"draft_confidence": 0.5}
+        drafter_options = DrafterOptions(draft_head=str(folder), **more)
+    else:
+        drafter_options = meshes.drafter_options(drafter, folder, **trees)
+    options["drafter_options"] = drafter_options
     target = meshes.target(num_mtp_layers=int(drafter == "mtp"))
     return meshes.make_generator(drafter, None, cast(target, dtype), **options)
+
+
+def make_translated(drafter, translation, rows, dtype="float32", **options):
+    """Returns a Generator of tiny models of two vocabularies."""
+    models = cast(translated_model("bpe"), dtype), cast(translated_model("bytes", 0.01), dtype)
+    options = {"acceptance": "rejection", "num_draft_tokens": 4} | options
+    drafter_options = DrafterOptions(draft_translation=translation)
+    return Generator(
+        *models, drafter=drafter, batch_size=rows, drafter_options=drafter_options, **options
+    )
 
 
 def compile_rounds(function, generator, state):
@@ -126,6 +166,18 @@ def test_every_loop_of_a_run_waits_for_its_condition(drafter, kind, rows, option
     engine = generator.engine
     program = compile_rounds(engine._run, generator, state_of(generator, _SETTINGS[kind], rows))
     check(program, options.get("dtype", "float32"))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "translation", "kind", "rows", "options"), _TRANSLATED, ids=name_of
+)
+def test_every_loop_of_a_translated_draft_waits_for_its_condition(
+    drafter, translation, kind, rows, options
+):
+    """Each translation; alone, and behind lookups."""
+    generator = make_translated(drafter, translation, rows, **options)
+    state = state_of(generator, _SETTINGS[kind], rows)
+    check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
 
 
 @pytest.mark.parametrize(("drafter", "options"), _BEAMS, ids=name_of)
