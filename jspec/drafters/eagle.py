@@ -1,6 +1,6 @@
 """A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
 
-A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks behind the newest pair.
+A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks after the newest pair.
 
     block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
     drafts                        d1      d2    d3
