@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jspec.cli import answer_flags, drafter_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_count, whole_number
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
@@ -46,6 +46,12 @@ _NUM_ROWS = flags.DEFINE_integer(
 _LIST_RULES = flags.DEFINE_bool(
     "list_rules", False, "List the acceptance rules and their negative controls, and end."
 )
+_FUNCTIONS = flags.DEFINE_string(
+    "functions",
+    None,
+    "Audit jspec.speculate instead: a Python file that defines f, g, state and, if need be, update "
+    "(docs/speculate.md); --num_draft_tokens and --num_rows are read.",
+)
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write the results of all checks to this JSON file."
 )
@@ -65,10 +71,31 @@ def main() -> None:
 
         print(list_rules())
         return
+    if _FUNCTIONS.value is not None:
+        audit_functions(_FUNCTIONS.value)
+        return
     if given := mesh_flags.given_of_processes():
         raise InputError(f"expected an audit in one process, got --{', --'.join(given)}")
     with mesh_flags.flagged_mesh() as mesh:
         audit(mesh)
+
+
+def audit_functions(path: str) -> None:
+    """Audits two functions of a file."""
+    from jspec.generation.auto import AUTO
+    from jspec.lab.auditing.functions import check_speculate, read_functions
+
+    number = flags.FLAGS.num_draft_tokens
+    number = 2 if number == AUTO else whole_number("num_draft_tokens", int(number))
+    check_count("num_rows", _NUM_ROWS.value, 1, 10**7)
+    checks = []
+    for check in check_speculate(read_functions(path), number, _NUM_ROWS.value):
+        checks.append(check)
+        print(f"{'pass' if check.has_passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+    has_passed = all(check.has_passed for check in checks)
+    print(f"{'lossless' if has_passed else 'NOT lossless'}: {path}, {number} guesses a round")
+    if not has_passed:
+        sys.exit(1)
 
 
 def audit(mesh: Mesh | None) -> None:
