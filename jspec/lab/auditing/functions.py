@@ -56,9 +56,7 @@ def read_functions(path: str) -> Functions:
         raise InputError(f"{path}: {describe_error(error)}") from None
     if missing := [name for name in ("f", "g", "state") if name not in names]:
         raise InputError(f"{path}: expected f, g and state, got no {', '.join(missing)}")
-    functions = Functions(
-        *(names[name] for name in ("f", "g", "state")), names.get("update", latest)
-    )
+    functions = Functions(names["f"], names["g"], names["state"], names.get("update", latest))
     check_functions(functions.f, functions.g, functions.update, functions.state)
     return functions
 
@@ -141,7 +139,7 @@ def two_sample_p_value(values: np.ndarray, others: np.ndarray) -> float:
         if is_category:
             p_values.append(_categories_p_value(sample, other))
         else:
-            p_values.append(float(scipy.stats.ks_2samp(sample, other).pvalue))
+            p_values.append(float(scipy.stats.ks_2samp(sample, other)[1]))
     return min(1.0, min(p_values) * len(p_values))
 
 
@@ -162,4 +160,4 @@ def _categories_p_value(sample: np.ndarray, other: np.ndarray) -> float:
     pooled = [counts[:, ~is_rare], counts[:, is_rare].sum(axis=1, keepdims=True)]
     counts = np.concatenate(pooled[: 1 + int(is_rare.any())], axis=1)
     counts = counts[:, counts.sum(axis=0) > 0]
-    return float(scipy.stats.chi2_contingency(counts).pvalue) if counts.shape[1] > 1 else 1.0
+    return float(scipy.stats.chi2_contingency(counts)[1]) if counts.shape[1] > 1 else 1.0
