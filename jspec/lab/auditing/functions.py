@@ -139,7 +139,7 @@ def two_sample_p_value(values: np.ndarray, others: np.ndarray) -> float:
         if is_category:
             p_values.append(_categories_p_value(sample, other))
         else:
-            p_values.append(float(scipy.stats.ks_2samp(sample, other)[1]))
+            p_values.append(float(scipy.stats.ks_2samp(sample, other)[1]))  # type: ignore[arg-type]
     return min(1.0, min(p_values) * len(p_values))
 
 
@@ -160,4 +160,4 @@ def _categories_p_value(sample: np.ndarray, other: np.ndarray) -> float:
     pooled = [counts[:, ~is_rare], counts[:, is_rare].sum(axis=1, keepdims=True)]
     counts = np.concatenate(pooled[: 1 + int(is_rare.any())], axis=1)
     counts = counts[:, counts.sum(axis=0) > 0]
-    return float(scipy.stats.chi2_contingency(counts)[1]) if counts.shape[1] > 1 else 1.0
+    return float(scipy.stats.chi2_contingency(counts)[1]) if counts.shape[1] > 1 else 1.0  # type: ignore[arg-type]
