@@ -11,6 +11,7 @@ distribution is tested at temperature 1, unless the rule is for temperature 0 on
 import dataclasses
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
 from absl import flags
 from jax.sharding import Mesh
@@ -18,10 +19,11 @@ from jax.sharding import Mesh
 from jspec.cli import answer_flags, drafter_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_count
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
+from jspec.generation.auto import AUTO
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import Check, Subject
@@ -46,9 +48,17 @@ _NUM_ROWS = flags.DEFINE_integer(
 _LIST_RULES = flags.DEFINE_bool(
     "list_rules", False, "List the acceptance rules and their negative controls, and end."
 )
+_FUNCTIONS = flags.DEFINE_string(
+    "functions",
+    None,
+    "Audit jspec.speculate instead: a Python file that defines f, g, state and, if need be, update "
+    "(docs/speculate.md); --num_draft_tokens and --num_rows are read.",
+)
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write the results of all checks to this JSON file."
 )
+
+_NUM_GUESSES = 2  # a round, where nothing else is asked for
 
 # a check that says nothing of the distribution when it fails, and what to do then
 _INCONCLUSIVE = {
@@ -65,10 +75,30 @@ def main() -> None:
 
         print(list_rules())
         return
+    if _FUNCTIONS.value is not None:
+        audit_functions(_FUNCTIONS.value)
+        return
     if given := mesh_flags.given_of_processes():
         raise InputError(f"expected an audit in one process, got --{', --'.join(given)}")
     with mesh_flags.flagged_mesh() as mesh:
         audit(mesh)
+
+
+def audit_functions(path: str) -> None:
+    """Audits two functions of a file."""
+    from jspec.lab.auditing.functions import check_speculate, read_functions
+
+    number = flags.FLAGS.num_draft_tokens
+    if not number.isdecimal() and number != AUTO:
+        raise InputError(f"expected num_draft_tokens to be a number, got {number!r}")
+    number = _NUM_GUESSES if number == AUTO else int(number)
+    check_count("num_draft_tokens", number, 1, 4096)
+    check_count("num_rows", _NUM_ROWS.value, 1, 10**7)
+    begin = time.perf_counter()
+    checks = _print_checks(check_speculate(read_functions(path), number, _NUM_ROWS.value))
+    subject = f"f and g of {path}, {number} guesses a round"
+    if not _print_verdict(checks, True, subject, time.perf_counter() - begin):
+        sys.exit(1)
 
 
 def audit(mesh: Mesh | None) -> None:
@@ -81,31 +111,47 @@ def audit(mesh: Mesh | None) -> None:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
     from jspec.lab.auditing.checks import run_checks
 
-    checks = []
     begin = time.perf_counter()
-    for check in run_checks(
-        subject,
-        num_rows=_NUM_ROWS.value,
-        max_new_tokens=subject.settings.max_new_tokens,
-        say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
-    ):
-        checks.append(check)
-        failure = "weak" if _kind(check) in _INCONCLUSIVE else "FAIL"
-        outcome = "pass" if check.has_passed else failure
-        print(f"{outcome}  {check.name}: {check.detail}", flush=True)
+    checks = _print_checks(
+        run_checks(
+            subject,
+            num_rows=_NUM_ROWS.value,
+            max_new_tokens=subject.settings.max_new_tokens,
+            say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
+        )
+    )
     seconds = time.perf_counter() - begin
-    failed = {_kind(check) for check in checks if not check.has_passed}
-    has_passed = subject.rule.is_lossless and not failed
-    verdict = "lossless" if has_passed else "NOT lossless"
-    if failed and failed <= _INCONCLUSIVE.keys():
-        reasons = " and ".join(dict.fromkeys(_INCONCLUSIVE[kind] for kind in sorted(failed)))
-        verdict = f"inconclusive, {reasons.format(more_rows=8 * _NUM_ROWS.value)}"
-    print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
+    has_passed = _print_verdict(checks, subject.rule.is_lossless, describe(subject), seconds)
     if writer is not None:
         with writer:
             writer.write(make_record(subject, checks, has_passed, seconds))
     if not has_passed:
         sys.exit(1)
+
+
+def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
+    """Prints each check when it is done, and returns all."""
+    checks = []
+    for check in outcomes:
+        checks.append(check)
+        failure = "weak" if _kind(check) in _INCONCLUSIVE else "FAIL"
+        outcome = "pass" if check.has_passed else failure
+        print(f"{outcome}  {check.name}: {check.detail}", flush=True)
+    return checks
+
+
+def _print_verdict(
+    checks: Sequence[Check], is_lossless: bool, subject: str, seconds: float
+) -> bool:
+    """Prints the last line, and returns whether all is well."""
+    failed = {_kind(check) for check in checks if not check.has_passed}
+    has_passed = is_lossless and not failed
+    verdict = "lossless" if has_passed else "NOT lossless"
+    if failed and failed <= _INCONCLUSIVE.keys():
+        reasons = " and ".join(dict.fromkeys(_INCONCLUSIVE[kind] for kind in sorted(failed)))
+        verdict = f"inconclusive, {reasons.format(more_rows=8 * _NUM_ROWS.value)}"
+    print(f"{verdict}: {subject} ({seconds:.0f} s)")
+    return has_passed
 
 
 def _kind(check: Check) -> str:

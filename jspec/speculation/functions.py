@@ -393,8 +393,6 @@ def judge_by_ratio(
     after: Callable[[Any, Any, Array, Array, Array], Array] = draw_after,
 ) -> tuple[Array, Array]:
     """Keeps a guess with probability min(1, target / draft), up to the first that is not kept."""
-    if type(targets) is type(drafts) is Categorical:
-        return judge_categories(targets, drafts, values, keys)
     width = len(values)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))(keys.accept)
     # Strictly: a guess of density 0 is rejected even where the uniform is 0.
@@ -446,7 +444,14 @@ def judge_by_match(
     return num_accepted, drawn[num_accepted]
 
 
-RULES = {"rejection": Rule(judge_by_ratio, False), "coupled": Rule(judge_by_match, True)}
+def judge(targets: Any, drafts: Any, values: Array, keys: RoundKeys) -> tuple[Array, Array]:
+    """Judges by the formulas for categories, or by those for densities."""
+    are_categories = type(targets) is type(drafts) is Categorical
+    by_kind = judge_categories if are_categories else judge_by_ratio
+    return by_kind(targets, drafts, values, keys)
+
+
+RULES = {"rejection": Rule(judge, False), "coupled": Rule(judge_by_match, True)}
 
 
 class _Step(NamedTuple):

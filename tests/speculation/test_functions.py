@@ -278,7 +278,7 @@ def test_the_program_draws_categories_as_enumerated():
         joint = np.einsum("a,ab,abc->abc", probs[0, 1], probs[1], probs)
         return goodness_of_fit(counts, joint / joint.sum()).p_value
 
-    assert fit(judge_by_ratio) > FALSE_ALARM
+    assert fit(functions.judge) > FALSE_ALARM
     broken = rejection.RULE._replace(
         accept=lambda target_probs, proposal, noise: rejection.accept(
             target_probs, proposal, noise, lenience=0.5

@@ -22,8 +22,8 @@ from jspec.speculation.distributions import Categorical
 WIDTH, NUM_LEVELS = 8, 17
 NUM_PIXELS = WIDTH**2
 _NEIGHBOURS = (1, WIDTH - 1, WIDTH, WIDTH + 1)  # left, and the three above: so far back
-_HELD_OUT, _BATCH_SIZE = 297, 32
-_LARGE, _SMALL = (1024, 1024, 1024), (32,)  # widths of the hidden layers
+_HELD_OUT, _BATCH_SIZE = 297, 16
+_LARGE, _SMALL = (512, 512), (32,)  # widths of the hidden layers
 
 Params = list[dict[str, Array]]
 

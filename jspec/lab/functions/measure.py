@@ -77,8 +77,9 @@ def measure(spec: FunctionsSpec) -> dict[str, Any]:
     }  # fmt: skip
     if spec.chain == "digits":
         shown = results[:_NUM_PICTURES]
-        record["images"] = [np.asarray(result.values).tolist() for result in shown]
-        record["is_guess"] = [np.asarray(result.is_guess).tolist() for result in shown]
+        rest = 0, digits.NUM_PIXELS - spec.num_steps  # an image that is not drawn to its end
+        record["images"] = [np.pad(result.values, rest).tolist() for result in shown]
+        record["is_guess"] = [np.pad(result.is_guess, rest).tolist() for result in shown]
     return record
 
 

@@ -33,8 +33,8 @@ class FunctionsSpec:
     acceptance: str = "rejection"
     num_drafts: tuple[int, ...] = (1, 2, 4, 8)
     num_steps: int = 64
-    num_chains: int = 64
-    num_updates: int = 2000
+    num_chains: int = 32
+    num_updates: int = 1500
 
     def __post_init__(self) -> None:
         check_among("chain", self.chain, GUESSES)

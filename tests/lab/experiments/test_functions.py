@@ -30,7 +30,8 @@ def images(monkeypatch):
     monkeypatch.setattr(digits, "load_images", lambda: made)
     monkeypatch.setattr(digits, "_LARGE", (16,))
     digits.make_step.cache_clear()
-    yield made
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        yield made
     digits.make_step.cache_clear()
 
 
@@ -43,7 +44,7 @@ def test_a_run_and_its_report(images, tmp_path):
     assert row[0] == 3
     assert 1 < row[1] <= 4
     assert 0 < row[2] <= 1
-    assert np.shape(record["images"]) == np.shape(record["is_guess"]) == (2, 24)
+    assert np.shape(record["images"]) == np.shape(record["is_guess"]) == (2, 64)
     text = to_markdown(make_report(read_workdir(tmp_path)))
     assert "values per call of g" in text
     assert "figures/images-1.png" in text
@@ -63,7 +64,7 @@ def test_networks_see_no_pixel_that_is_not_drawn(images):
 def test_training_lowers_the_loss(images):
     """The pattern is learnt: half of the pixels have levels 0 to 2, half 7 to 9."""
     _, loss = digits.make_step("small", 200)
-    assert loss < 0.6 * np.log(digits.NUM_LEVELS)
+    assert loss < 0.75 * np.log(digits.NUM_LEVELS)
     table, of_table = digits.make_step("table", 1)
     assert np.log(3) < of_table < 1.1 * np.log(3) + 0.2
     assert jnp.argmax(table(digits.empty_canvas()).logits) < 3
