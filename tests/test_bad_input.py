@@ -141,6 +141,8 @@ def spoil(tmp_path):
         ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
         ("--draft_corpus=", "expected draft_corpus as a text, got an empty one"),
         ("--draft_corpus=a.txt", "draft_corpus with a drafter that reads it (suffix), got it with"),
+        ("--draft_memory=9", "expected draft_memory with a drafter that reads it (suffix), got it"),
+        ("--drafter=suffix --draft_memory=-1", "expected draft_memory from 0 to 4096, got -1"),
         (
             "--drafter=suffix --draft_corpus=none.txt",
             "cannot read the texts none.txt: No such file",

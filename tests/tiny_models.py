@@ -7,12 +7,15 @@ than others, so that texts repeat themselves, and the draft is the target distur
 
 import dataclasses
 import functools
+import pathlib
+import tempfile
 
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jspec.drafters import DrafterOptions
+from jspec.drafters.dflash_head import save_dflash
 from jspec.generation.generator import Generator
 from jspec.models import DecoderConfig
 from jspec.weights import Tokenizer
@@ -20,6 +23,7 @@ from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests import tiny_dflash
 from tests.weights.tokenizers.test_tokenizer import make_backend
 
 CONFIG = DecoderConfig(
@@ -78,8 +82,14 @@ def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself.
 
     "tree" and "self tree" are trees of a draft model, and of the target; "merged tree" has lookups
-    and recycled tokens beside the target's own.
+    and recycled tokens beside the target's own. "dflash" has a head that was made for the target.
     """
+    if drafter == "dflash":
+        with tempfile.TemporaryDirectory() as folder:
+            save_dflash(pathlib.Path(folder), *_dflash_head())
+            head = DrafterOptions(draft_head=folder)
+            options = {"num_draft_tokens": NUM_DRAFT_TOKENS, "drafter_options": head} | options
+            return Generator(model or target(), drafter=drafter, **options)
     model = model or target()
     drafts = {"self": model, "model": draft(), "hierarchical": draft(), "tree": draft()}
     drafts |= {"self tree": model, "merged tree": model}
@@ -92,6 +102,13 @@ def make_generator(drafter, model=None, **options):
     if drafter == "merged tree":
         kind = "prompt_lookup+recycle+model"
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
+
+
+@functools.cache
+def _dflash_head():
+    """Returns the shape of a head of DFlash, and parameters of which the target keeps drafts."""
+    config = tiny_dflash.make_config(CONFIG)
+    return config, tiny_dflash.fitted(config, CONFIG, target().params)
 
 
 _shared = functools.cache(make_generator)

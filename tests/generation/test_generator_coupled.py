@@ -27,6 +27,8 @@ def plain():
         slow_unless(False, "hierarchical", 7, 4),
         slow_unless(False, "model", 7, 4),
         slow_unless(False, "prompt_lookup", 1, 4),
+        slow_unless(False, "dflash", 7, 4),
+        slow_unless(False, "dflash", NUM_DRAFT_TOKENS, 1),
     ],
 )
 def test_one_seed_gives_one_text(plain, drafter, num_draft_tokens, batch_size):
@@ -56,7 +58,9 @@ def test_other_rules_give_another_text_of_the_same_distribution(plain, rule):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", slow_unless(False, "model")])
+@pytest.mark.parametrize(
+    "drafter", ["prompt_lookup", slow_unless(False, "model"), slow_unless(False, "dflash")]
+)
 def test_every_lossless_rule_is_plain_decoding_at_temperature_zero(rule, drafter):
     """There all of them keep exactly the drafts that are the most likely token."""
     settings = SamplingParams(max_new_tokens=40)

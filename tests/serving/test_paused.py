@@ -1,17 +1,11 @@
 """Requests in less memory than they want: whoever loses its slot goes on with the same tokens."""
 
-import functools
-import pathlib
-import tempfile
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
-from jspec.drafters import DrafterOptions
-from jspec.drafters.dflash_head import save_dflash
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
@@ -19,9 +13,8 @@ from jspec.serving.job import Job
 from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
 from jspec.speculation.control import drafters_of
-from tests import tiny_dflash
 from tests.drafters import test_translated_model as translated
-from tests.tiny_models import CONFIG, make_generator, shared_generator, target
+from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
 SETTINGS = [
@@ -54,23 +47,12 @@ CASES = [
 ]
 
 
-@functools.cache
-def dflash_head():
-    """Returns the shape of a head of DFlash, and parameters of which the target keeps drafts."""
-    config = tiny_dflash.make_config(CONFIG)
-    return config, tiny_dflash.fitted(config, CONFIG, target().params)
-
-
 def build(drafter, **options):
     """Returns a Generator; the draft model of "translated" has another vocabulary."""
-    if drafter == "translated":
-        options = {"num_draft_tokens": 4} | options
-        return Generator(translated.model("bytes"), translated.model("bpe", 0.01), **options)
-    if drafter != "dflash":
+    if drafter != "translated":
         return make_generator(drafter, **options)
-    with tempfile.TemporaryDirectory() as folder:
-        save_dflash(pathlib.Path(folder), *dflash_head())
-        return make_generator(drafter, drafter_options=DrafterOptions(draft_head=folder), **options)
+    options = {"num_draft_tokens": 4} | options
+    return Generator(translated.model("bytes"), translated.model("bpe", 0.01), **options)
 
 
 def answers(generator, scheduler, settings=SETTINGS):
@@ -147,10 +129,12 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     results = answers(generator, scheduler)
     assert scheduler.num_paused > 0
     assert compile_clock().num_programs == begin
-    if drafter in ("dflash", "translated") and "num_draft_tokens" not in options:
+    if "num_draft_tokens" in options:
+        alone = generator
+    elif drafter == "translated":
         alone = build(drafter, **options)
     else:
-        alone = generator if "num_draft_tokens" in options else shared_generator(drafter, **options)
+        alone = shared_generator(drafter, **options)
     # In one call, though one by one: their programs have all processors, and are compiled once.
     expected_of = alone.generate(list(map(Request, PROMPTS, SETTINGS)))
     for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):
