@@ -243,7 +243,8 @@ class PeekingHead(DflashDrafter):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"), [(Peeking, "dflash"), (PeekingMtp, "mtp"), (PeekingHead, "confidence")]
+    ("wrong", "name"),
+    [(Peeking, "dflash"), slow_unless(False, PeekingMtp, "mtp"), (PeekingHead, "confidence")],
 )
 def test_confidence_from_drawn_tokens_is_seen(wrong, name):
     """Negative control: a draft may be looked at before it is drawn, and not after."""
