@@ -1,6 +1,6 @@
 """A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
 
-A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks behind the newest pair.
+A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks after the newest pair.
 
     block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
     drafts                        d1      d2    d3
@@ -92,7 +92,7 @@ class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
         wanted: RowCounts,
         cache: KVCache,
     ) -> DraftedBlock:
-        """Reads the last round's pairs and, in the same call, the masks behind them."""
+        """Reads the last round's pairs and, in the same call, the masks after them."""
         assert self.config.mask_id is not None
         num = num_missing(state, wanted, cache)
         width = self.most_committed + self.block_width - 1
