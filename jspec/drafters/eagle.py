@@ -92,7 +92,7 @@ class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
         wanted: RowCounts,
         cache: KVCache,
     ) -> DraftedBlock:
-        """Reads the last round's pairs and, in the same call, the masks behind them."""
+        """Reads the last round's pairs and, in the same call, the masks after them."""
         assert self.config.mask_id is not None
         num = num_missing(state, wanted, cache)
         width = self.most_committed + self.block_width - 1

@@ -98,7 +98,6 @@ _SUBJECTS = {
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
     "mtp": {},
-    "mtp, tree": {"tree_depth": 2, "tree_branches": 2},
     "prompt_lookup+mtp, auto": {"num_draft_tokens": "auto"},
     "dflash": {},
     "dflash, tree": {"tree_depth": 2, "tree_branches": 2},
@@ -111,6 +110,7 @@ _SUBJECTS = {
     "prompt_lookup+medusa, unsure": {"draft_confidence": 0.4},
     # Beside a lookup: what is likeliest without the bias that keeps to the audited tokens, is none.
     "prompt_lookup+medusa, tree": {"tree_depth": 2, "tree_branches": 2},
+    "prompt_lookup+mtp, tree": {"tree_depth": 2, "tree_branches": 2},
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
