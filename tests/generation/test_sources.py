@@ -178,7 +178,7 @@ def test_a_draft_with_another_encoder_runs_its_own(pair):
         expected = make_source(model.config, model.params, outputs, length, jnp.float32)
         count = len(SOURCES[2])
         for mine, theirs in zip(constants.keys, expected.keys, strict=True):
-            np.testing.assert_allclose(mine[:, :, :count], theirs[:, :, :count], atol=1e-5)
+            np.testing.assert_allclose(mine[:, :, :count], theirs[:, :, :count], atol=1e-4)
 
 
 def test_encoders_are_compared_weight_by_weight(pair):
