@@ -190,8 +190,9 @@ def answer(
     is_stream = _STREAM.value and _BATCH_SIZE.value == 1
     has_titles = _PROMPTS_FILE.value is not None
     notes, begun, number = list_notes(loaded), set[int](), loaded.describe()["num_draft_tokens"]
-    if _CHAT.value is None and loaded.target.tokenizer.chat_template is None:
-        notes.append(f"{loaded.target.name} has no chat template: it only continues the prompt")
+    target = loaded.target
+    if _CHAT.value is None and target.tokenizer.chat_template is None and not target.config.encoder:
+        notes.append(f"{target.name} has no chat template: it only continues the prompt")
     start, num_tokens = Instant(), 0
     for chunk in loaded.run(requests, rows=rows):
         while notes:

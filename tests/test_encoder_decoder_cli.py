@@ -32,6 +32,7 @@ def folders(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_texts_go_through_the_encoder(folders, tmp_path, compile_cache):
     """The prompt is the source; drafts change nothing; sources that are too long, and servers."""
     target, home = f"--target={folders / 't5'}", tmp_path / "home"

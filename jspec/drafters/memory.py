@@ -61,7 +61,10 @@ class History(struct.PyTreeNode):
 
 
 class Remembering(Drafter):
-    """A drafter whose state is the text; of an encoder-decoder the source, then the answer."""
+    """A drafter whose state is the text.
+
+    Of an encoder-decoder that is the source, then the answer.
+    """
 
     def init(self, batch_size: int, capacity: int) -> History:
         """Returns the state of rows that have seen nothing."""

@@ -119,6 +119,7 @@ def test_the_target_accepts_its_own_drafts(pair, plain):
         assert result.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.slow
 def test_beams_are_those_of_transformers(pair, plain):
     """Beams share the constants of their row."""
     torch = pytest.importorskip("torch")

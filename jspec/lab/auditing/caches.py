@@ -93,10 +93,12 @@ def _largest_error(
     config, layout = model.own_config, Layout.of(model)
     kept = dataclasses.replace(config, num_layers=len(cache.keys))
     make = functools.partial(init_cache, kept, batch_size=batch_size, capacity=width, dtype=dtype)
+    # Constants of an encoder-decoder, which no round changes, are those of the rows.
+    source = jax.tree.map(lambda leaf: leaf[:batch_size], cache.source)
     first = jnp.zeros(batch_size, jnp.int32)  # logits of all tokens would be large, and unread
     apply = functools.partial(make_apply(config, layers), logits_at=first)
     read = layout.spread(
-        lambda params, texts: apply(params.target, texts, make())[2],
+        lambda params, texts: apply(params.target, texts, make().replace(source=source))[2],
         lambda *_: state_specs(jax.eval_shape(make), ()),
     )
     fresh = jax.jit(read)(ModelParams(model.params, None), texts)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from jspec.generation.own_code import check_own_code
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.auditing.subject import Subject
-from jspec.models import init_cache, make_apply
+from jspec.models import DecoderConfig, init_cache, make_apply
+from jspec.models.cache import Source
+from jspec.models.encoder_decoder import encode, make_source
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
@@ -39,6 +41,7 @@ _ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
 _MOST_DRAFTS = 2
 _COST_OF_A_DRAFT, _COST_OF_A_CHEAP_DRAFT = 0.5, 0.05  # in plain steps
+_SOURCE_TOKENS = 5  # of an encoder-decoder's source
 _COST_OF_READING = 0.01  # of a token that a drafter has missed, in plain steps
 
 
@@ -80,10 +83,34 @@ def jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]
     def run(params: ModelParams, tokens: jax.Array) -> jax.Array:
         batch_size, capacity = tokens.shape
         cache = init_cache(config, batch_size=batch_size, capacity=capacity, dtype=dtype)
+        if (source := audited_source(config)) is not None:
+            cache = cache.replace(source=_read(config, params.target, source, batch_size, dtype))
         return apply(params.target, tokens, cache)[0]
 
     program = jax.jit(Layout.of(target).spread(run))
     return lambda params, tokens: program(ModelParams(params, None), tokens)
+
+
+def audited_source(config: DecoderConfig) -> np.ndarray | None:
+    """Returns what the encoder reads of all rows; None of a decoder alone."""
+    encoder = config.encoder
+    if encoder is None:
+        return None
+    if encoder.is_audio:
+        shape = 2 * encoder.max_len, encoder.num_mels
+        return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return config.vocab_size // 2 + np.arange(_SOURCE_TOKENS)
+
+
+def _read(
+    config: DecoderConfig, params: Params, source: np.ndarray, batch_size: int, dtype: Any
+) -> Source:
+    """Returns the source as the caches of that many rows have it."""
+    assert config.encoder is not None
+    count = config.encoder.max_len if config.encoder.is_audio else len(source)
+    length = jnp.full([batch_size], count, jnp.int32)
+    inputs = jnp.broadcast_to(jnp.asarray(source), (batch_size, *source.shape))
+    return make_source(config, params, encode(config, params, inputs, length), length, dtype)
 
 
 class Rows:
@@ -173,7 +200,8 @@ class Rows:
         prompt = self.context.prompt
         num_slots = len(prompt) + 1 + self.num_rounds * (self.num_draft_tokens + 1)
         costs, capacity = self._costs(), num_slots + self.num_draft_tokens + 1
-        row = Row(settings, prompt, stop_ids=(), max_length=num_slots + 1, costs=costs)
+        source = audited_source(self.subject.target.config)
+        row = Row(settings, prompt, (), max_length=num_slots + 1, costs=costs, source=source)
         state = self._engine.prefill(params, row, capacity, needed_switches([settings]))
         state = state.replace(last_token=jnp.array([self.context.first], jnp.int32))
         if self.drafter is None:

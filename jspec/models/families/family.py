@@ -121,6 +121,12 @@ def take_keys(raw: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     return {field: raw.pop(key) for key, field in keys.items()}
 
 
+def take_ends(raw: dict[str, Any], default: int) -> tuple[Any, ...]:
+    """Takes the ids that end a text out of a config.json: one, or a list."""
+    ends = raw.pop("eos_token_id", default)
+    return tuple(ends) if isinstance(ends, list) else (ends,)
+
+
 def read_window(raw: dict[str, Any]) -> dict[str, Any]:
     """Takes the window of all layers out of a config.json; returns its fields."""
     return window_fields(raw.pop("sliding_window", None), range(raw["num_hidden_layers"]))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jspec.models.config import DecoderConfig, EncoderConfig
-from jspec.models.families.family import Family, take_keys
+from jspec.models.families.family import Family, take_ends, take_keys
 
 _SIZES = {
     "vocab_size": "vocab_size", "d_model": "embed_dim", "d_kv": "head_dim", "d_ff": "hidden_dim",
@@ -47,7 +47,7 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         max_seq_len=context,
         norm_epsilon=raw.pop("layer_norm_epsilon", 1e-6),
         tie_embeddings=is_tied and is_scaled,
-        eos_ids=(raw.pop("eos_token_id", 1),),
+        eos_ids=take_ends(raw, 1),
         family="t5",
         activation=activation,
         attention_scale=1.0,
@@ -70,7 +70,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "n_positions": encoder.max_len,
         "decoder_start_token_id": encoder.start_id,
         "pad_token_id": encoder.start_id,
-        "eos_token_id": config.eos_ids[0],
+        "eos_token_id": list(config.eos_ids),
         "relative_attention_num_buckets": encoder.num_buckets,
         "relative_attention_max_distance": encoder.max_distance,
         "layer_norm_epsilon": config.norm_epsilon,

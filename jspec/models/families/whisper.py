@@ -3,7 +3,7 @@
 from typing import Any
 
 from jspec.models.config import DecoderConfig, EncoderConfig
-from jspec.models.families.family import Family, take_keys
+from jspec.models.families.family import Family, take_ends, take_keys
 
 _DECODER = {
     "vocab_size": "vocab_size", "d_model": "embed_dim", "decoder_ffn_dim": "hidden_dim",
@@ -39,7 +39,7 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         max_seq_len=raw.pop("max_target_positions", 448),
         tie_embeddings=True,
         bos_id=raw.pop("bos_token_id", None),
-        eos_ids=(raw.pop("eos_token_id", 50256),),
+        eos_ids=take_ends(raw, 50256),
         family="whisper",
         activation=raw.pop("activation_function", "gelu"),
         encoder=encoder,
@@ -57,7 +57,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "num_mel_bins": encoder.num_mels,
         "decoder_start_token_id": encoder.start_id,
         "bos_token_id": config.bos_id,
-        "eos_token_id": config.eos_ids[0],
+        "eos_token_id": list(config.eos_ids),
         "activation_function": config.activation,
         "suppress_tokens": list(encoder.never_ids),
         "begin_suppress_tokens": list(encoder.never_first_ids),
