@@ -171,7 +171,7 @@ def generate(tiny_pair):
 @pytest.mark.parametrize(
     ("name", "rule", "temperature"),
     [
-        slow_unless((name, rule) in (("model", "rejection"), ("eagle", "coupled")), name, rule, t)
+        slow_unless(rule == "coupled", name, rule, t)
         for name in ("model", "eagle")
         for rule, t in (("greedy", 0.0), ("rejection", 0.0), ("coupled", 1.0))
     ],

@@ -1,6 +1,7 @@
 """An answer that fails, alone and beside others; arguments of another type, each in one line."""
 
 import dataclasses
+import functools
 import json
 import threading
 import types
@@ -60,10 +61,17 @@ def test_one_prompt_that_fails_raises():
         generator.generate(Request("abc", SamplingParams(seed=UNLUCKY)))
 
 
+@functools.cache
+def tokens_by_xla():
+    """Returns the answer's tokens where XLA computes everything."""
+    return make_generator("prompt_lookup").generate(PROMPT, SETTINGS).token_ids
+
+
 @pytest.fixture
 def kernel(monkeypatch):
     """A CPU whose blocks a kernel computes, as XLA does, that fails from some call on."""
     kernel = types.SimpleNamespace(num_calls=0, first_failure=None, takes=lambda width: True)
+    kernel.expected = tokens_by_xla()
 
     def count():
         kernel.num_calls += 1
@@ -99,33 +107,31 @@ PROMPT, SETTINGS = "abcabcabc", SamplingParams(max_new_tokens=12)
 @pytest.mark.parametrize("part", ["prefill", "rounds"])
 def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
     """One line, and the answer that XLA gives; its state, which had been given away, is there."""
-    whole = shared_generator("prompt_lookup").generate(PROMPT, SETTINGS)
     kernel.first_failure = 1
     kernel.takes = lambda width: (width > 16) == (part == "prefill")
     generator = make_generator("prompt_lookup")
     result = generator.generate(PROMPT, SETTINGS)
     num_calls = kernel.num_calls
-    assert result.token_ids == whole.token_ids
+    assert result.token_ids == kernel.expected
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jspec: a program with the kernels cuda failed (JaxRuntimeError: ")
     assert line.endswith("): XLA computes everything from now on")
-    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
+    assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
     assert (kernel.num_calls, capsys.readouterr().err) == (num_calls, "")
 
 
 @pytest.mark.parametrize("part", ["prefill", "rounds"])
 def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
     """Guards against a traceback of XLA's, and against a server that fails from then on."""
-    whole = shared_generator("prompt_lookup").generate(PROMPT, SETTINGS)
     kernel.takes = lambda width: (width > 16) == (part == "prefill")
     generator = make_generator("prompt_lookup")
-    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
+    assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
     kernel.first_failure = kernel.num_calls + 1
     with pytest.raises(
         InputError, match=r"the kernels cuda failed .*: XLA computes what comes next"
     ):
         generator.generate(PROMPT, SETTINGS)
-    assert generator.generate(PROMPT, SETTINGS).token_ids == whole.token_ids
+    assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
 
 
 HUGE = 10**400

@@ -362,8 +362,10 @@ def test_a_second_process_reads_the_verdict_and_tries_nothing(stage):
     call(3)
     assert machine_of(stage.path) == verdicts._machine()
     code = "from tests.kernels.test_contest import decide_elsewhere\ndecide_elsewhere()"
+    # Its cache is new: it would compile the C++, which takes half a minute.
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JSPEC_NATIVE": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": "cpu"}, text=True,
+        [sys.executable, "-c", code], env=env, text=True,
         capture_output=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "cuda\n", "")
