@@ -12,7 +12,7 @@ METHODS = {"plain": {"drafter": "none"}, "lookup": {"drafter": "prompt_lookup"}}
 PLAIN = {"methods": METHODS, "settings": {"T=0": {}, "T=1": {"temperature": 1.0}}}
 
 BAD = [
-    ("kind", "magic", "expected kind among generate, estimate, theory, predict, functions; got 'magic'"),
+    ("kind", "magic", "among generate, estimate, theory, predict, functions; got 'magic'"),
     ("max_new_token", 3, "no field 'max_new_token'; did you mean 'max_new_tokens'"),
     ("qqq", 3, "no field 'qqq'; expected kind, title"),
     ("title", 3, "expected title to be a text, got 3"),
