@@ -5,6 +5,10 @@
 
 A Metropolis chain, whose decisions are guessed, and unadjusted Langevin steps, whose Gaussians are;
 each by Laplace's approximation, and by a guess that knows nothing. See docs/speculate.md.
+
+Values per call of the posterior with 1, 2, 4 and 8 guesses a round (2026-11-27, a count):
+Metropolis, Laplace 1.99, 2.97, 4.89, 8.66; coin 1.73, 2.26, 2.91, 3.29; Langevin, Laplace 1.99,
+2.96, 4.84, 8.50; no gradient 1.72, 2.25, 2.92, 3.46.
 """
 
 from ml_collections import ConfigDict

@@ -55,19 +55,22 @@ from jspec.speculation.acceptance import rejection
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.distributions import (
     Categorical,
-    Distribution,
     draw,
     draw_after,
     gumbel,
     log_ratio,
 )
+from jspec.speculation.function_checks import (
+    GUESSES_AXIS,
+    StepFn,
+    UpdateFn,
+    check_functions,
+    check_mesh,
+    is_pytree,
+)
 
-GUESSES_AXIS = "guesses"
 _MOST_STEPS, _MOST_DRAFTS = 10**8, 4096
 _NO_FAULT, _FAULT_OF_F, _FAULT_OF_G = 0, 1, 2
-
-StepFn = Callable[[Any], Any]
-UpdateFn = Callable[[Any, Any], Any]
 
 
 class Speculation(struct.PyTreeNode):
@@ -176,7 +179,7 @@ def speculate(
     check_mesh(num_drafts)
     if num_drafts == 0:
         acceptance = "coupled"
-    functions = [function if _is_pytree(function) else jax.tree_util.Partial(function)
+    functions = [function if is_pytree(function) else jax.tree_util.Partial(function)
                  for function in (f, g, update)]  # fmt: skip
     chain, fault = run_rounds(
         *functions, state, _chain_key(rng_key), num_steps=num_steps, num_drafts=num_drafts,
@@ -188,10 +191,6 @@ def speculate(
             f"expected log_prob to be a number; that of {name} is NaN at step {chain.num_values}"
         )
     return chain
-
-
-def _is_pytree(function: Any) -> bool:
-    return not jax.tree_util.all_leaves([function])
 
 
 def _chain_key(rng_key: Array) -> Array:
@@ -452,93 +451,3 @@ def judge(targets: Any, drafts: Any, values: Array, keys: RoundKeys) -> tuple[Ar
 
 
 RULES = {"rejection": Rule(judge, False), "coupled": Rule(judge_by_match, True)}
-
-
-class _Step(NamedTuple):
-    """What one function gives, as a message names it."""
-
-    kind: type
-    value: jax.ShapeDtypeStruct
-    support: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        support = "".join(f", {part}" for part in self.support if part)
-        shape = ", ".join(map(str, self.value.shape))
-        return f"{self.kind.__name__} of {self.value.dtype}[{shape}]{support}"
-
-
-def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
-    """Checks that f and g give distributions of like values, and that the state keeps its shape.
-
-    Raises:
-      InputError: they do not; the message says what came.
-    """
-    step_of_f, step_of_g = _read_step("f", f, state), _read_step("g", g, state)
-    if step_of_f[1:] != step_of_g[1:]:
-        raise InputError(
-            "expected f and g to give distributions of one shape, type and support; f gives "
-            f"{step_of_f}, g gives {step_of_g}"
-        )
-    after = jax.eval_shape(update, state, step_of_g.value)
-    (paths, kind), (others, kind_after) = map(jax.tree_util.tree_flatten_with_path, (state, after))
-    if kind != kind_after:
-        raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
-    for (path, leaf), (_, other) in zip(paths, others, strict=True):
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
-            raise InputError(
-                f"expected update to give {leaf.dtype}{list(leaf.shape)} for state"
-                f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
-            )
-
-
-def _read_step(name: str, function: StepFn, state: Any) -> _Step:
-    seen: list[tuple[type, tuple[Any, ...]]] = []
-
-    def run(state: Any, rng_key: Array) -> tuple[Array, Array]:
-        distribution = function(state)
-        if not isinstance(distribution, Distribution):
-            kind = type(distribution).__name__
-            raise InputError(
-                f"expected {name} to give a distribution with sample and log_prob, got a {kind}"
-            )
-        if not _is_pytree(distribution):
-            kind = type(distribution).__name__
-            raise InputError(f"expected the {kind} of {name} to be a pytree: register the class")
-        value = draw(distribution, rng_key)
-        seen.append((type(distribution), _support_of(distribution)))
-        return value, jnp.asarray(distribution.log_prob(value))
-
-    value, log_prob = jax.eval_shape(run, state, jax.random.key(0))
-    if log_prob.shape:
-        raise InputError(
-            f"expected log_prob of {name} to be one number for a whole value, got "
-            f"{list(log_prob.shape)}"
-        )
-    kind, support = seen[-1]
-    return _Step(kind, value, support)
-
-
-def _support_of(distribution: Any) -> tuple[Any, ...]:
-    """Returns what a distribution says of its values: a number of categories, a support."""
-    count = getattr(distribution, "num_categories", None)
-    support = getattr(distribution, "support", None)
-    while inner := getattr(support, "base_constraint", None):  # numpyro's, of several numbers
-        support = inner
-    parts = vars(support).items() if hasattr(support, "__dict__") else ()
-    ends = tuple(f"{key} {part}" for key, part in parts if isinstance(part, int | float))
-    name = "" if support is None else type(support).__name__.lstrip("_")
-    return (count and f"{count} categories", name, *ends)
-
-
-def check_mesh(num_drafts: int) -> None:
-    """Checks that the mesh around, if it has an axis for guesses, divides a round's states.
-
-    Raises:
-      InputError: it does not.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if GUESSES_AXIS in mesh.axis_names and (num_drafts + 1) % mesh.shape[GUESSES_AXIS]:
-        raise InputError(
-            f"expected num_drafts + 1 to be a multiple of the mesh's {mesh.shape[GUESSES_AXIS]} "
-            f"devices for guesses, got {num_drafts} + 1"
-        )

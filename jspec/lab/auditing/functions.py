@@ -18,10 +18,10 @@ import numpy as np
 from jspec.common.errors import InputError, describe_error
 from jspec.lab.auditing.subject import Check
 from jspec.speculation.distributions import draw
+from jspec.speculation.function_checks import check_functions, is_pytree
 from jspec.speculation.functions import (
     RULES,
     Rule,
-    check_functions,
     judge_by_ratio,
     latest,
     run_rounds,
@@ -117,7 +117,7 @@ def _chains(
     Raises:
       InputError: a `log_prob` is NaN.
     """
-    parts = [part if not jax.tree_util.all_leaves([part]) else jax.tree_util.Partial(part)
+    parts = [part if is_pytree(part) else jax.tree_util.Partial(part)
              for part in (functions.f, functions.g, functions.update)]  # fmt: skip
     state = jax.tree.map(jax.numpy.asarray, functions.state)
     run = functools.partial(

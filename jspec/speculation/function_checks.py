@@ -1,0 +1,114 @@
+"""What `speculate` checks before anything runs: two functions, how a state goes on, and the mesh.
+
+Shapes, types and supports are read by tracing, which computes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jspec.common.errors import InputError
+from jspec.speculation.distributions import Distribution, draw
+
+GUESSES_AXIS = "guesses"  # of a mesh
+
+StepFn = Callable[[Any], Any]
+UpdateFn = Callable[[Any, Any], Any]
+
+
+def is_pytree(value: Any) -> bool:
+    """Returns whether JAX knows a value's parts."""
+    return not jax.tree_util.all_leaves([value])
+
+
+class _Step(NamedTuple):
+    """What one function gives, as a message names it."""
+
+    kind: type
+    value: jax.ShapeDtypeStruct
+    support: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        support = "".join(f", {part}" for part in self.support if part)
+        shape = ", ".join(map(str, self.value.shape))
+        return f"{self.kind.__name__} of {self.value.dtype}[{shape}]{support}"
+
+
+def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
+    """Checks that f and g give distributions of like values, and that the state keeps its shape.
+
+    Raises:
+      InputError: they do not; the message says what came.
+    """
+    step_of_f, step_of_g = _read_step("f", f, state), _read_step("g", g, state)
+    if step_of_f[1:] != step_of_g[1:]:
+        raise InputError(
+            "expected f and g to give distributions of one shape, type and support; f gives "
+            f"{step_of_f}, g gives {step_of_g}"
+        )
+    after = jax.eval_shape(update, state, step_of_g.value)
+    (paths, kind), (others, kind_after) = map(jax.tree_util.tree_flatten_with_path, (state, after))
+    if kind != kind_after:
+        raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
+    for (path, leaf), (_, other) in zip(paths, others, strict=True):
+        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+            raise InputError(
+                f"expected update to give {leaf.dtype}{list(leaf.shape)} for state"
+                f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
+            )
+
+
+def _read_step(name: str, function: StepFn, state: Any) -> _Step:
+    seen: list[tuple[type, tuple[Any, ...]]] = []
+
+    def run(state: Any, rng_key: Array) -> tuple[Array, Array]:
+        distribution = function(state)
+        if not isinstance(distribution, Distribution):
+            kind = type(distribution).__name__
+            raise InputError(
+                f"expected {name} to give a distribution with sample and log_prob, got a {kind}"
+            )
+        if not is_pytree(distribution):
+            kind = type(distribution).__name__
+            raise InputError(f"expected the {kind} of {name} to be a pytree: register the class")
+        value = draw(distribution, rng_key)
+        seen.append((type(distribution), _support_of(distribution)))
+        return value, jnp.asarray(distribution.log_prob(value))
+
+    value, log_prob = jax.eval_shape(run, state, jax.random.key(0))
+    if log_prob.shape:
+        raise InputError(
+            f"expected log_prob of {name} to be one number for a whole value, got "
+            f"{list(log_prob.shape)}"
+        )
+    kind, support = seen[-1]
+    return _Step(kind, value, support)
+
+
+def _support_of(distribution: Any) -> tuple[Any, ...]:
+    """Returns what a distribution says of its values: a number of categories, a support."""
+    count = getattr(distribution, "num_categories", None)
+    support = getattr(distribution, "support", None)
+    while inner := getattr(support, "base_constraint", None):  # numpyro's, of several numbers
+        support = inner
+    parts = vars(support).items() if hasattr(support, "__dict__") else ()
+    ends = tuple(f"{key} {part}" for key, part in parts if isinstance(part, int | float))
+    name = "" if support is None else type(support).__name__.lstrip("_")
+    return (count and f"{count} categories", name, *ends)
+
+
+def check_mesh(num_drafts: int) -> None:
+    """Checks that the mesh around, if it has an axis for guesses, divides a round's states.
+
+    Raises:
+      InputError: it does not.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if GUESSES_AXIS in mesh.axis_names and (num_drafts + 1) % mesh.shape[GUESSES_AXIS]:
+        raise InputError(
+            f"expected num_drafts + 1 to be a multiple of the mesh's {mesh.shape[GUESSES_AXIS]} "
+            f"devices for guesses, got {num_drafts} + 1"
+        )
