@@ -8,6 +8,7 @@ import sys
 import jax
 import pytest
 
+from tests.cases import slow_unless
 from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
@@ -77,7 +78,7 @@ cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 
 
-@pytest.mark.parametrize("failing", ["one", "all"])
+@pytest.mark.parametrize("failing", ["one", slow_unless(False, "all")])
 def test_a_method_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
     """Guards against a record lost because torch's compiler lacks something; it says what."""
     path = tmp_path / "report.json"

@@ -69,7 +69,7 @@ def _padded_file(path, num_padding, seed):
         "ggml.tokens": ["<|x|>", "<s>", "</s>", "<end>", *letters[:-1], "AB", *padding],
         "ggml.token_type": [3] * 4 + [1] * 60 + [5] * num_padding,
     }  # fmt: skip
-    config = dataclasses.replace(GGUF_CONFIG, vocab_size=64 + num_padding)
+    config = dataclasses.replace(GGUF_CONFIG, vocab_size=64 + num_padding, num_layers=1)
     write_gguf(path, config, random_tensors(config, seed), tokens=tokens)
     return load_model(path, dtype="float32")
 
@@ -83,10 +83,9 @@ def test_two_paddings_in_files_work_without_a_word(tmp_path, capfd):
         used_vocab_size(target) == used_vocab_size(draft) == shared_vocab_size(target, draft) == 64
     )
     settings = SamplingParams(max_new_tokens=40, temperature=3.0, seed=1)
-    for models in ([target, draft], [draft, target], [target]):
-        has_draft = len(models) == 2
-        options = {"drafter": "model", "num_draft_tokens": 2} if has_draft else {"drafter": "none"}
-        result = Generator(*models, **options).generate(Request([7, 8, 9], settings))
+    for models in ([target, draft], [draft, target]):
+        generator = Generator(*models, drafter="model", num_draft_tokens=2)
+        result = generator.generate(Request([7, 8, 9], settings))
         assert max(result.token_ids) < 64
     assert capfd.readouterr() == ("", "")
 
