@@ -177,7 +177,8 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
     for name in members & set(SAVE_HEAD):
         # At temperature 0 all rows say the same: these heads are right there now and then.
         head = {"seed": 3 if name == "medusa" else 0}
-        if name == "dflash":
+        # Above, a drawn tree needs one that is refused often: see `_draft_for`.
+        if name == "dflash" and not (_is_drawn(subject) and temperature):
             head = {"target": target().params}
         options["draft_head"] = SAVE_HEAD[name](tmp_path / "head", CONFIG, **head)
     audited = make_subject(
