@@ -38,7 +38,7 @@ class Device:
     `is_shared` tells of a page of the target's part whether it may be written no more.
     """
 
-    page_bytes, num_pages = (1, 1), 14
+    page_bytes, num_pages, has_memory = (1, 1), 14, False
 
     def __init__(self, num_rows):
         self.rows, self.lengths = range(num_rows), np.zeros(num_rows, int)
