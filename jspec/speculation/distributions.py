@@ -105,9 +105,11 @@ def gumbel(rng_key: Array, count: int) -> Float32[Array, "v"]:
 
 def draw(distribution: Any, rng_key: Array) -> Array:
     """Draws one value; distrax and TFP call the key `seed`, and take it by name."""
-    if "seed" in inspect.signature(distribution.sample).parameters:
-        return jnp.asarray(distribution.sample(seed=rng_key))
-    return jnp.asarray(distribution.sample(rng_key))
+    takes_seed = "seed" in inspect.signature(distribution.sample).parameters
+    sampled = distribution.sample(seed=rng_key) if takes_seed else distribution.sample(rng_key)
+    value = jnp.asarray(sampled)
+    # A weakly typed number, as of `jnp.where(is_head, 1, 0)`, is of no other type than its equal.
+    return jax.lax.convert_element_type(value, value.dtype)
 
 
 def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:

@@ -419,6 +419,39 @@ def test_no_guess_of_density_zero_is_kept():
     assert int(num_accepted) == 0
 
 
+class Coin(struct.PyTreeNode):
+    """1 with a probability, else -1; weakly typed, as numbers of Python are."""
+
+    chance: jax.Array
+
+    def sample(self, rng_key):
+        return jnp.where(jax.random.uniform(rng_key) < self.chance, 1.0, -1.0)
+
+    def log_prob(self, value):
+        return jnp.log(jnp.where(value > 0, self.chance, 1 - self.chance))
+
+
+class TypedCoin(Coin):
+    """The same, in float32."""
+
+    def sample(self, rng_key):
+        return Coin.sample(self, rng_key).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("acceptance", RULES)
+def test_weakly_typed_values_are_of_their_type(acceptance):
+    """They were refused beside others, in a message that named the same type twice."""
+    chains = [
+        jspec.speculate(
+            lambda x: TypedCoin(0.5 + 0.2 * x), lambda x, kind=kind: kind(0.5 + 0.3 * x),
+            jnp.float32(1), KEY, num_steps=20, num_drafts=3, acceptance=acceptance,
+        )
+        for kind in (Coin, TypedCoin)
+    ]  # fmt: skip
+    assert 0 < int(chains[0].num_accepted) < 20
+    np.testing.assert_array_equal(chains[0].values, chains[1].values)
+
+
 # Bad input.
 
 
