@@ -112,6 +112,18 @@ def draw(distribution: Any, rng_key: Array) -> Array:
     return jax.lax.convert_element_type(value, value.dtype)
 
 
+def log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
+    """Returns the logarithm of a value's probability or density; outside the support -inf.
+
+    There numpyro's distributions return any number, so that a guess outside g's would be kept.
+    """
+    answer, support = distribution.log_prob(value), getattr(distribution, "support", None)
+    if not callable(support):
+        return answer
+    is_inside = jnp.all(support(value)) | jnp.isnan(answer)  # NaN stays an error
+    return jnp.where(is_inside, answer, -jnp.inf)
+
+
 def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:
     """Returns log(target(value) / draft(value))."""
     if type(target) is type(draft) is Gaussian:
@@ -119,7 +131,7 @@ def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:
         (mean, scale), (draft_mean, draft_scale) = target.moments, draft.moments
         z, draft_z = (value - mean) / scale, (value - draft_mean) / draft_scale
         return jnp.sum(jnp.log(draft_scale / scale) + (draft_z - z) * (draft_z + z) / 2)
-    return target.log_prob(value) - draft.log_prob(value)
+    return log_prob(target, value) - log_prob(draft, value)
 
 
 def reflect(target: Gaussian, draft: Gaussian, value: Array) -> Array:

@@ -452,6 +452,41 @@ def test_weakly_typed_values_are_of_their_type(acceptance):
     np.testing.assert_array_equal(chains[0].values, chains[1].values)
 
 
+class Interval(NamedTuple):
+    """A support in the form of numpyro's."""
+
+    width: jax.Array
+
+    def __call__(self, value):
+        return (value >= 0) & (value < self.width)
+
+
+class Uniform(struct.PyTreeNode):
+    """Uniform on [0, width) in the form of numpyro's, whose density is the same everywhere."""
+
+    width: jax.Array
+
+    @property
+    def support(self):
+        return Interval(self.width)
+
+    def sample(self, rng_key):
+        return self.width * jax.random.uniform(rng_key, [], jnp.float32)
+
+    def log_prob(self, value):
+        return jnp.broadcast_to(-jnp.log(self.width), jnp.shape(value))
+
+
+def test_supports_that_follow_from_the_state_are_heeded():
+    """No guess outside g's is kept, and no value outside f's is missing."""
+    steps = [lambda x, end=end: Uniform(end + 0 * x) for end in (4.0, 2.0)]
+    for f, g, wide in ((*steps, 2.0), (*steps[::-1], 4.0)):
+        chain = jspec.speculate(f, g, jnp.float32(0), KEY, num_steps=400, num_drafts=3)
+        assert 0.95 * wide < float(chain.values.max()) < wide
+        # 8 standard deviations of the mean of 400 values.
+        assert abs(float(chain.values.mean()) - wide / 2) < 8 * wide / 12**0.5 / 20
+
+
 # Bad input.
 
 
