@@ -117,10 +117,11 @@ def log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
 
     There numpyro's distributions return any number, so that a guess outside g's would be kept.
     """
-    answer, support = distribution.log_prob(value), getattr(distribution, "support", None)
-    if not callable(support):
+    answer = distribution.log_prob(value)
+    support: Any = getattr(distribution, "support", None)
+    if not callable(support) or inspect.ismethod(support):  # a method's arguments are not known
         return answer
-    is_inside = jnp.all(support(value)) | jnp.isnan(answer)  # NaN stays an error
+    is_inside = jnp.all(jnp.asarray(support(value))) | jnp.isnan(answer)  # NaN stays an error
     return jnp.where(is_inside, answer, -jnp.inf)
 
 

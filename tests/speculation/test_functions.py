@@ -24,7 +24,14 @@ import jspec
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.speculation import functions
 from jspec.speculation.acceptance import chain, rejection
-from jspec.speculation.distributions import Categorical, Gaussian, draw, draw_after, log_ratio
+from jspec.speculation.distributions import (
+    Categorical,
+    Gaussian,
+    draw,
+    draw_after,
+    log_prob,
+    log_ratio,
+)
 from jspec.speculation.functions import RULES, Rule, judge_by_ratio, judge_categories
 from tests.speculation.enumeration import Paths, worst_error_of
 from tests.speculation.toys import make_tables
@@ -485,6 +492,19 @@ def test_supports_that_follow_from_the_state_are_heeded():
         assert 0.95 * wide < float(chain.values.max()) < wide
         # 8 standard deviations of the mean of 400 values.
         assert abs(float(chain.values.mean()) - wide / 2) < 8 * wide / 12**0.5 / 20
+
+
+class WithEnds(Laplace):
+    """A density with a method of that name, as scipy's have."""
+
+    def support(self):
+        return -jnp.inf, jnp.inf
+
+
+def test_a_method_named_support_is_not_called():
+    """Nobody knows what it takes."""
+    step = WithEnds(jnp.float32(1))
+    assert float(log_prob(step, jnp.float32(2))) == float(step.log_prob(2.0))
 
 
 # Bad input.
