@@ -86,8 +86,9 @@ def main() -> None:
 
 def audit_functions(path: str) -> None:
     """Audits two functions of a file."""
-    from jspec.lab.auditing.functions import check_speculate, read_functions
+    from jspec.lab.auditing.functions import FALSE_ALARM, check_speculate, read_functions
 
+    writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     number = flags.FLAGS.num_draft_tokens
     if not number.isdecimal() and number != AUTO:
         raise InputError(f"expected num_draft_tokens to be a number, got {number!r}")
@@ -96,8 +97,13 @@ def audit_functions(path: str) -> None:
     check_count("num_rows", _NUM_ROWS.value, 1, 10**7)
     begin = time.perf_counter()
     checks = _print_checks(check_speculate(read_functions(path), number, _NUM_ROWS.value))
-    subject = f"f and g of {path}, {number} guesses a round"
-    if not _print_verdict(checks, True, subject, time.perf_counter() - begin):
+    subject, seconds = f"f and g of {path}, {number} guesses a round", time.perf_counter() - begin
+    has_passed = _print_verdict(checks, True, subject, seconds)
+    if writer is not None:
+        about = {"subject": subject, "num_draft_tokens": number, "false_alarm_rate": FALSE_ALARM}
+        with writer:
+            writer.write(provenance.environment() | about | _outcome(checks, has_passed, seconds))
+    if not has_passed:
         sys.exit(1)
 
 
@@ -228,6 +234,12 @@ def make_record(
         "num_draft_tokens": subject.num_draft_tokens,
         "drafter_options": dataclasses.asdict(subject.drafter_options),
         "false_alarm_rate": FALSE_ALARM,
+        **_outcome(checks, has_passed, seconds),
+    }
+
+
+def _outcome(checks: Sequence[Check], has_passed: bool, seconds: float) -> dict[str, object]:
+    return {
         "is_lossless": has_passed,
         "seconds": seconds,
         "checks": [dataclasses.asdict(check) for check in checks],

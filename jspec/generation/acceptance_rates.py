@@ -15,10 +15,9 @@ import numpy as np
 
 from jspec.common import exchange
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
-from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row, make_row
-from jspec.generation.sources import read_prompt
+from jspec.generation.sources import encode_text, read_prompt
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
@@ -61,7 +60,7 @@ def measure_rates(
     settings = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0)
     rows = []
     for text in _PROMPTS:
-        prompt = encode_prompt(target, text, chat=None, system=None)[-(max_seq_len // 2) :]
+        prompt = encode_text(target, text, chat=None, system=None)[-(max_seq_len // 2) :]
         prompt, source = read_prompt(target, Request(prompt, settings), chat=None, system=None)
         rows.append(make_row(prompt, settings, target, max_seq_len, source))
     groups = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]

@@ -37,11 +37,10 @@ from jspec.generation.options import (
     choose_method,
     make_spec,
 )
-from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
-from jspec.generation.sources import read_prompt
+from jspec.generation.sources import encode_text, read_prompt
 from jspec.sampling.processors import Processor
 from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.acceptance import BUILT_IN
@@ -395,7 +394,7 @@ class Generator:
         Raises:
           InputError: if the prompt is empty, or a needed chat template is missing.
         """
-        return encode_prompt(self.target, prompt, chat=chat, system=system)
+        return encode_text(self.target, prompt, chat=chat, system=system)
 
     def _take_chunk(self, row: int, answers: dict[int, Answer], batch: Batch) -> Chunk:
         """Returns the next chunk of a row's answer; a row whose answer has ended becomes free."""

@@ -35,12 +35,19 @@ def read_prompt(
         prompt = encode_prompt(target, request.prompt, chat=chat, system=system)
         return prompt, _check_spectrogram(encoder, request.source)
     if request.source is None:
-        source = encode_prompt(target, request.prompt, chat=chat, system=system)
-        if isinstance(request.prompt, str):
-            source = _with_end(target, source)
+        source = encode_text(target, request.prompt, chat=chat, system=system)
         return [encoder.start_id], _check_text(encoder, source)
     prompt = encode_prompt(target, request.prompt, chat=chat, system=system)
     return prompt, _check_text(encoder, request.source)
+
+
+def encode_text(
+    target: LoadedModel, prompt: str | Sequence[int], *, chat: bool | None, system: str | None
+) -> list[int]:
+    """Returns the token ids of a prompt, see `encode_prompt`; of a source with its end."""
+    ids, encoder = encode_prompt(target, prompt, chat=chat, system=system), target.config.encoder
+    is_source = encoder is not None and not encoder.is_audio
+    return _with_end(target, ids) if is_source and isinstance(prompt, str) else ids
 
 
 def _with_end(target: LoadedModel, source: Sequence[int]) -> list[int]:

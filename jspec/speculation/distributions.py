@@ -105,9 +105,24 @@ def gumbel(rng_key: Array, count: int) -> Float32[Array, "v"]:
 
 def draw(distribution: Any, rng_key: Array) -> Array:
     """Draws one value; distrax and TFP call the key `seed`, and take it by name."""
-    if "seed" in inspect.signature(distribution.sample).parameters:
-        return jnp.asarray(distribution.sample(seed=rng_key))
-    return jnp.asarray(distribution.sample(rng_key))
+    takes_seed = "seed" in inspect.signature(distribution.sample).parameters
+    sampled = distribution.sample(seed=rng_key) if takes_seed else distribution.sample(rng_key)
+    value = jnp.asarray(sampled)
+    # A weakly typed number, as of `jnp.where(is_head, 1, 0)`, is of no other type than its equal.
+    return jax.lax.convert_element_type(value, value.dtype)
+
+
+def log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
+    """Returns the logarithm of a value's probability or density; outside the support -inf.
+
+    There numpyro's distributions return any number, so that a guess outside g's would be kept.
+    """
+    answer = distribution.log_prob(value)
+    support: Any = getattr(distribution, "support", None)
+    if not callable(support) or inspect.ismethod(support):  # a method's arguments are not known
+        return answer
+    is_inside = jnp.all(jnp.asarray(support(value))) | jnp.isnan(answer)  # NaN stays an error
+    return jnp.where(is_inside, answer, -jnp.inf)
 
 
 def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:
@@ -117,7 +132,7 @@ def log_ratio(target: Any, draft: Any, value: Array) -> Float[Array, ""]:
         (mean, scale), (draft_mean, draft_scale) = target.moments, draft.moments
         z, draft_z = (value - mean) / scale, (value - draft_mean) / draft_scale
         return jnp.sum(jnp.log(draft_scale / scale) + (draft_z - z) * (draft_z + z) / 2)
-    return target.log_prob(value) - draft.log_prob(value)
+    return log_prob(target, value) - log_prob(draft, value)
 
 
 def reflect(target: Gaussian, draft: Gaussian, value: Array) -> Array:

@@ -58,6 +58,7 @@ from jspec.speculation.distributions import (
     draw,
     draw_after,
     gumbel,
+    log_prob,
     log_ratio,
 )
 from jspec.speculation.function_checks import (
@@ -362,7 +363,7 @@ def find_fault(
     is_read = jnp.arange(width) <= num_accepted
     of_f = is_read & jnp.isnan(_log_probs(guesses.drafts, guesses.values))
     of_g = is_read & jnp.isnan(_log_probs(_first(targets, width), guesses.values))
-    is_last_bad = jnp.isnan(_at(targets, num_accepted).log_prob(value))
+    is_last_bad = jnp.isnan(log_prob(_at(targets, num_accepted), value))
     of_f, of_g = jnp.pad(of_f, (0, 1)), jnp.pad(of_g, (0, 1)).at[num_accepted].max(is_last_bad)
     is_fault = of_f | of_g
     first = jnp.where(is_fault.any(), jnp.argmax(is_fault), width + 1)
@@ -371,7 +372,7 @@ def find_fault(
 
 
 def _log_probs(distributions: Any, values: Array) -> Array:
-    return jax.vmap(lambda distribution, value: distribution.log_prob(value))(distributions, values)
+    return jax.vmap(log_prob)(distributions, values)
 
 
 def _at(tree: Any, index: Array) -> Any:

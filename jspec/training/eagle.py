@@ -114,6 +114,11 @@ class EagleTraining(TrainingConfig):
                 f"{self.init_head}: expected a head of EAGLE-3 to go on from, found norms of "
                 "EAGLE-3.1, which are not trained"
             )
+        if shape.mask_id is not None or shape.has_embedding:
+            raise InputError(
+                f"{self.init_head}: expected a head of EAGLE-3 to go on from, found the mask or "
+                "the embedding of a P-EAGLE, which are not trained"
+            )
         wanted, layers = list(self.feature_layers), list(head.config.feature_layers)
         if wanted and wanted != layers:
             raise InputError(

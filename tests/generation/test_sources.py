@@ -119,6 +119,15 @@ def test_the_target_accepts_its_own_drafts(pair, plain):
         assert result.stats.acceptance_rate == 1.0
 
 
+def test_an_encoded_text_is_the_source_of_the_text(plain):
+    """With its end, which a benchmark's sources lacked."""
+    generator, text = plain[0], "12 + 34"
+    ids = generator.encode_prompt(text)
+    assert ids[-1:] == [2]
+    rows = [generator.make_row(Request(prompt, GREEDY)) for prompt in (text, ids)]
+    assert rows[0].source.tolist() == rows[1].source.tolist() == ids
+
+
 @pytest.mark.slow
 def test_beams_are_those_of_transformers(pair, plain):
     """Beams share the constants of their row."""

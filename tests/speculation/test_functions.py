@@ -24,7 +24,14 @@ import jspec
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.speculation import functions
 from jspec.speculation.acceptance import chain, rejection
-from jspec.speculation.distributions import Categorical, Gaussian, draw, draw_after, log_ratio
+from jspec.speculation.distributions import (
+    Categorical,
+    Gaussian,
+    draw,
+    draw_after,
+    log_prob,
+    log_ratio,
+)
 from jspec.speculation.functions import RULES, Rule, judge_by_ratio, judge_categories
 from tests.cases import slow_unless
 from tests.speculation.enumeration import Paths, worst_error_of
@@ -419,6 +426,87 @@ def test_no_guess_of_density_zero_is_kept():
     finally:
         jax.random.uniform = original
     assert int(num_accepted) == 0
+
+
+class Coin(struct.PyTreeNode):
+    """1 with a probability, else -1; weakly typed, as numbers of Python are."""
+
+    chance: jax.Array
+
+    def sample(self, rng_key):
+        return jnp.where(jax.random.uniform(rng_key) < self.chance, 1.0, -1.0)
+
+    def log_prob(self, value):
+        return jnp.log(jnp.where(value > 0, self.chance, 1 - self.chance))
+
+
+class TypedCoin(Coin):
+    """The same, in float32."""
+
+    def sample(self, rng_key):
+        return Coin.sample(self, rng_key).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("acceptance", RULES)
+def test_weakly_typed_values_are_of_their_type(acceptance):
+    """They were refused beside others, in a message that named the same type twice."""
+    chains = [
+        jspec.speculate(
+            lambda x: TypedCoin(0.5 + 0.2 * x), lambda x, kind=kind: kind(0.5 + 0.3 * x),
+            jnp.float32(1), KEY, num_steps=20, num_drafts=3, acceptance=acceptance,
+        )
+        for kind in (Coin, TypedCoin)
+    ]  # fmt: skip
+    assert 0 < int(chains[0].num_accepted) < 20
+    np.testing.assert_array_equal(chains[0].values, chains[1].values)
+
+
+class Interval(NamedTuple):
+    """A support in the form of numpyro's."""
+
+    width: jax.Array
+
+    def __call__(self, value):
+        return (value >= 0) & (value < self.width)
+
+
+class Uniform(struct.PyTreeNode):
+    """Uniform on [0, width) in the form of numpyro's, whose density is the same everywhere."""
+
+    width: jax.Array
+
+    @property
+    def support(self):
+        return Interval(self.width)
+
+    def sample(self, rng_key):
+        return self.width * jax.random.uniform(rng_key, [], jnp.float32)
+
+    def log_prob(self, value):
+        return jnp.broadcast_to(-jnp.log(self.width), jnp.shape(value))
+
+
+def test_supports_that_follow_from_the_state_are_heeded():
+    """No guess outside g's is kept, and no value outside f's is missing."""
+    steps = [lambda x, end=end: Uniform(end + 0 * x) for end in (4.0, 2.0)]
+    for f, g, wide in ((*steps, 2.0), (*steps[::-1], 4.0)):
+        chain = jspec.speculate(f, g, jnp.float32(0), KEY, num_steps=400, num_drafts=3)
+        assert 0.95 * wide < float(chain.values.max()) < wide
+        # 8 standard deviations of the mean of 400 values.
+        assert abs(float(chain.values.mean()) - wide / 2) < 8 * wide / 12**0.5 / 20
+
+
+class WithEnds(Laplace):
+    """A density with a method of that name, as scipy's have."""
+
+    def support(self):
+        return -jnp.inf, jnp.inf
+
+
+def test_a_method_named_support_is_not_called():
+    """Nobody knows what it takes."""
+    step = WithEnds(jnp.float32(1))
+    assert float(log_prob(step, jnp.float32(2))) == float(step.log_prob(2.0))
 
 
 # Bad input.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters.eagle_head import EagleConfig, init_eagle_params, load_eagle
+from jspec.drafters.eagle_head import EagleConfig, init_eagle_params, load_eagle, save_eagle
 from jspec.drafters.head_folder import round_head
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
@@ -155,6 +155,16 @@ def test_another_layer_is_refused(folder, monkeypatch):
     monkeypatch.setattr("jspec.training.eagle.load_eagle", lambda *_: changed)
     with pytest.raises(InputError, match="expected a layer like the target's"):
         trainee_of(OWN, init_head=str(folder))
+
+
+@pytest.mark.parametrize("extra", [{"mask_id": 3}, {"has_embedding": True}], ids=str)
+def test_a_head_of_p_eagle_is_refused(tmp_path, extra):
+    """It would lose its mask and its embedding, and be written as a head of EAGLE-3."""
+    layer = dataclasses.replace(CONFIG, num_layers=1, vocab_size=len(OWN), tie_embeddings=False)
+    config = EagleConfig(layer, CONFIG.vocab_size, LAYERS, **extra)
+    save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
+    with pytest.raises(InputError, match="the embedding of a P-EAGLE, which are not trained"):
+        trainee_of(OWN, init_head=str(tmp_path / "head"))
 
 
 class Changed:

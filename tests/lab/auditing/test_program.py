@@ -81,6 +81,22 @@ def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
         assert message in check_refusal(*outcome)
 
 
+def test_two_functions_are_recorded(audit, tmp_path):
+    """As they are printed; `--output_json` was ignored."""
+    file, path = tmp_path / "mine.py", tmp_path / "audit.json"
+    file.write_text(
+        "import jax.numpy as jnp\nimport jspec\nstate = jnp.int32(0)\n"
+        "f = lambda x: jspec.Categorical(jnp.array([0.0, 1.0]))\n"
+        "g = lambda x: jspec.Categorical(jnp.array([1.0, 0.0]) * x)\n"
+    )
+    status, output, errors = audit(f"--functions={file}", f"--output_json={path}")
+    assert status == 0, output + errors
+    record = json.loads(path.read_text())
+    assert record["is_lossless"] is True
+    assert f"\nlossless: {record['subject']} (" in output
+    assert output.count("pass  ") == len(record["checks"]) == 4
+
+
 def test_rules_are_listed_with_their_controls(audit):
     """At once: no model is loaded, and nothing is audited."""
     status, output, errors = audit("--list_rules", "--target=nowhere")
