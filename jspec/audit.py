@@ -90,7 +90,7 @@ def audit_functions(path: str) -> None:
 
     number = flags.FLAGS.num_draft_tokens
     if not number.isdecimal() and number != AUTO:
-        raise InputError(f"expected num_draft_tokens to be a number, got {number!r}")
+        raise InputError(f"expected num_draft_tokens to be auto or from 1 to 4096, got {number!r}")
     number = _NUM_GUESSES if number == AUTO else int(number)
     check_count("num_draft_tokens", number, 1, 4096)
     check_count("num_rows", _NUM_ROWS.value, 1, 10**7)

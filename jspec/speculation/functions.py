@@ -164,13 +164,17 @@ def speculate(
       The values, the state after them, and counts.
 
     Raises:
-      InputError: a number out of range; f and g give values of other shapes, types or supports;
-        the state changes its shape; or a `log_prob` is NaN, which a surrounding jit or vmap hides:
-        `num_values` is then below num_steps.
+      InputError: a number out of range; no function, or not one key; f and g give values of other
+        shapes, types or supports; the state changes its shape; or a `log_prob` is NaN, which a
+        surrounding jit or vmap hides: `num_values` is then below num_steps.
     """
     check_count("num_steps", num_steps, 1, _MOST_STEPS)
     check_count("num_drafts", num_drafts, 0, _MOST_DRAFTS)
     check_among("acceptance", acceptance, RULES)
+    for name, function in (("f", f), ("g", g), ("update", update)):
+        if not callable(function):
+            raise InputError(f"expected {name} to be a function, got {function!r}")
+    check_key(rng_key)
     state = jax.tree.map(jnp.asarray, state)
     check_functions(f, g, update, state)
     check_mesh(num_drafts)
@@ -188,6 +192,16 @@ def speculate(
             f"expected log_prob to be a number; that of {name} is NaN at step {chain.num_values}"
         )
     return chain
+
+
+def check_key(rng_key: Any) -> None:
+    """Raises an `InputError` unless this is one random key, of either kind."""
+    kind = getattr(rng_key, "dtype", None)
+    is_new = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    if (is_new and rng_key.ndim == 0) or (kind == jnp.uint32 and rng_key.ndim == 1):
+        return
+    got = repr(rng_key) if kind is None else f"{kind}{list(rng_key.shape)}"
+    raise InputError(f"expected rng_key to be one key, such as jax.random.key(0), got {got}")
 
 
 def _is_pytree(function: Any) -> bool:
@@ -483,10 +497,11 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
     (paths, kind), (others, kind_after) = map(jax.tree_util.tree_flatten_with_path, (state, after))
     if kind != kind_after:
         raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
+    whose = "the default update (the value is the next state)" if update is latest else "update"
     for (path, leaf), (_, other) in zip(paths, others, strict=True):
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
             raise InputError(
-                f"expected update to give {leaf.dtype}{list(leaf.shape)} for state"
+                f"expected {whose} to give {leaf.dtype}{list(leaf.shape)} for state"
                 f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
             )
 
@@ -498,8 +513,10 @@ def _read_step(name: str, function: StepFn, state: Any) -> _Step:
         distribution = function(state)
         if not isinstance(distribution, Distribution):
             kind = type(distribution).__name__
+            if isinstance(distribution, Tracer):
+                kind = f"an array, {distribution.dtype}{list(distribution.shape)}"
             raise InputError(
-                f"expected {name} to give a distribution with sample and log_prob, got a {kind}"
+                f"expected {name} to give a distribution with sample and log_prob, got {kind}"
             )
         if not _is_pytree(distribution):
             kind = type(distribution).__name__
