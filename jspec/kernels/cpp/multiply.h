@@ -76,8 +76,8 @@ struct Numbers<BFloat16> {
 
 constexpr int kMaxRows = 8;     // rows of a block
 constexpr int kCacheLine = 64;  // bytes
-// Weights are asked for so many bytes ahead, into the second cache: what is asked for into the first
-// one occupies its few buffers of misses until memory answers, and loads that hit wait behind it.
+// Weights are asked for kAhead bytes ahead, into the second cache: what is asked for into the first
+// one occupies its few buffers of misses until memory answers, and loads that hit wait for it.
 constexpr int kAhead = 8192, kIntoL2 = 2;
 constexpr int64_t kTile = 96;   // outputs whose weights stay in cache while all rows use them
 constexpr int64_t kChunksPerThread = 2;  // so that a thread that is late can be helped
