@@ -88,6 +88,14 @@ def audit_functions(path: str) -> None:
     """Audits two functions of a file."""
     from jspec.lab.auditing.functions import check_speculate, read_functions
 
+    modules = (drafter_flags, answer_flags, mesh_flags)
+    unread = [f for module in modules for f in flags.FLAGS.get_key_flags_for_module(module)]
+    names = {flag.name for flag in (*unread, flags.FLAGS["output_json"]) if flag.present}
+    if given := sorted(names - {"num_draft_tokens"}):
+        raise InputError(
+            "expected only --num_draft_tokens and --num_rows with --functions, "
+            f"got --{', --'.join(given)}"
+        )
     number = flags.FLAGS.num_draft_tokens
     if not number.isdecimal() and number != AUTO:
         raise InputError(f"expected num_draft_tokens to be auto or from 1 to 4096, got {number!r}")
