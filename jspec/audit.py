@@ -88,10 +88,18 @@ def audit_functions(path: str) -> None:
     """Audits two functions of a file."""
     from jspec.lab.auditing.functions import FALSE_ALARM, check_speculate, read_functions
 
+    modules = (drafter_flags, answer_flags, mesh_flags)
+    unread = [f for module in modules for f in flags.FLAGS.get_key_flags_for_module(module)]
+    names = {flag.name for flag in unread if flag.present}
+    if given := sorted(names - {"num_draft_tokens"}):
+        raise InputError(
+            "expected only --num_draft_tokens, --num_rows and --output_json with --functions, "
+            f"got --{', --'.join(given)}"
+        )
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     number = flags.FLAGS.num_draft_tokens
     if not number.isdecimal() and number != AUTO:
-        raise InputError(f"expected num_draft_tokens to be a number, got {number!r}")
+        raise InputError(f"expected num_draft_tokens to be auto or from 1 to 4096, got {number!r}")
     number = _NUM_GUESSES if number == AUTO else int(number)
     check_count("num_draft_tokens", number, 1, 4096)
     check_count("num_rows", _NUM_ROWS.value, 1, 10**7)

@@ -40,7 +40,7 @@ _COMPARE = flags.DEFINE_list(
     "none,prompt_lookup,eagle:5 (5 drafts a round), in the place of --drafter: they answer by "
     "turns, three times, and a table says how fast. Texts are not printed."
 )  # fmt: skip
-_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer; or give --prompts_file.")
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer; for several, --prompts_file.")
 _PROMPTS_FILE = flags.DEFINE_string(
     "prompts_file", None, "File with one JSON object per line, with `prompt` (or Spec-Bench's "
     "`turns`); - for standard input. Prompt k uses --seed plus k."

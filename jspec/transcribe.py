@@ -1,7 +1,7 @@
 """Transcribes speech: `python -m jspec.transcribe FILE.wav --target=openai/whisper-base`.
 
 The file is WAV, one channel of 16-bit samples, 16,000 a second. The transcript goes to standard
-output, window of 30 s after window, everything else to standard error.
+output, a line a segment, as soon as a window of 30 s is done; everything else to standard error.
 """
 
 import contextlib
@@ -22,11 +22,19 @@ from jspec.generation.generator import Generator
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
+flags.FLAGS.set_default("target", None)
+flags.FLAGS["target"].help = (
+    "The model that hears, which must be given: a Whisper, as a Hugging Face folder or hub name, "
+    "or as a folder of CTranslate2."
+)
 _LANGUAGE = flags.DEFINE_string(
     "language", None, "What is spoken, such as en. Default: the model says it."
 )
 _TASK = flags.DEFINE_enum(
-    "task", "transcribe", ["transcribe", "translate"], "translate gives a text in English."
+    "task",
+    "transcribe",
+    ["transcribe", "translate"],
+    "transcribe writes the language that is spoken, translate writes English.",
 )
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", True, "Print when each segment begins and ends.")
 _OUTPUT_JSON = flags.DEFINE_string(
@@ -35,8 +43,8 @@ _OUTPUT_JSON = flags.DEFINE_string(
 _STATS = flags.DEFINE_bool("stats", True, "Print device, memory and statistics on standard error.")
 _MAX_NEW_TOKENS = 256  # the default, which is for answers
 
-list_flags("Output", "timestamps output_json stats", "task")
-list_flags("Prompts", "language max_new_tokens")
+list_flags("Output", "timestamps output_json stats")
+list_flags("Prompts", "language task max_new_tokens")
 
 
 def main(path: str | None = None) -> None:
@@ -45,7 +53,9 @@ def main(path: str | None = None) -> None:
         raise InputError("expected a file: jspec transcribe FILE.wav --target=openai/whisper-base")
     samples, settings = read_wav(path), read_settings()
     if not flags.FLAGS["target"].present:
-        raise InputError("expected a model that hears, such as --target=openai/whisper-base")
+        raise InputError(
+            "expected a model that hears, such as --target=openai/whisper-base, got no --target"
+        )
     if not flags.FLAGS["max_new_tokens"].present:  # as many as a window may have
         settings = dataclasses.replace(settings, max_new_tokens=_MAX_NEW_TOKENS)
     method = read_method(settings)

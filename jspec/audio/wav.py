@@ -53,4 +53,6 @@ def _check(name: str, params: wave._wave_params) -> None:
                 "-sample_fmt s16 new.wav` converts it"
             )
     if not 0 < seconds <= _MAX_HOURS * 3600:
-        raise InputError(f"{name}: expected sound of up to {_MAX_HOURS} hours, got {seconds:.0f} s")
+        raise InputError(
+            f"{name}: expected sound of above 0 s and up to {_MAX_HOURS} hours, got {seconds:.0f} s"
+        )

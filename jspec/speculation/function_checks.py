@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array
 
 from jspec.common.errors import InputError
@@ -22,6 +23,22 @@ UpdateFn = Callable[[Any, Any], Any]
 def is_pytree(value: Any) -> bool:
     """Returns whether JAX knows a value's parts."""
     return not jax.tree_util.all_leaves([value])
+
+
+def latest(state: Any, value: Any) -> Any:
+    """Returns the value: the default `update`, for chains whose state is their last value."""
+    del state
+    return value
+
+
+def check_key(rng_key: Any) -> None:
+    """Raises an `InputError` unless this is one random key, of either kind."""
+    kind = getattr(rng_key, "dtype", None)
+    is_new = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    if (is_new and rng_key.ndim == 0) or (kind == jnp.uint32 and rng_key.ndim == 1):
+        return
+    got = repr(rng_key) if kind is None else f"{kind}{list(rng_key.shape)}"
+    raise InputError(f"expected rng_key to be one key, such as jax.random.key(0), got {got}")
 
 
 class _Step(NamedTuple):
@@ -53,10 +70,11 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
     (paths, kind), (others, kind_after) = map(jax.tree_util.tree_flatten_with_path, (state, after))
     if kind != kind_after:
         raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
+    whose = "the default update (the value is the next state)" if update is latest else "update"
     for (path, leaf), (_, other) in zip(paths, others, strict=True):
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
             raise InputError(
-                f"expected update to give {leaf.dtype}{list(leaf.shape)} for state"
+                f"expected {whose} to give {leaf.dtype}{list(leaf.shape)} for state"
                 f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
             )
 
@@ -68,8 +86,10 @@ def _read_step(name: str, function: StepFn, state: Any) -> _Step:
         distribution = function(state)
         if not isinstance(distribution, Distribution):
             kind = type(distribution).__name__
+            if isinstance(distribution, Tracer):
+                kind = f"an array, {distribution.dtype}{list(distribution.shape)}"
             raise InputError(
-                f"expected {name} to give a distribution with sample and log_prob, got a {kind}"
+                f"expected {name} to give a distribution with sample and log_prob, got {kind}"
             )
         if not is_pytree(distribution):
             kind = type(distribution).__name__

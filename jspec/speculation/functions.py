@@ -66,8 +66,10 @@ from jspec.speculation.function_checks import (
     StepFn,
     UpdateFn,
     check_functions,
+    check_key,
     check_mesh,
     is_pytree,
+    latest,
 )
 
 _MOST_STEPS, _MOST_DRAFTS = 10**8, 4096
@@ -129,12 +131,6 @@ class Rule(NamedTuple):
     is_shared: bool
 
 
-def latest(state: Any, value: Any) -> Any:
-    """Returns the value: the default `update`, for chains whose state is their last value."""
-    del state
-    return value
-
-
 def speculate(
     f: StepFn,
     g: StepFn,
@@ -168,13 +164,17 @@ def speculate(
       The values, the state after them, and counts.
 
     Raises:
-      InputError: a number out of range; f and g give values of other shapes, types or supports;
-        the state changes its shape; or a `log_prob` is NaN, which a surrounding jit or vmap hides:
-        `num_values` is then below num_steps.
+      InputError: a number out of range; no function, or not one key; f and g give values of other
+        shapes, types or supports; the state changes its shape; or a `log_prob` is NaN, which a
+        surrounding jit or vmap hides: `num_values` is then below num_steps.
     """
     check_count("num_steps", num_steps, 1, _MOST_STEPS)
     check_count("num_drafts", num_drafts, 0, _MOST_DRAFTS)
     check_among("acceptance", acceptance, RULES)
+    for name, function in (("f", f), ("g", g), ("update", update)):
+        if not callable(function):
+            raise InputError(f"expected {name} to be a function, got {function!r}")
+    check_key(rng_key)
     state = jax.tree.map(jnp.asarray, state)
     check_functions(f, g, update, state)
     check_mesh(num_drafts)

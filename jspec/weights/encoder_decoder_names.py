@@ -9,6 +9,7 @@ from jspec.models.config import DecoderConfig
 from jspec.models.encoder_decoder import as_encoder
 from jspec.weights.parameter import Parameter, Part, Path, Shape, one_tensor
 
+HEAD = "lm_head.weight"  # a T5's, if it is not the embedding
 _ALL, _WHOLE = slice(None), (Ellipsis,)
 
 
@@ -69,7 +70,7 @@ def encoder_decoder_table(config: DecoderConfig) -> list[Parameter]:
             table += _layer(part, key, f"{side}.block.{layer}", names, is_decoder=not path)
         table += _norm(part, (*path, "final_norm"), f"{side}.final_layer_norm")
     if not config.tie_embeddings:
-        table.append(one_tensor(("head",), "lm_head.weight", (config.vocab_size, config.embed_dim)))
+        table.append(one_tensor(("head",), HEAD, (config.vocab_size, config.embed_dim)))
     return table
 
 
@@ -79,7 +80,7 @@ def tied_copies(config: DecoderConfig) -> dict[str, str]:
     if config.encoder.is_audio:
         return {"proj_out.weight": "model.decoder.embed_tokens.weight"}
     copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
-    copies += ["lm_head.weight"] * config.tie_embeddings
+    copies += [HEAD] * config.tie_embeddings
     return dict.fromkeys(copies, "shared.weight")
 
 

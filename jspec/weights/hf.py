@@ -1,6 +1,7 @@
 """Hugging Face folders: config.json and safetensors, one file or several with an index."""
 
 import contextlib
+import dataclasses
 import math
 import pathlib
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from jspec.common.new_files import new_folder
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.t5 import is_called_tied
 from jspec.weights.assemble import (
     TensorSource,
     as_dtype,
@@ -24,6 +26,7 @@ from jspec.weights.assemble import (
     check_source,
     load_params,
 )
+from jspec.weights.encoder_decoder_names import HEAD
 from jspec.weights.parameter import tensor_shapes
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
@@ -66,8 +69,8 @@ def load_hf(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
 ) -> tuple[DecoderConfig, Params]:
     """Returns the config and the parameters of a Hugging Face folder; see `load_params`."""
-    config = read_config(folder)
-    return config, load_params(config, _open(folder), dtype, quantization)
+    config, source = _read_model(folder)
+    return config, load_params(config, source, dtype, quantization)
 
 
 def load_hf_shards(
@@ -78,12 +81,19 @@ def load_hf_shards(
     Raises:
       InputError: see `make_shards`; or the files do not hold the model.
     """
-    config, source, dtype = read_config(folder), _open(folder), as_dtype(dtype)
+    (config, source), dtype = _read_model(folder), as_dtype(dtype)
     check_source(config, source)
     check_room(config, dtype, None, share=share_of(mesh))
     assert source.read_slice is not None
     read = source.read_slice
     return make_shards(config, mesh, dtype, lambda _: read)
+
+
+def _read_model(folder: pathlib.Path) -> tuple[DecoderConfig, TensorSource]:
+    config, source = read_config(folder), _open(folder)
+    if is_called_tied(config) and HEAD in source.shapes:
+        config = dataclasses.replace(config, tie_embeddings=False)
+    return config, source
 
 
 def _open(folder: pathlib.Path) -> TensorSource:

@@ -78,7 +78,7 @@ def test_samples_are_read(tmp_path):
         ({"rate": 44_100}, "expected 16000 samples a second, got 44100; `ffmpeg"),
         ({"channels": 2}, "expected one channel, got 2"),
         ({"width": 1}, "expected 16-bit samples, got 8-bit"),
-        ({"count": 0}, "expected sound of up to 24 hours, got 0 s"),
+        ({"count": 0}, "expected sound of above 0 s and up to 24 hours, got 0 s"),
         ({"cut": 10}, "expected 100 samples as its header says, got 95"),
         ({"cut": 230}, "expected a WAV file of"),
     ],

@@ -92,6 +92,26 @@ def test_what_is_saved_is_read_back(model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, leaves, params)
 
 
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_t5_1_1_that_is_called_tied(has_head, tmp_path):
+    """Transformers 5 calls all of them so: the file says whether they have a head of their own."""
+    theirs = make_checkpoint("t5 1.1", tmp_path)
+    if not has_head:
+        theirs.lm_head.weight = theirs.shared.weight
+    theirs.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["tie_word_embeddings"]
+    assert not raw["scale_decoder_outputs"]
+    config, params = load_hf(tmp_path, "float32")
+    assert config.tie_embeddings != has_head
+    source, tokens = make_sources("t5 1.1"), np.arange(4, 24).reshape(2, 10)
+    expected = oracle_logits(theirs, "t5 1.1", *source, tokens)
+    logits, _ = run(config, params, tokens, read_sources(config, params, *source))
+    np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
+    save_hf(tmp_path / "copy", config, params)
+    assert load_hf(tmp_path / "copy", "float32")[0] == config
+
+
 def test_no_field_of_the_encoder_is_without_effect(model):
     """A number that does not count would hide a mistake: each changes the logits."""
     _, config, params, cache, tokens, expected = model

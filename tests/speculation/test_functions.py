@@ -533,6 +533,8 @@ NAN_G = nan_at(category_g, 3)
         ({"f": lambda state: Categorical(jnp.zeros(3))}, "Categorical of int32[], 3 categories, g"),
         ({"f": lambda state: Gaussian(0.0, 1.0)}, "f gives Gaussian of float32[], g gives Categ"),
         ({"f": lambda state: 3}, "expected f to give a distribution with sample and log_prob"),
+        ({"g": lambda state: jnp.zeros(4)}, "log_prob, got an array, float32[4]"),
+        ({"key": jax.random.split(KEY)}, "expected rng_key to be one key, such as"),
         ({"f": lambda state: Laplace(jnp.zeros(3))}, "log_prob of f to be one number"),
         ({"update": lambda state, value: value}, "expected update to give int32[2]"),
         ({"update": lambda state, value: (state, value)}, "to give a state of the form"),

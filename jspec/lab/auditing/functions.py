@@ -49,7 +49,8 @@ def read_functions(path: str) -> Functions:
       InputError: there is no such file, it raises, or it lacks one of them.
     """
     if not pathlib.Path(path).is_file():
-        raise InputError(f"expected a Python file with f, g and state, got {path}: no such file")
+        what = "a folder" if pathlib.Path(path).is_dir() else "no such file"
+        raise InputError(f"expected a Python file with f, g and state, got {path}: {what}")
     try:
         names = runpy.run_path(path)
     except Exception as error:  # whatever the user's file raises is the user's error

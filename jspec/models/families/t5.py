@@ -24,7 +24,8 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         known = ", ".join(map(repr, _FORMS))
         raise ValueError(f"expected feed_forward_proj among {known}; got {form!r}")
     activation, is_gated = _FORMS[form]
-    # The original's head is its embedding, and scaled; newer files say the two apart.
+    # The original's head is its embedding, and scaled; newer files say the two apart. Those of
+    # T5 1.1 then call a head tied even where they hold one of its own: see `is_called_tied`.
     is_tied = raw.pop("tie_word_embeddings", True) is not False
     is_scaled = raw.pop("scale_decoder_outputs", is_tied) is not False
     context = raw.pop("n_positions", None) or _CONTEXT
@@ -46,7 +47,7 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         num_kv_heads=heads,
         max_seq_len=context,
         norm_epsilon=raw.pop("layer_norm_epsilon", 1e-6),
-        tie_embeddings=is_tied and is_scaled,
+        tie_embeddings=is_tied,
         eos_ids=take_ends(raw, 1),
         family="t5",
         activation=activation,
@@ -54,6 +55,11 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         logits_scale=fields["embed_dim"] ** -0.5 if is_scaled else 1.0,
         encoder=encoder,
     )
+
+
+def is_called_tied(config: DecoderConfig) -> bool:
+    """Returns whether a T5 1.1 is called tied: transformers 5 writes so of all of them."""
+    return config.family == "t5" and config.tie_embeddings and config.logits_scale == 1
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "num_decoder_layers": config.num_layers,
         "feed_forward_proj": forms[config.activation, encoder.is_gated],
         "tie_word_embeddings": config.tie_embeddings,
+        "scale_decoder_outputs": config.logits_scale != 1,
         "n_positions": encoder.max_len,
         "decoder_start_token_id": encoder.start_id,
         "pad_token_id": encoder.start_id,
