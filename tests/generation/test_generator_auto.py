@@ -319,7 +319,7 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "capacity_for", lambda engine, length: length + 8)
     measured = []
 
-    def measure(engine, params, batch_size, contexts, show):
+    def measure(engine, params, batch_size, contexts, show, text):
         measured.append(tuple(contexts))
         costs = costs_of("prompt_lookup", 0.1)
         return dataclasses.replace(costs, contexts=tuple(contexts))

@@ -53,8 +53,8 @@ def make_engine(tiny_pair, model_drafter):
                     model_drafter(width), PromptLookupDrafter(max(width - 1, 1))
                 ),
             }[name]()
-            draft = tiny_pair.draft
-            draft = HierarchicalParams(draft) if name == "hierarchical" else draft
+            drafts = {"model": tiny_pair.draft, "hierarchical": HierarchicalParams(tiny_pair.draft)}
+            draft = drafts.get(name)
         params = tiny_pair.target, draft
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 
