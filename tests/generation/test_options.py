@@ -165,7 +165,9 @@ def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny
         limit=lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
         rng_keys=jax.random.split(jax.random.key(0), (1, drafter.num_draft_tokens)),
         settings=settings_of(1, 1.0),
-        view=TargetView(random_params(TARGET, seed=0), tiny_pair.apply, empty_cache(1, 32)),
+        view=TargetView(
+            random_params(TARGET, seed=0, std=0.2), tiny_pair.apply, empty_cache(1, 32)
+        ),
     )
     propose = functools.partial(drafter.propose, inputs=inputs)
     proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32))
