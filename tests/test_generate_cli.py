@@ -332,7 +332,7 @@ def test_the_console_command_says_what_it_can_do():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: jspec PROGRAM [--flags]\n")
     assert re.search(r"^  generate +Generates text$", done.stdout, re.MULTILINE)
-    assert len(re.findall(r"^  \w+ +[A-Z]", done.stdout, re.MULTILINE)) == 8
+    assert len(re.findall(r"^  \w+ +[A-Z]", done.stdout, re.MULTILINE)) == 9
     wrong = call("zebra")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: expected a program among audit, benchmark, ")

@@ -82,7 +82,7 @@ def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
         assert message in check_refusal(*outcome)
 
 
-def test_two_functions_are_recorded(audit, tmp_path):
+def test_two_functions_are_recorded(compile_cache, tmp_path):
     """As they are printed; `--output_json` was ignored."""
     file, path = tmp_path / "mine.py", tmp_path / "audit.json"
     file.write_text(
@@ -90,7 +90,9 @@ def test_two_functions_are_recorded(audit, tmp_path):
         "f = lambda x: jspec.Categorical(jnp.array([0.0, 1.0]))\n"
         "g = lambda x: jspec.Categorical(jnp.array([1.0, 0.0]) * x)\n"
     )
-    status, output, errors = audit(f"--functions={file}", f"--output_json={path}")
+    flags = [f"--functions={file}", "--num_rows=1024", f"--output_json={path}"]
+    env = environment(compile_cache, tmp_path)
+    status, output, errors = run("jspec.audit", *flags, env=env, timeout=300)
     assert status == 0, output + errors
     record = json.loads(path.read_text())
     assert record["is_lossless"] is True
