@@ -72,7 +72,7 @@ def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
         "--num_rows=0": "error: expected num_rows of at least 1, got 0\n",
         "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
         "--coordinator=localhost:1": "expected an audit in one process, got --coordinator",
-        "--functions=f.py": "--num_draft_tokens and --num_rows with --functions, got --target",
+        "--functions=f.py": "--num_rows and --output_json with --functions, got --target",
         "--mesh=model:3": "divides the 1 devices that are there, got model:3, of 3",
         "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
     }
