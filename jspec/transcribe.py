@@ -92,9 +92,9 @@ def show(window: Window, output: JsonLinesWriter | None) -> None:
 def describe(windows: list[Window], language: str | None) -> str:
     """Returns what was done, and how fast."""
     stats = [window.result.stats for window in windows]
-    rounds = sum(one.num_rounds for one in stats)
-    tokens = sum(one.num_round_tokens for one in stats)
-    seconds = sum(one.prefill_seconds + one.decode_seconds for one in stats)
+    rounds = sum(part.num_rounds for part in stats)
+    tokens = sum(part.num_round_tokens for part in stats)
+    seconds = sum(part.prefill_seconds + part.decode_seconds for part in stats)
     rate = f"{tokens / rounds:.2f} tokens per target call, " if rounds else ""
     spoken = f"{language}, " if language else ""
     return f"{spoken}{len(windows)} windows, {rate}{seconds:.1f} s without compilation"

@@ -197,12 +197,12 @@ class BatchSlots:
             self._reading = None
         else:
             self._batch.finish(row)
-        if answer:
-            self._batch.remember(answer)
         held = self._held.pop(row)
         for pool, own in zip(self.pools, held.own, strict=True):
             pool.truncate_to(own, 0)
         self.tree.unpin(held.node)
+        if answer:
+            self._batch.remember(answer)
 
     def clear(self) -> None:
         """Forgets what was read of earlier prompts, and earlier answers."""

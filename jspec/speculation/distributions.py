@@ -81,7 +81,7 @@ class Gaussian(struct.PyTreeNode):
 
     @property
     def moments(self) -> tuple[Array, Array]:
-        """Mean and scale, of one shape and type."""
+        """The mean, [...], and the scale, of its shape or []: float32 or wider, of one type."""
         dtype = jnp.promote_types(jnp.result_type(self.mean), jnp.float32)
         mean, scale = jnp.asarray(self.mean, dtype), jnp.asarray(self.scale, dtype)
         return jnp.broadcast_to(mean, jnp.broadcast_shapes(mean.shape, scale.shape)), scale
