@@ -6,7 +6,6 @@ stays exact. With `tree_depth` the tree is grown without another pass, as in DDT
 """
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
 from flax import struct
@@ -16,8 +15,8 @@ from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import SureFn
 from jspec.drafters.features import FeatureState, ReadingFeatures
-from jspec.drafters.spec import DrafterSpec, DraftingTrees, Shape
-from jspec.drafters.trees import Fed, if_wanted, make_tree
+from jspec.drafters.spec import DrafterSpec, Shape
+from jspec.drafters.trees import Fed, GrowingTrees, make_tree
 from jspec.models.cache import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs
@@ -99,7 +98,7 @@ class BlockDrafter(ReadingFeatures):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockTreeDrafter(DraftingTrees, BlockDrafter):
+class BlockTreeDrafter(GrowingTrees, BlockDrafter):
     """Proposes a tree of what one pass finds likeliest, or of what is drawn from it.
 
     Attributes:
@@ -109,26 +108,14 @@ class BlockTreeDrafter(DraftingTrees, BlockDrafter):
     shape: Shape = dataclasses.field(kw_only=True)
 
     @property
-    def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and a path."""
-        return self.shape.depth + 1
-
-    @property
     def block_width(self) -> int:
         """Drafts of the block: one a level."""
         return self.shape.depth
 
-    def propose(
-        self, params: Params, state: FeatureState, inputs: RoundInputs
-    ) -> tuple[Proposal, FeatureState]:
-        """Reads a block, and grows a tree of it."""
-        wanted = inputs.wanted()
-        grow = functools.partial(self._grow, params, inputs, wanted)
-        return if_wanted(grow, state, wanted)
-
-    def _grow(
+    def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
     ) -> tuple[Proposal, FeatureState]:
+        """Reads a block, and makes a tree of it."""
         cache = self.empty_block(params, state, inputs, wanted).cache
         block = self.read_block(params, state, inputs, wanted, cache)
 

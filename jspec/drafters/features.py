@@ -85,8 +85,8 @@ class ReadingFeatures(ChainDrafter):
 
     @property
     def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and all drafts."""
-        return self.num_draft_tokens + 1
+        """The most tokens that a round commits: the last one, and all drafts or a path of them."""
+        return (self.tree_depth or self.num_draft_tokens) + 1
 
     def lag(self, state: FeatureState, kind: RowCounts) -> RowCounts:
         """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""

@@ -49,13 +49,12 @@ from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
     DrafterSpec,
-    DraftingTrees,
     DrawnHeadOptions,
     Shape,
     TreeSizeOptions,
     certain_tree_shape,
 )
-from jspec.drafters.trees import best_static_tree, if_wanted
+from jspec.drafters.trees import GrowingTrees, best_static_tree
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.sampling.distribution import best_tokens
@@ -236,7 +235,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaTreeDrafter(DraftingTrees, MedusaDrafter):
+class MedusaTreeDrafter(GrowingTrees, MedusaDrafter):
     """Proposes a tree of the heads' best tokens.
 
     Attributes:
@@ -247,17 +246,10 @@ class MedusaTreeDrafter(DraftingTrees, MedusaDrafter):
     shape: Shape = dataclasses.field(kw_only=True)
     rates: Rates = dataclasses.field(kw_only=True)
 
-    def propose(
-        self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs
-    ) -> tuple[Proposal, Float32[Array, "b d"]]:
-        """Asks all heads that the tree has a level for."""
-        wanted = inputs.wanted()
-        grow = functools.partial(self._grow, params, inputs, wanted)
-        return if_wanted(grow, state, wanted)
-
-    def _grow(
+    def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: Float32[Array, "b d"]
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
+        """Asks all heads that the tree has a level for."""
         few = [of_head[: self.shape.branches] for of_head in self.rates[: self.shape.depth]]
         tree = best_static_tree(few, self.shape.num_draft_tokens)
         hidden, levels = self.read(inputs.view.params, state), []

@@ -51,7 +51,6 @@ from jspec.drafters.spec import (
     ConfidenceOptions,
     DrafterEntry,
     DrafterSpec,
-    DraftingTrees,
     Shape,
     TreeOptions,
     option,
@@ -59,7 +58,7 @@ from jspec.drafters.spec import (
     with_at_most_a_tree,
 )
 from jspec.drafters.translated_model import TranslationOptions, make_translated_drafter
-from jspec.drafters.trees import Fed, if_wanted, make_tree
+from jspec.drafters.trees import Fed, GrowingTrees, make_tree
 from jspec.models import DecoderConfig, KVCache, make_apply
 from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
@@ -347,7 +346,7 @@ class ModelTreeState(ModelState):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelTreeDrafter(DraftingTrees, ModelDrafter):
+class ModelTreeDrafter(GrowingTrees, ModelDrafter):
     """Proposes a tree of what a draft model finds likeliest, or of what it draws.
 
     Attributes:
@@ -398,17 +397,10 @@ class ModelTreeDrafter(DraftingTrees, ModelDrafter):
         expected = jnp.take_along_axis(committed, fed.depths[:, 1:] - 1, axis=1)
         return kept_path(fed, expected == state.fed)
 
-    def propose(
-        self, params: Params, state: ModelTreeState, inputs: RoundInputs
-    ) -> tuple[Proposal, ModelTreeState]:
-        """Grows a tree, level by level."""
-        wanted = inputs.wanted()
-        grow = functools.partial(self._grow, params, inputs, wanted)
-        return if_wanted(grow, state, wanted)
-
-    def _grow(
+    def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: ModelTreeState
     ) -> tuple[Proposal, ModelTreeState]:
+        """Grows a tree, level by level."""
         history = state.history
         is_wanted = wanted > 0
         cache = self.ready_cache(params, state, is_wanted)

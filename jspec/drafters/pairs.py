@@ -17,7 +17,6 @@ under a mask. None of their pairs is kept: committed tokens bring the target's f
 """
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
 from flax import struct
@@ -25,8 +24,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
-from jspec.drafters.spec import DraftingTrees, Shape
-from jspec.drafters.trees import Fed, if_wanted, make_tree
+from jspec.drafters.spec import Shape
+from jspec.drafters.trees import Fed, GrowingTrees, make_tree
 from jspec.models.cache import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs
@@ -164,7 +163,7 @@ class _Level(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class PairTreeDrafter(DraftingTrees, PairDrafter):
+class PairTreeDrafter(GrowingTrees, PairDrafter):
     """Proposes a tree of what the head finds likeliest, or of what it draws.
 
     Attributes:
@@ -173,27 +172,15 @@ class PairTreeDrafter(DraftingTrees, PairDrafter):
 
     shape: Shape = dataclasses.field(kw_only=True)
 
-    @property
-    def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and a path."""
-        return self.shape.depth + 1
-
     def init(self, batch_size: int, capacity: int) -> FeatureState:
         """Returns the state of rows that have seen nothing."""
         # With room for the drafts that are fed, of which there are more than are put forward.
         return super().init(batch_size, capacity + self.shape.num_fed)
 
-    def propose(
-        self, params: Params, state: FeatureState, inputs: RoundInputs
-    ) -> tuple[Proposal, FeatureState]:
-        """Grows a tree, level by level."""
-        wanted = inputs.wanted()
-        grow = functools.partial(self._grow, params, inputs, wanted)
-        return if_wanted(grow, state, wanted)
-
-    def _grow(
+    def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
     ) -> tuple[Proposal, FeatureState]:
+        """Grows a tree, level by level."""
         before = self.catch_up(params, state, inputs, wanted)
         logits, drafting = self.first_call(params, state, inputs, wanted, before)
 

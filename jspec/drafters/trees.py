@@ -35,6 +35,7 @@ What a draft was really drawn from is reported: without replacement, that is wha
 siblings have left. At temperature 0 a branch begins with each of the likeliest tokens, for certain.
 """
 
+import functools
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -45,9 +46,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import RowCounts
+from jspec.common.typing import Params, RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
-from jspec.drafters.spec import LIKELIEST, WITHOUT, Shape
+from jspec.drafters.spec import LIKELIEST, WITHOUT, DraftingTrees, Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
@@ -248,6 +249,21 @@ def if_wanted(
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     return run_if((wanted > 0).any(), lambda carry: propose(carry[1]), (empty, state))
+
+
+class GrowingTrees(DraftingTrees):
+    """A drafter whose trees a method makes, which is not run where no row wants drafts."""
+
+    def grow(
+        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: Any
+    ) -> tuple[Proposal, Any]:
+        """Returns the tree of each row that wants drafts, [b], and the state after it."""
+        raise NotImplementedError
+
+    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
+        """Makes a tree of what each row wants."""
+        wanted = inputs.wanted()
+        return if_wanted(functools.partial(self.grow, params, inputs, wanted), state, wanted)
 
 
 def make_tree(
