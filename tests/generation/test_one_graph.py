@@ -5,6 +5,7 @@ what should come before it and on a stale condition: drafts are wrong, and at a 
 the answer be. First answers are right, as a program's first run is no graph.
 """
 
+import dataclasses
 import re
 
 import jax
@@ -14,12 +15,14 @@ import pytest
 from jspec import Generator, SamplingParams, kernels
 from jspec.drafters import DRAFTERS, DrafterOptions
 from jspec.drafters.dflash_head import save_dflash
+from jspec.drafters.eagle_head import EagleConfig, save_eagle
 from jspec.generation.batch import needed_switches
 from jspec.lab.accelerators.compiled import compile_program
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.lab.auditing.subject import cast
+from jspec.models.config import EncoderConfig
 from jspec.speculation.beam import BeamLimits, num_candidates
-from tests import meshes, tiny_dflash
+from tests import meshes, tiny_dflash, tiny_eagle, tiny_models
 from tests.drafters.test_translated_model import model as translated_model
 
 pytestmark = pytest.mark.compile_gpu
@@ -32,6 +35,7 @@ _SETTINGS = {
 _TREE = {"num_draft_tokens": 5, "tree_depth": 2, "tree_branches": 2}
 _DRAWN = {**_TREE, "num_draft_tokens": 4, "tree_draws": "with"}
 _WITH_HEADS = "dflash with a Markov and a confidence head"
+_PARALLEL = "eagle in one pass"  # P-EAGLE
 _HEADS = {
     "markov_rank": 2, "has_confidence": True, "confidence_reads_markov": True, "says_next": True,
 }  # fmt: skip
@@ -69,6 +73,9 @@ _OTHERS = [
     (_WITH_HEADS, "greedy", 32, {"dtype": "bfloat16"}),
     (_WITH_HEADS, "greedy", 1, _TREE),
     (_WITH_HEADS, "sampled", 3, _DRAWN),
+    (_PARALLEL, "greedy", 1, {}),
+    (_PARALLEL, "sampled", 3, {"dtype": "bfloat16"}),
+    (_PARALLEL, "greedy", 1, _TREE),
 ]
 _TRANSLATED = [
     ("model", "shared", "greedy", 1, {}),
@@ -79,6 +86,23 @@ _TRANSLATED = [
     ("model", "auto", "sampled", 1, {"acceptance": "coupled"}),
     ("model", "auto", "sampled", 32, {}),
     (_CASCADE, "auto", "sampled", 1, {}),
+]
+_ENCODERS = {
+    "text": EncoderConfig(num_layers=2, num_heads=4, head_dim=8, hidden_dim=48, max_len=64),
+    "sound": EncoderConfig(
+        num_layers=2, num_heads=4, head_dim=8, hidden_dim=48, max_len=32, num_mels=8,
+        never_ids=(5,), never_first_ids=(6,),
+    ),
+}  # fmt: skip
+_ENCODED = [
+    ("text", "none", "greedy", 1, {}),
+    ("text", "prompt_lookup", "greedy", 1, {}),
+    ("text", "model", "sampled", 3, {}),
+    ("text", _CASCADE, "sampled", 1, {"num_draft_tokens": "auto"}),
+    ("text", "model", "greedy", 1, _TREE),
+    ("sound", "none", "greedy", 1, {}),
+    ("sound", "prompt_lookup", "greedy", 3, {"dtype": "bfloat16"}),
+    ("sound", "model", "sampled", 1, {"acceptance": "coupled"}),
 ]
 _BEAMS = [("none", {}), ("prompt_lookup", {}), ("model", _TREE)]
 
@@ -104,6 +128,11 @@ def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
         save_dflash(folder, config, tiny_dflash.params(config))
         more = trees or {"draft_confidence": 0.5}
         drafter_options = DrafterOptions(draft_head=str(folder), **more)
+    elif drafter == _PARALLEL:
+        drafter, layer = "eagle", dataclasses.replace(meshes.CONFIG, vocab_size=80)
+        config = EagleConfig(layer, meshes.CONFIG.vocab_size, (0, 1, 2), mask_id=9)
+        save_eagle(folder, config, tiny_eagle.params(config=config))
+        drafter_options = DrafterOptions(draft_head=str(folder), **trees)
     else:
         drafter_options = meshes.drafter_options(drafter, folder, **trees)
     options["drafter_options"] = drafter_options
@@ -119,6 +148,23 @@ def make_translated(drafter, translation, rows, dtype="float32", **options):
     return Generator(
         *models, drafter=drafter, batch_size=rows, drafter_options=drafter_options, **options
     )
+
+
+def make_encoded(source, drafter, rows, dtype="float32", **options):
+    """Returns a Generator of a tiny model with an encoder, which drafts for itself."""
+    is_sound = source == "sound"
+    config = dataclasses.replace(
+        tiny_models.CONFIG, family="whisper" if is_sound else "t5", encoder=_ENCODERS[source],
+        num_kv_heads=tiny_models.CONFIG.num_heads, max_seq_len=_CAPACITY,
+        activation="gelu", tie_embeddings=is_sound,
+    )  # fmt: skip
+    model = tiny_models.make_model(config, params=tiny_models.peaked_params(config))
+    model = cast(model, dtype)
+    trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
+    usual = {} if drafter == "none" else {"num_draft_tokens": 4}
+    options = {"acceptance": "rejection", "drafter_options": DrafterOptions(**trees)} | options
+    draft = model if "model" in drafter else None
+    return Generator(model, draft, drafter=drafter, batch_size=rows, **usual | options)
 
 
 def compile_rounds(function, generator, state):
@@ -176,6 +222,16 @@ def test_every_loop_of_a_translated_draft_waits_for_its_condition(
 ):
     """Each translation; alone, and behind lookups."""
     generator = make_translated(drafter, translation, rows, **options)
+    state = state_of(generator, _SETTINGS[kind], rows)
+    check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
+
+
+@pytest.mark.parametrize(("source", "drafter", "kind", "rows", "options"), _ENCODED, ids=name_of)
+def test_every_loop_of_an_encoder_decoder_waits_for_its_condition(
+    source, drafter, kind, rows, options
+):
+    """A text's encoder and a sound's: its keys and values are constants of the round."""
+    generator = make_encoded(source, drafter, rows, **options)
     state = state_of(generator, _SETTINGS[kind], rows)
     check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
 
