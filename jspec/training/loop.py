@@ -42,11 +42,15 @@ def train(
     recipe: Recipe,
     workdir: pathlib.Path,
     place: Placement = ON_ONE,
+    is_over: Callable[[int], bool] = lambda step: False,
 ) -> tuple[Params, dict[str, Any]]:
     """Trains, or goes on where a run in the same folder was killed.
 
     The workdir gets `metrics.jsonl` and `checkpoints/`; `held_out` are batches to score on. A run
     may go on on another mesh. Returns the parameters of the best score, and its metrics.
+
+    `is_over` is asked after each step, given its number, whether the run ends there: for a program
+    whose time is limited. Which step that is decides the parameters, so no other program asks.
 
     Raises:
       InputError: the loss or its gradient is not finite, or the disk is full.
@@ -60,8 +64,8 @@ def train(
     if step > 0:
         _print(f"going on after step {step} of {recipe.num_steps}")
     log = _open_log(workdir, step)
-    begin, first_step = time.monotonic(), step
-    while step < recipe.num_steps and not checkpoints.is_stale():
+    begin, first_step, is_last = time.monotonic(), step, False
+    while step < recipe.num_steps and not is_last and not checkpoints.is_stale():
         losses = []
         for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
             state, loss, metrics = update(state, frozen, place.put_rows(batches[index]))
@@ -69,7 +73,7 @@ def train(
             losses.append(_check_finite(f"the loss {where}", loss, checkpoints))
             _check_finite(f"the gradient {where}", metrics[_NORM], checkpoints)
         step += 1
-        is_last = step == recipe.num_steps
+        is_last = is_over(step) or step == recipe.num_steps
         if step % recipe.log_every == 0 or is_last:
             left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
             log({"step": step, "loss": float(np.mean(losses)), **_as_lists(metrics)})
@@ -83,7 +87,10 @@ def train(
             _print(f"step {step}: {describe(scores)}")
             checkpoints.save(step, state, scores)
     if step < recipe.num_steps:
-        _print(f"stopped: no better score in {recipe.patience} evaluations")
+        reason = (
+            "its time is over" if is_last else f"no better score in {recipe.patience} evaluations"
+        )
+        _print(f"stopped: {reason}")
     return checkpoints.best(state)
 
 

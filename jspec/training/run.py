@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common import exchange
@@ -53,9 +53,14 @@ def read_config(plain: Mapping[str, Any]) -> TrainingConfig:
 
 
 def run_training(
-    config: TrainingConfig, workdir: pathlib.Path, place: Placement = ON_ONE
+    config: TrainingConfig,
+    workdir: pathlib.Path,
+    place: Placement = ON_ONE,
+    is_over: Callable[[int], bool] = lambda step: False,
 ) -> Mapping[str, Any]:
     """Trains a drafter and writes it to its folder in the workdir; returns its metrics.
+
+    `is_over` may end the run before its last step; see `train`.
 
     Raises:
       InputError: texts that cannot be read, are too few or differ from those with which the workdir
@@ -90,7 +95,7 @@ def run_training(
     scored = list(iterate_rows(pack(held_out, config.seq_len), config.batch_size))
     exchange.of_first(claim)
     place = dataclasses.replace(place, fill=fill)
-    params, metrics = train(trainee, batches, scored, config.recipe, workdir, place)
+    params, metrics = train(trainee, batches, scored, config.recipe, workdir, place, is_over)
     whole = exchange.fetch({**trainee.borrowed, **params})
     exchange.of_first(lambda: trainee.save(whole, workdir / config.OUTPUT))
     exchange.of_first(lambda: write_figures(workdir))

@@ -67,6 +67,26 @@ def undisturbed(tmp_path_factory):
     return run(tmp_path_factory.mktemp("undisturbed"))
 
 
+def test_a_run_whose_time_is_over_scores_and_keeps_its_last_step(undisturbed, tmp_path):
+    """It asks after each step; run again, it goes on to the same parameters, bit for bit."""
+    asked = []
+
+    def is_over(step):
+        asked.append(step)
+        return step == 5
+
+    parts = make_trainee(), Numbers(), [Numbers()[5]], RECIPE, tmp_path
+    _, metrics = train(*parts, is_over=is_over)
+    assert asked == [1, 2, 3, 4, 5]
+    journal = read_metrics(tmp_path)
+    assert [record["step"] for record in journal if "held_out" in record] == [3, 5]
+    assert metrics[SCORE] == max(
+        record["held_out"][SCORE] for record in journal if "held_out" in record
+    )
+    params, _ = train(*parts)
+    np.testing.assert_array_equal(params["w"], undisturbed[0]["w"])
+
+
 def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
     """Two batches whose mean gradient is that of one: the same parameters."""
     halves = Numbers(**{f"_{2 * k + i}": k for k in range(12) for i in range(2)})

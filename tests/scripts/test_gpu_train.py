@@ -1,0 +1,91 @@
+"""scripts/gpu_train.py: its plan, what it keeps, what it refuses; a rehearsal trains a head."""
+
+import json
+import re
+
+import jax
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.training.chain_loss import SCORE
+from scripts import gpu_train
+from scripts.gpu_train import CALL_SECONDS, Plan, keep, steps_of
+from tests import tiny_models
+from tests.programs import environment, run
+from tests.tiny_heads import SAVE_HEAD
+from tests.training.folders import read_metrics
+
+MODULE = "scripts.gpu_train"
+MOST_BYTES = 16 << 20  # of a file that comes back
+
+
+def make_plan(folder, drafter="eagle", fields=None):
+    return Plan("tiny", ("hello",), drafter, fields or {}, 4, 16, folder, folder, True)
+
+
+def test_the_plan_fits_into_one_call(tmp_path):
+    """And the text of --help has the steps and their seconds."""
+    steps = steps_of(make_plan(tmp_path))
+    assert sum(step.seconds for step in steps) <= CALL_SECONDS
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", gpu_train.__doc__, re.MULTILINE)
+    assert rows == [(step.name, str(step.seconds)) for step in steps]
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "dflash", "dspark"])
+def test_fields_of_the_flags_come_last(tmp_path, drafter):
+    """Those of the recipe, too; a field that is not one is named."""
+    fields = {"seq_len": 48, "recipe": {"learning_rate": 0.25}}
+    config = make_plan(tmp_path, drafter, fields).config(7)
+    assert (config.drafter, config.seq_len, config.batch_size) == (drafter, 48, 2)
+    assert (config.recipe.num_steps, config.recipe.learning_rate) == (7, 0.25)
+    with pytest.raises(InputError, match="no_such"):
+        make_plan(tmp_path, drafter, {"no_such": 1}).config(7)
+
+
+def test_what_is_kept_fits_and_joins(tmp_path, monkeypatch):
+    """The head in int8 and, in parts, the file that was trained; an earlier head is replaced."""
+    monkeypatch.setattr(gpu_train, "_PIECE", 5000)
+    workdir, results = tmp_path / "run", tmp_path / "results"
+    results.mkdir()
+    SAVE_HEAD["eagle"](workdir / "head", tiny_models.CONFIG)
+    (workdir / "metrics.jsonl").write_text("{}\n")
+    for _ in range(2):
+        keep(workdir, "head", results)
+    parts = sorted(results.glob("weights.*"))
+    assert len(parts) > 1
+    whole = (workdir / "head" / "model.safetensors").read_bytes()
+    assert b"".join(part.read_bytes() for part in parts) == whole
+    assert 0 < (results / "head" / "model.safetensors").stat().st_size < len(whole)
+    assert gpu_train._PIECE < MOST_BYTES
+
+
+@pytest.mark.slow
+def test_a_rehearsal_trains_a_head(tmp_path, compile_cache):
+    """All steps, in a process as users start it; run again, nothing is left to do."""
+    env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
+    flags = "--rehearse", f"--results={tmp_path / 'results'}"
+    status, out, err = run(MODULE, *flags, env=env, timeout=1200)
+    assert status == 0, out + err
+    lines = [json.loads(line) for line in (tmp_path / "results/session.jsonl").open()]
+    ends = [(line["step"], line["outcome"]) for line in lines if line["kind"] == "step"]
+    assert ends == [(name, "done") for name in ("answers", "speed", "training", "check")]
+    assert any(SCORE in line.get("held_out", {}) for line in read_metrics(tmp_path / "results"))
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert len(files) <= 8
+    assert max(path.stat().st_size for path in files) <= MOST_BYTES
+    status, out, err = run(MODULE, *flags, env=env)
+    assert status == 0, out + err
+    assert out.count("is in the journal already") == 4
+
+
+def test_bad_flags_are_refused_in_one_line(tmp_path, compile_cache):
+    """What is missing, and where there is no GPU; nothing is written."""
+    if jax.default_backend() == "gpu":
+        pytest.skip("the GPU is there")
+    env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
+    status, out, err = run(MODULE, f"--results={tmp_path / 'results'}", env=env)
+    assert status == 2
+    assert not out
+    assert "expected a GPU that JAX can use, or --rehearse" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "results").exists()
