@@ -21,7 +21,7 @@ that was done; `metrics.jsonl`, the curve; `head`, in int8, as `--draft_head` ta
 
 `--drafter=dflash` and `dspark` train a block drafter, from nothing; `eagle` begins with the shipped
 head. `--config.NAME` of `jspec.train` is `--fields='{"NAME": VALUE}'` here. Run the same command
-again to go on: steps that are done are not run again.
+again on the same machine to go on: steps that are done are not run again.
 
 A large file of a model can be brought in parts: see `scripts.gpu_session`.
 """  # noqa: E501
@@ -324,7 +324,9 @@ def read_plan() -> Plan:
     prompts = [prompt.text for prompt in read_prompts(source)]
     target, rows, most = SMOLLM2, _ROWS.value, _MAX_NEW_TOKENS.value
     if is_rehearsal:
-        target, rows, most = str(save_folder(scratch / "target")), 4, 16
+        target, rows, most = str(scratch / "target"), 4, 16
+        if not (scratch / "target").exists():
+            save_folder(scratch / "target")
         prompts = [prompt[:20] for prompt in prompts[:_REHEARSED]]
     return Plan(
         target, tuple(prompts), _DRAFTER.value, fields, rows, most, scratch, results, is_rehearsal
