@@ -57,7 +57,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_numbers(options: Any) -> None:
-    """Raises an `InputError` if a field of type `int` or `float`, or that or None, holds another."""
+    """Raises an `InputError` if a field of type `int` or `float`, or None, holds something else."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value is None and field.type in (int | None, float | None):

@@ -1,6 +1,5 @@
 """What measures the cells of the kinds "generate" and "estimate", which run models."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
