@@ -123,8 +123,8 @@ list_flags(
     "Sampling",
     "temperature top_k top_p seed",
     "min_p draft_temperature draft_top_k draft_top_p repetition_penalty presence_penalty "
-    "frequency_penalty logit_bias allowed_token_ids forbidden_token_ids min_new_tokens logprobs num_beams length_penalty "
-    "early_stopping",
+    "frequency_penalty logit_bias allowed_token_ids forbidden_token_ids min_new_tokens logprobs "
+    "num_beams length_penalty early_stopping",
 )
 list_flags("Acceptance", "acceptance", "lenience typical_epsilon typical_delta")
 
