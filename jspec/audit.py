@@ -124,6 +124,7 @@ def audit(mesh: Mesh | None) -> None:
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
     from jspec.lab.auditing.checks import run_checks
+    from jspec.lab.auditing.stamps import keep_stamp
 
     begin = time.perf_counter()
     checks = _print_checks(
@@ -136,6 +137,8 @@ def audit(mesh: Mesh | None) -> None:
     )
     seconds = time.perf_counter() - begin
     has_passed = _print_verdict(checks, subject.rule.is_lossless, describe(subject), seconds)
+    if mesh is None:
+        keep_stamp(subject, checks, _NUM_ROWS.value)
     if writer is not None:
         with writer:
             writer.write(make_record(subject, checks, has_passed, seconds))

@@ -2,6 +2,7 @@
 
 `python -m jspec.benchmark --prompts_file=configs/prompts.jsonl --output_json=results.jsonl`
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
+`python -m jspec.benchmark --suite=open --target=TARGET --draft=DRAFT --output_json=board.jsonl`
 `python -m jspec.benchmark --measure=round --quick`
 `python -m jspec.benchmark --measure=server --url=http://127.0.0.1:8000 --streams=1,2,4,8`
 
@@ -11,6 +12,11 @@ beside jspec, and with --llama_cpp llama.cpp, on the same .gguf files: plain dec
 lookup, and drafts of the draft model, by the fixed numbers of drafts that jspec has. The first
 table holds all ratios, those after it the speed-ups by the prompts' `category`. An --output_json of
 methods that was broken off is gone on with by the same command.
+
+suite (--suite=open): a leaderboard of every drafter that fits the models, by every lossless rule,
+at temperature 0 and at --temperature, by the prompts' categories; memory, and what audits prove on
+this machine. With --output_json=board.jsonl, the page board.md is written beside the record. It
+stops after --minutes, and the same command goes on.
 
 round: calls of the models beside the least time that this machine needs, drafting, the choice of
 tokens and the host. server: any running server with OpenAI's interface.
@@ -41,8 +47,11 @@ from jspec.lab.benchmarking.measurement import (
 )
 from jspec.lab.benchmarking.roofline import measure_roofline
 from jspec.lab.benchmarking.server import measure_server
+from jspec.lab.benchmarking.suite import measure_suite
+from jspec.lab.reports.leaderboard import write_leaderboard
 
-_OF_ONE_RUN = "coordinator", "process_id"  # flags that do not say what is measured
+# Flags that do not say what is measured; a suite's audits say by themselves how many rows they had.
+_OF_ONE_RUN = "coordinator", "process_id", "minutes", "audit_rows"
 flags.adopt_module_key_flags(measure_flags)  # so that --help lists them
 
 
@@ -74,11 +83,14 @@ def run(asked: Measurement, values: dict[str, Any]) -> None:
         recorder.save(outcome.record, is_complete=False)
     assert outcome is not None
     print(outcome.text)
-    recorder.save(outcome.record)
+    recorded_all = recorder.save(outcome.record, is_complete=outcome.is_complete)
+    if values["measure"] == "suite" and path is not None:
+        print(write_leaderboard(recorded_all, path))
 
 
 _MODES: dict[str, Callable[[Measurement], Iterator[Outcome]]] = {
     "methods": compare,
+    "suite": measure_suite,
     "round": measure_roofline,
     "server": measure_server,
 }

@@ -259,11 +259,18 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--coordinator=localhost:1": "expected --mesh, --coordinator, --num_processes and",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
+        "--suite=spec": "expected suite among open; got 'spec'",
+        "--suite=open --transformers": "expected --transformers with --measure=methods, got it",
+        "--suite=open --temperature=0": "expected --temperature above 0 with --suite",
+        "--suite=open --minutes=-1": "expected minutes from 0 to 1000000, got -1",
+        "--minutes=1": "expected --minutes with --measure=suite, got it with methods",
     }
     modes = {
-        "round --prompts_file=x": "expected --prompts_file with --measure=methods or server",
+        "round --prompts_file=x": "expected --prompts_file with --measure=methods or suite or",
+        "round --suite=open": "expected --suite without --measure=round",
+        "suite": "expected --suite, one of open, with --measure=suite",
         "server --draft_layers=2": "expected --measure=server without options of drafters",
-        "server --drafters=none": "expected --drafters with --measure=methods or round",
+        "server --drafters=none": "expected --drafters with --measure=methods or suite or round",
         "server --streams=": "expected numbers of clients in --streams, got none",
         "server --streams=few": "expected --streams as whole numbers, got 'few'",
         "server --url=nowhere": "expected --url of a server",
@@ -271,10 +278,11 @@ def test_bad_input(folder, compile_cache, tmp_path):
         f"server --prompts_file={tmp_path / 'none'}": "No such file",
     }
     cases |= {f"--measure={line}": message for line, message in modes.items()}
-    base = {True: []}  # where a mode is named
+    base = {True: []}  # where a mode or a suite is named
     base[False] = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
     few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
-    lines = [[*base["--measure" in flags], *flags.split()] for flags in cases]
+    named = ("--measure", "--suite")
+    lines = [[*base[flags.startswith(named)], *flags.split()] for flags in cases]
     env = environment(compile_cache, tmp_path / "home")
     *outcomes, (_, _, errors) = run_many(
         "jspec.benchmark", [*lines, few], env=env, before=_WITHOUT_TORCH

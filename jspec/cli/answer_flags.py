@@ -1,5 +1,6 @@
 """Flags of the programs that answer prompts: which models, how tokens are sampled and accepted."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,7 +13,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.layout import place_model
-from jspec.generation.options import Method, check_draft_temperature, choose_method
+from jspec.generation.options import Method, check_draft_sampling, choose_method
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.weights.published import MODELS, SMOLLM2
@@ -71,12 +72,12 @@ _ACCEPTANCE = flags.DEFINE_string(
 
 
 def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
-    """Defines flags of fields of `SamplingParams` or `RuleOptions`, by the defaults' types."""
-    makers = {int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
-    defaults = {name: getattr(options, name) for name in helps}
+    """Defines flags of fields of `SamplingParams` or `RuleOptions`, by their types."""
+    makers = {int: flags.DEFINE_integer, int | None: flags.DEFINE_integer, bool: flags.DEFINE_bool}
+    types = {field.name: field.type for field in dataclasses.fields(options)}
     return [
-        makers.get(type(default), flags.DEFINE_float)(name, default, helps[name])
-        for name, default in defaults.items()
+        makers.get(types[name], flags.DEFINE_float)(name, getattr(options, name), text)
+        for name, text in helps.items()
     ]
 
 
@@ -85,6 +86,10 @@ _SETTINGS = _define(
     max_new_tokens="Most tokens of an answer.",
     draft_temperature="The drafter's own temperature, on which the answer's distribution does not "
     "depend. Default: --temperature.",
+    draft_top_k="Draw drafts from this many of the tokens that the drafter finds likeliest; 0 for "
+    "all. Default: --top_k.",
+    draft_top_p="Draw drafts from the tokens that the drafter finds likeliest and whose "
+    "probabilities add up to this; 1 for all. Default: --top_p.",
     temperature="0 takes the most likely token; 1 samples from the model's own distribution.",
     top_k="Sample from this many of the most likely tokens; 0 for all.",
     top_p="Sample from the most likely tokens whose probabilities add up to this; 1 for all.",
@@ -117,9 +122,9 @@ list_flags("Models", "target draft dtype draft_quantization", "target_quantizati
 list_flags(
     "Sampling",
     "temperature top_k top_p seed",
-    "min_p draft_temperature repetition_penalty presence_penalty frequency_penalty logit_bias "
-    "allowed_token_ids forbidden_token_ids min_new_tokens logprobs num_beams length_penalty "
-    "early_stopping",
+    "min_p draft_temperature draft_top_k draft_top_p repetition_penalty presence_penalty "
+    "frequency_penalty logit_bias allowed_token_ids forbidden_token_ids min_new_tokens logprobs "
+    "num_beams length_penalty early_stopping",
 )
 list_flags("Acceptance", "acceptance", "lenience typical_epsilon typical_delta")
 
@@ -158,7 +163,7 @@ def read_method(settings: SamplingParams) -> Method:
         "rule_options": rule_options,
     }
     method = choose_method(options, TARGET.value, has_draft=has_draft())
-    check_draft_temperature(settings, [(method.drafter, drafter_options)])
+    check_draft_sampling(settings, [(method.drafter, drafter_options)])
     return method
 
 

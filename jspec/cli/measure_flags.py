@@ -7,10 +7,11 @@ from absl import flags
 
 from jspec.cli import drafter_flags, mesh_flags
 from jspec.cli.program import list_flags
-from jspec.common.errors import InputError, check_range
+from jspec.common.errors import InputError, check_among, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.request import SamplingParams
 from jspec.lab.benchmarking.llama_cpp_baseline import check_programs
+from jspec.lab.benchmarking.measurement import SUITES
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import QUANTIZATION_FLAG
 
@@ -25,14 +26,20 @@ _DEVICES = "mesh coordinator num_processes process_id"
 _READ_BY = {  # besides those of `_ALWAYS`
     "methods": f"target dtype {_MODELS} {_PROMPTS} per_category repeats temperature acceptance "
     f"max_seq_len decoding transformers compiled llama_cpp {_DEVICES}",
+    "suite": f"suite target dtype {_MODELS} {_PROMPTS} per_category repeats temperature "
+    "max_seq_len minutes audit_rows",
     "round": f"target dtype {_MODELS} quick trace_folder",
     "server": f"url streams {_PROMPTS} per_category repeats temperature",
 }
 _MEASURE = (
     "What to measure. methods: whole answers of jspec and of other libraries, side by side; round: "
     "calls and rounds beside the least time that this machine needs; server: a running server, "
-    "asked by several clients at once."
+    "asked by several clients at once; suite: what --suite names."
 )
+# What a suite takes where nobody says otherwise: it has many rows.
+_SUITE_DEFAULTS = {
+    "num_draft_tokens": "3", "max_new_tokens": 64, "repeats": 2, "temperature": 1.0,
+}  # fmt: skip
 _ALWAYS = "measure", "output_json"
 _HOLDERS = [
     mesh_flags.MESH,
@@ -42,6 +49,19 @@ _HOLDERS = [
         "methods",
         list(_READ_BY),
         _MEASURE,
+    ),
+    flags.DEFINE_string(
+        "suite",
+        None,
+        f"Measure a whole leaderboard: {', '.join(SUITES)}. By default 3 drafts a round, 64 new "
+        "tokens, 2 repeats, and temperature 1 beside 0; --drafters picks some of those that fit.",
+    ),
+    flags.DEFINE_float(
+        "minutes", 60.0, "Begin no further row of a suite after so many; the same command goes on."
+    ),
+    flags.DEFINE_integer(
+        "audit_rows", 1024, "Rows of the test of the distribution in a suite's audits; 0 audits "
+        "nothing, and only looks up earlier audits."
     ),
     flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
     flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
@@ -132,6 +152,13 @@ def read_flags() -> dict[str, Any]:
       InputError: a flag that it does not read, or a value out of range.
     """
     values = {holder.name: holder.value for holder in _HOLDERS}
+    if values["suite"] is not None:
+        check_among("suite", values["suite"], SUITES)
+        if flags.FLAGS["measure"].present and values["measure"] != "suite":
+            raise InputError(f"expected --suite without --measure={values['measure']}")
+        values["measure"] = "suite"
+        given = {holder.name for holder in _HOLDERS if holder.present}
+        values |= {name: v for name, v in _SUITE_DEFAULTS.items() if name not in given}
     mode = values["measure"]
     names = [*_ALWAYS, *_READ_BY[mode].split()]
     for holder in _HOLDERS:
@@ -145,8 +172,19 @@ def read_flags() -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
+def _check_suite(values: dict[str, Any]) -> None:
+    if values["suite"] is None:
+        raise InputError(f"expected --suite, one of {', '.join(SUITES)}, with --measure=suite")
+    check_range("minutes", values["minutes"], 0, 10**6)
+    check_range("audit_rows", values["audit_rows"], 0, 10**7)
+    if values["temperature"] == 0:
+        raise InputError("expected --temperature above 0 with --suite, which measures 0 too; got 0")
+
+
 def _check_values(values: dict[str, Any]) -> None:
     check_range("repeats", values["repeats"], 1, 10**6)
+    if values["measure"] == "suite":
+        _check_suite(values)
     if values["num_prompts"] is not None:
         check_range("num_prompts", values["num_prompts"], 1, 10**6)
     if values["per_category"] is not None:

@@ -57,12 +57,14 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_numbers(options: Any) -> None:
-    """Raises an `InputError` if a field of type `int`, `float` or `float | None` holds another."""
+    """Raises an `InputError` if a field of type `int` or `float`, or None, holds something else."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.type is int:
+        if value is None and field.type in (int | None, float | None):
+            continue
+        if field.type in (int, int | None):
             whole_number(field.name, value)
-        elif field.type is float or (field.type == float | None and value is not None):
+        elif field.type in (float, float | None):
             check_number(field.name, value)
 
 

@@ -518,6 +518,9 @@ def needed_switches(
         processors=tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings))),
         logprobs=any(params.logprobs for params in settings),
         top_logprobs=any(params.top_logprobs for params in settings),
+        draft_filters=any(
+            params.draft_sampling[1:] != (params.top_k, params.top_p) for params in settings
+        ),
     )
 
 

@@ -32,7 +32,7 @@ from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.options import (
     Method,
     check_beams,
-    check_draft_temperature,
+    check_draft_sampling,
     check_temperature,
     choose_method,
     make_spec,
@@ -427,7 +427,7 @@ class Generator:
         prompt, source = read_prompt(self.target, request, chat=chat, system=system)
         settings = request.settings
         method, rule = self.method, self.method.rule_name
-        check_draft_temperature(settings, [(method.drafter, method.drafter_options)])
+        check_draft_sampling(settings, [(method.drafter, method.drafter_options)])
         check_temperature(rule, self.rule.temperatures, settings.temperature)
         check_beams(settings, self.target, self.batch_size, rule)
         return make_row(prompt, settings, self.target, self.max_seq_len, source)

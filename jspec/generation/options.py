@@ -282,22 +282,22 @@ def check_beams(
             raise InputError(f"expected {expected}, got {value}")
 
 
-def check_draft_temperature(
+def check_draft_sampling(
     settings: SamplingParams, drafters: Sequence[tuple[str | DrafterEntry, DrafterOptions]]
 ) -> None:
-    """Checks that a draft temperature, if there is one, is read by one of the drafters.
+    """Checks that the drafter's own temperature, top-k and top-p are read by one of the drafters.
 
     Raises:
       InputError: the drafts of all of them follow from the context, or there are none.
     """
-    if settings.draft_temperature is None or any(
-        draws_from_distribution(*drafter) for drafter in drafters
-    ):
+    names = ("draft_temperature", "draft_top_k", "draft_top_p")
+    given = [name for name in names if getattr(settings, name) is not None]
+    if not given or any(draws_from_distribution(*drafter) for drafter in drafters):
         return
     readers = [name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())]
     names = ", ".join(repr(name_of(drafter)) for drafter, _ in drafters)
     raise InputError(
-        f"expected draft_temperature with a drafter that draws from a distribution "
+        f"expected {given[0]} with a drafter that draws from a distribution "
         f"({', '.join(readers)}, or ngram with ngram_probs=sampled), got it with {names}"
     )
 
@@ -305,7 +305,7 @@ def check_draft_temperature(
 def settings_read_by(
     drafter: str, options: DrafterOptions, settings: SamplingParams
 ) -> SamplingParams:
-    """Returns the settings without a draft temperature that a drafter of that name ignores."""
+    """Returns the settings without those of drafts that a drafter of that name ignores."""
     if draws_from_distribution(drafter, options):
         return settings
-    return dataclasses.replace(settings, draft_temperature=None)
+    return settings.without_draft_sampling()

@@ -46,15 +46,16 @@ class Recorder:
         self._output = None if path is None else JsonLinesWriter(path, *inputs)
         self._flags = dict(flags)
 
-    def save(self, measured: Mapping[str, Any], *, is_complete: bool = True) -> None:
-        """Replaces the line by that of all that has been measured so far.
+    def save(self, measured: Mapping[str, Any], *, is_complete: bool = True) -> dict[str, Any]:
+        """Replaces the line by that of all that has been measured so far, and returns it.
 
         Raises:
           InputError: the disk is full, or the like.
         """
+        record = environment() | {"flags": self._flags} | dict(measured)
         if self._output is not None:
-            record = environment() | {"flags": self._flags} | dict(measured)
             self._output.rewrite(record, is_complete=is_complete)
+        return record
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Self
 
 from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
 from jspec.sampling.distribution import MOST_TOP
@@ -16,14 +16,24 @@ def _is_temperature(value: float | None) -> bool:
     return value is None or 0 <= value <= _FLOAT32_MAX
 
 
+def _is_top_k(value: int) -> bool:
+    return 0 <= value < 2**31
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value <= 1
+
+
 # What is expected of each number, and whether a value is that; NaN passes no comparison.
 _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max_new_tokens": ("{} of at least 1", lambda value: value >= 1),
     "temperature": ("a finite {} of at least 0", _is_temperature),
     "draft_temperature": ("a finite {} of at least 0", _is_temperature),
-    "top_k": ("{} of at least 0", lambda value: 0 <= value < 2**31),
-    "top_p": ("{} in [0, 1]", lambda value: 0 <= value <= 1),
-    "min_p": ("{} in [0, 1]", lambda value: 0 <= value <= 1),
+    "top_k": ("{} of at least 0", _is_top_k),
+    "top_p": ("{} in [0, 1]", _is_share),
+    "draft_top_k": ("{} of at least 0", lambda value: value is None or _is_top_k(value)),
+    "draft_top_p": ("{} in [0, 1]", lambda value: value is None or _is_share(value)),
+    "min_p": ("{} in [0, 1]", _is_share),
     "repetition_penalty": (
         "a finite {} above 0",
         lambda value: _FLOAT32_TINY <= value <= _FLOAT32_MAX,
@@ -40,6 +50,8 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "seed": ("a {} of 64 bits with its sign", lambda value: MIN_SEED <= value <= MAX_SEED),
 }
+
+_OF_DRAFTS = "temperature", "top_k", "top_p"  # what a drafter may have a value of its own for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +72,9 @@ class SamplingParams:
         one.
       min_p: keep tokens whose probability is at least this share of the highest; 0 keeps all.
       draft_temperature: temperature of the drafter; None uses `temperature`. The distribution of
-        the answer does not depend on it.
+        the answer does not depend on it, nor on the next two.
+      draft_top_k: as `top_k`, of the distribution that drafts are drawn from; None uses `top_k`.
+      draft_top_p: as `top_p`, likewise; None uses `top_p`.
       repetition_penalty: divides positive logits, and multiplies negative ones, of every token in
         prompt or answer; 1 changes nothing.
       presence_penalty: subtracted from the logit of every token in the answer, -2 to 2.
@@ -95,6 +109,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     draft_temperature: float | None = None
+    draft_top_k: int | None = None
+    draft_top_p: float | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -129,11 +145,22 @@ class SamplingParams:
         self._check_beams()
         object.__setattr__(self, "logit_bias", tuple(_pairs(self.logit_bias).items()))  # hashable
 
+    @property
+    def draft_sampling(self) -> tuple[float, int, float]:
+        """The drafter's temperature, top-k and top-p."""
+        pairs = [(getattr(self, f"draft_{name}"), getattr(self, name)) for name in _OF_DRAFTS]
+        temperature, top_k, top_p = (usual if own is None else own for own, usual in pairs)
+        return temperature, top_k, top_p
+
+    def without_draft_sampling(self) -> Self:
+        """Returns the settings of the target alone, for what draws no drafts."""
+        return dataclasses.replace(self, **{f"draft_{name}": None for name in _OF_DRAFTS})
+
     def _check_beams(self) -> None:
         """Checks that a beam search asks for nothing that it cannot do, and others for no part."""
         of_beams, others = (
             ("length_penalty", "early_stopping"),
-            "temperature draft_temperature logprobs",
+            "temperature draft_temperature draft_top_k draft_top_p logprobs",
         )
         unread = of_beams if self.num_beams == 1 else (*others.split(), "stop")
         with_ = "of at least 2" if self.num_beams == 1 else "1"

@@ -221,6 +221,8 @@ def empty_state(
         seed=zeros.astype(jnp.uint32),
         settings=settings,
         draft_temperature=0 * ones,
+        draft_top_k=zeros if switches.draft_filters else None,
+        draft_top_p=ones if switches.draft_filters else None,
         stop_ids=jnp.full([batch_size, MAX_STOP_IDS], -1, jnp.int32),
         max_length=zeros,
         is_done=jnp.ones([batch_size], bool),
@@ -240,9 +242,7 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
     settings, switches = row.settings, state.settings.switches
     stop_ids = sorted(set(row.stop_ids))
     stop_ids += [-1] * (MAX_STOP_IDS - len(stop_ids))
-    draft_temperature = settings.draft_temperature
-    if draft_temperature is None:
-        draft_temperature = settings.temperature
+    temperature, top_k, top_p = settings.draft_sampling
     states = _processor_states(row, switches, vocab_size)
     control = state.control
     if control is not None and row.costs is not None:
@@ -261,7 +261,9 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
             wants_top=jnp.array([settings.top_logprobs > 0]) if switches.top_logprobs else None,
             switches=switches,
         ),
-        draft_temperature=jnp.array([draft_temperature], np.float32),
+        draft_temperature=jnp.array([temperature], np.float32),
+        draft_top_k=jnp.array([top_k], np.int32) if switches.draft_filters else None,
+        draft_top_p=jnp.array([top_p], np.float32) if switches.draft_filters else None,
         stop_ids=np.array([stop_ids], np.int32),
         max_length=np.array([row.max_length], np.int32),
         is_done=np.array([False]),

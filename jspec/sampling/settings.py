@@ -26,6 +26,7 @@ class Switches(NamedTuple):
     processors: tuple[Processor, ...] = ()
     logprobs: bool = False
     top_logprobs: bool = False
+    draft_filters: bool = False  # a top-k and a top-p of the drafter's own
 
 
 class SamplingSettings(struct.PyTreeNode):

@@ -92,11 +92,33 @@ class TextChoice(_Choice):
     logprobs: TextLogprobs | None
 
 
+class SpeculationCounts(_Shape):
+    """What speculation did for an answer, by vLLM's names; a step is a round, with drafts or none.
+
+    The histogram has the steps that accepted 0, 1, ... `num_spec_tokens` drafts.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_steps: int
+    num_spec_tokens: int
+
+
+class ReplyMetrics(_Shape):
+    """Of a reply of one answer, where drafts were proposed."""
+
+    speculative_decoding: SpeculationCounts
+
+
 class _Completion(_Shape):
     id: str
     created: int
     model: str
     usage: Usage
+    metrics: ReplyMetrics | None = None
 
 
 class ChatCompletion(_Completion):
@@ -168,6 +190,7 @@ class _Chunk(_Shape):
     created: int
     model: str
     usage: Counts | Usage | None = None  # where `stream_options` ask for it
+    metrics: ReplyMetrics | None = None  # beside the usage of the whole answer
     jspec: ChunkTrace | None = None
 
 

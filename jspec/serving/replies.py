@@ -69,7 +69,7 @@ class Reply:
         choices = [self._choice(index, result) for index, result in enumerate(results)]
         usage = usage_of(results, self._prompts, num_cached)
         reply = {**self._head, "object": self.kind, "choices": choices, "usage": usage}
-        return self.shape.model_validate(reply)
+        return self.shape.model_validate(reply | speculation_metrics(results))
 
     def chunk(self, index: int, update: Update, has_trace: bool) -> BaseModel:
         """Returns what an update adds to an answer."""
@@ -98,7 +98,7 @@ class Reply:
         """Returns the chunk that brings the usage; see `usage_of`."""
         usage = usage_of(results, self._prompts, num_cached)
         chunk = {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
-        return self.chunk_shape.model_validate(chunk)
+        return self.chunk_shape.model_validate(chunk | speculation_metrics(results))
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
         """Returns each token's text and where it came from, and what the rounds did."""
@@ -255,6 +255,28 @@ def usage_of(
             "finish_reasons": [result.finish_reason for result in results],
         },
     }  # fmt: skip
+
+
+def speculation_metrics(results: Sequence[Result]) -> dict[str, Any]:
+    """Returns the field `metrics` of a reply, which load generators read.
+
+    Nothing of several answers, or of one without drafts.
+    """
+    stats = results[0].stats
+    if len(results) > 1 or not stats.num_proposed:
+        return {}
+    most = max(stats.num_draft_tokens, *(a_round.num_accepted for a_round in stats.rounds), 0)
+    accepted = [a_round.num_accepted for a_round in stats.rounds]
+    counts = {
+        "mean_acceptance_length": 1 + stats.num_accepted / stats.num_rounds,
+        "draft_acceptance_rate": stats.num_accepted / stats.num_proposed,
+        "acceptance_histogram": [accepted.count(number) for number in range(most + 1)],
+        "num_accepted_draft_tokens": stats.num_accepted,
+        "num_draft_tokens": stats.num_proposed,
+        "num_spec_steps": stats.num_rounds,
+        "num_spec_tokens": most,
+    }
+    return {"metrics": {"speculative_decoding": counts}}
 
 
 def _counts(prompts: Sequence[Sequence[int]], num_new: int) -> dict[str, Any]:

@@ -294,9 +294,8 @@ def propose(
 ) -> tuple[Proposal, SpecState]:
     """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
     state = state.replace(settings=state.settings.after(state.last_token))
-    # The drafter samples as the target does, with the same processors and filters, but at its own
-    # temperature. The proposal then says from which distributions the drafts were really drawn.
-    settings = state.settings.replace(temperature=state.draft_temperature)
+    # The proposal then says from which distributions the drafts were really drawn.
+    settings = state.draft_settings
     inputs = RoundInputs(
         state.last_token,
         limit=functools.partial(_wanted, state, drafter, rule),

@@ -216,6 +216,9 @@ class SpecState(struct.PyTreeNode):
       seed: of the row's request, [b].
       settings: how tokens are sampled; the processors have seen every token but the newest.
       draft_temperature: that at which the drafter samples, [b].
+      draft_top_k: the drafter's top-k, [b]; None where the switch `draft_filters` is off, and the
+        drafter's top-k and top-p are the target's.
+      draft_top_p: the drafter's top-p, likewise.
       stop_ids: tokens that end a row, padded with -1, [b e].
       max_length: the most tokens a row may have, prompt included, [b].
       is_done: rows that commit and emit nothing any more, [b].
@@ -234,6 +237,17 @@ class SpecState(struct.PyTreeNode):
     is_done: RowFlags
     control: Control | None = None
     last_logprobs: TokenLogprobs | None = None
+    draft_top_k: Int32[Array, "b"] | None = None
+    draft_top_p: Float32[Array, "b"] | None = None
+
+    @property
+    def draft_settings(self) -> SamplingSettings:
+        """How the drafter samples: as the target does, but for what has its own value."""
+        settings = self.settings.replace(temperature=self.draft_temperature)
+        if self.draft_top_k is None:
+            return settings
+        switches = settings.switches._replace(top_k=True, top_p=True)
+        return settings.replace(top_k=self.draft_top_k, top_p=self.draft_top_p, switches=switches)
 
 
 class StepInfo(struct.PyTreeNode):

@@ -18,14 +18,17 @@ from jspec.drafters import (
 )
 from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.options import (
-    check_draft_temperature,
+    check_draft_sampling,
     check_num_draft_tokens,
     check_rule_options,
     rules_that_read,
     settings_read_by,
 )
 from jspec.generation.request import Request, SamplingParams
+from jspec.models import make_apply
+from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.speculation.round import propose
 from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
@@ -54,7 +57,7 @@ def check(
     """Checks a run of defaults and changes."""
     check_num_draft_tokens(num_draft_tokens, drafter)
     check_rule_options(rule_options, acceptance, drafter)
-    check_draft_temperature(settings, [(drafter, options)])
+    check_draft_sampling(settings, [(drafter, options)])
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,52 @@ def test_a_generator_refuses_what_it_would_not_read(options, message):
     with pytest.raises(InputError, match=message):
         make_generator("none", **options)
     make_generator("none", num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS)
+
+
+def test_filters_of_drafts_are_read_by_what_draws_and_refused_elsewhere():
+    """Guards against an option that does nothing, or that changes a coupled answer's text."""
+    cut = SamplingParams(12, temperature=1.0, top_k=9, draft_top_k=1, draft_top_p=0.5, seed=3)
+    plain = shared_generator("none").generate("ab", cut.without_draft_sampling()).token_ids
+    coupled = make_generator("model", acceptance="coupled", num_draft_tokens=3)
+    assert coupled.generate("ab", cut).token_ids == plain
+    assert settings_read_by("prompt_lookup", _OPTIONS, cut) == cut.without_draft_sampling()
+    assert cut.draft_sampling == (1.0, 1, 0.5)
+    for name, value in {"draft_top_k": 1, "draft_top_p": 0.5}.items():
+        settings = SamplingParams(**{name: value})
+        with pytest.raises(InputError, match=f"^expected {name} with a drafter that draws"):
+            check(settings=settings)
+        check("model", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_top_k": -1}, "expected draft_top_k of at least 0, got -1"),
+        ({"draft_top_k": 1.5}, "expected draft_top_k to be a whole number, got 1.5"),
+        ({"draft_top_p": 1.5}, r"expected draft_top_p in \[0, 1\], got 1.5"),
+        ({"draft_top_p": "x"}, "expected draft_top_p to be a number, got 'x'"),
+    ],
+)
+def test_filters_of_drafts_are_checked(options, message):
+    """One line, when the settings are made."""
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**options)
+
+
+def test_a_filter_of_drafts_cuts_only_the_drafts():
+    """Guards against a filter that never reaches the drafter, or reaches the target."""
+    generator = make_generator("model", num_draft_tokens=3)
+    row = generator.make_row(Request("ab", SamplingParams(temperature=1.0, draft_top_k=2)))
+    switches = generator.switches([row.settings])
+    state = generator.engine.prefill(generator.params, row, 64, switches)
+    assert switches == Switches(draft_filters=True)
+    proposal, _ = propose(
+        generator.params, state, target=make_apply(generator.target.config),
+        drafter=generator.engine.drafter, rule=generator.rule,
+    )  # fmt: skip
+    assert ((proposal.probs > 0).sum(axis=-1) == 2).all()
+    assert jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], 2).all()
+    assert state.settings.top_k == 0
 
 
 def test_plain_decoding_has_no_room_to_leave_for_drafts():

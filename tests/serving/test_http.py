@@ -158,6 +158,26 @@ def test_what_load_generators_ask_for(served):
     assert counts[0] < 10
 
 
+def test_counts_of_speculation_by_vllms_names(served):
+    """As aiperf reads them, of a stream's last chunk too; several answers have no sum of theirs."""
+    asked = {"prompt": "abc", "max_tokens": 40, "temperature": 0}
+    reply = served.post(TEXT, asked)[1]
+    stats, counts = reply["usage"]["jspec"], reply["metrics"]["speculative_decoding"]
+    histogram = counts["acceptance_histogram"]
+    assert len(histogram) == counts["num_spec_tokens"] + 1
+    assert sum(histogram) == counts["num_spec_steps"] == stats["num_rounds"]
+    accepted = sum(number * steps for number, steps in enumerate(histogram))
+    assert accepted == counts["num_accepted_draft_tokens"] == stats["num_accepted"] > 0
+    assert counts["num_draft_tokens"] == stats["num_proposed"]
+    assert counts["mean_acceptance_length"] == 1 + accepted / stats["num_rounds"]
+    streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
+    last = list(events(served.request("POST", TEXT, streamed)[2]))[-1]
+    assert last["metrics"] == reply["metrics"]
+    assert "metrics" not in served.post(TEXT, asked | {"n": 2})[1]
+    plain = asked | {"speculation": {"num_draft_tokens": 0}}
+    assert "metrics" not in served.post(TEXT, plain)[1]
+
+
 def test_stop_strings_cut_the_text(served, client):
     asked = {"model": served.model, "prompt": "abc", "max_tokens": 40, "temperature": 0}
     text = client.completions.create(**asked).choices[0].text

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
+from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, RuleOptions, block, chain, get_rule, rejection
 from jspec.speculation.acceptance.types import Temperatures
+from tests.speculation.drive import settings_of
 from tests.speculation.enumeration import (
     all_counts,
     as_float32,
@@ -22,6 +25,7 @@ from tests.speculation.enumeration import (
     random_distributions,
     truncated,
     worst_error,
+    worst_error_of,
 )
 from tests.speculation.toys import make_tables, softmax
 
@@ -86,6 +90,26 @@ def test_a_drafter_that_stops_when_unsure_is_lossless(name):
 def test_a_draft_temperature_of_its_own_is_lossless(name, temperatures):
     """Target and draft may each be sampled or greedy, in every combination."""
     assert error(name, 2, "sampled", temperatures) < TOLERANCE
+
+
+@pytest.mark.parametrize("cut", [(2, 1.0), (0, 0.6), (3, 0.8)], ids=["k", "p", "k and p"])
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_drafts_cut_by_filters_of_their_own_are_lossless(name, cut):
+    """The target is not cut: what the draft can no longer say comes from the residual.
+
+    Negative control: drafts of the cut distribution, reported as if they had not been cut.
+    """
+    top_k, top_p = (jnp.full(VOCAB, value) for value in cut)
+    settings = settings_of(VOCAB, 1.0).replace(
+        top_k=top_k.astype(jnp.int32), top_p=top_p, switches=Switches(top_k=True, top_p=True)
+    )
+    target, whole = distributions(1.0)
+    draft = as_float32(sampling_probs(TABLES[1], settings))
+    assert ((draft == 0) & (target > 0)).any()
+    assert worst_error(get_rule(name), target, draft, 2) < TOLERANCE
+    paths, uncut = (enumerate_paths(target, probs, 2) for probs in (draft, whole))
+    proposal = paths.proposal.replace(probs=uncut.proposal.probs)
+    assert worst_error_of(get_rule(name), target, paths._replace(proposal=proposal)) > VISIBLE
 
 
 def distribution_pair(relation, seed, vocab):

@@ -137,7 +137,7 @@ def check_parity(
     everything before them, are closer than `EXCUSED_GAPS`.
     """
     settings = dataclasses.replace(
-        subject.settings, temperature=0.0, draft_temperature=None, max_new_tokens=max_new_tokens,
+        subject.settings.without_draft_sampling(), temperature=0.0, max_new_tokens=max_new_tokens,
         logprobs=False,
     )  # fmt: skip
     requests = [Request(prompt, settings) for prompt in prompts]

@@ -14,7 +14,7 @@ from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
 from jspec.generation.options import (
-    check_draft_temperature,
+    check_draft_sampling,
     check_rule_options,
     settings_read_by,
 )
@@ -58,7 +58,7 @@ def read_methods(
     methods = dict(zip(drafters, parsed.values(), strict=True))
     check_methods(methods, options, has_draft=has_draft)
     names = [method.drafter for method in methods.values()]
-    check_draft_temperature(settings, [(name, without_unread(name, options)) for name in names])
+    check_draft_sampling(settings, [(name, without_unread(name, options)) for name in names])
     drafting = [name for name in names if name != "none"]
     check_rule_options(rule_options, acceptance, (*drafting, "none")[0])
     return Measurement(methods=methods, options=options)

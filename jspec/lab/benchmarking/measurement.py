@@ -37,6 +37,7 @@ from jspec.weights.quantize import KINDS, PACKED_A8
 from jspec.weights.resolver import LoadedModel, has_mtp_layer, load_model
 
 _NUM_PROMPTS = 13
+SUITES = ("open",)
 
 
 class Method(NamedTuple):
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
 
     record: dict[str, Any]
     text: str = ""
+    is_complete: bool = True  # of the last one: whether the same command has nothing to go on with
 
 
 class Measurement(types.SimpleNamespace):
@@ -149,6 +151,8 @@ def check_methods(
 
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
+    if values["measure"] == "suite":
+        return {}  # which depend on what fits the loaded models
     if "drafters" not in values:
         if options != DrafterOptions():
             mode = values["measure"]
@@ -189,19 +193,21 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
 def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a run that was broken off has left in --output_json; empty without one.
 
-    Only whole answers are gone on with. `recorded` are the flags as this run records them.
+    Only whole answers, or rows of a suite, are gone on with. `recorded` are the flags as this run
+    records them.
 
     Raises:
       InputError: that run had other flags.
     """
     path = values["output_json"]
-    if values["measure"] != "methods" or path is None or not pathlib.Path(path).is_file():
+    part = {"methods": "answers", "suite": "rows"}.get(values["measure"])
+    if part is None or path is None or not pathlib.Path(path).is_file():
         return {}
     try:
         record = read_json(pathlib.Path(path))
     except InputError:  # something else, which is written anew
         return {}
-    if record.get("is_complete", True) or "answers" not in record:
+    if record.get("is_complete", True) or part not in record:
         return {}
     current = json.loads(json.dumps(recorded)) | {"output_json": None}
     before = record["flags"] | {"output_json": None}

@@ -192,10 +192,11 @@ def _sampling_settings(settings: SamplingParams) -> tuple[SamplingSettings, Samp
         row(settings.temperature), jnp.array([settings.top_k], jnp.int32), row(settings.top_p),
         row(settings.min_p), switches=needed_switches([settings])._replace(logprobs=False),
     )  # fmt: skip
-    of_drafts = settings.draft_temperature
-    return target_settings, target_settings if of_drafts is None else target_settings.replace(
-        temperature=row(of_drafts)
-    )
+    temperature, top_k, top_p = settings.draft_sampling
+    return target_settings, target_settings.replace(
+        temperature=row(temperature), top_k=jnp.array([top_k], jnp.int32), top_p=row(top_p),
+        switches=target_settings.switches._replace(top_k=top_k > 0, top_p=top_p < 1),
+    )  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("leniences", "is_random"))

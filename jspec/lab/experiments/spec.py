@@ -24,7 +24,7 @@ from jspec.drafters import (
 from jspec.generation.auto import AUTO
 from jspec.generation.batch import needed_switches
 from jspec.generation.options import (
-    check_draft_temperature,
+    check_draft_sampling,
     check_num_draft_tokens,
     check_rule_option,
     check_temperature,
@@ -246,7 +246,7 @@ class Experiment:
         drafters = [(method.drafter, method.options) for method in self.methods.values()]
         for label, settings in self.settings.items():
             with prefixed_errors(f"settings.{label}"):
-                check_draft_temperature(settings, drafters)
+                check_draft_sampling(settings, drafters)
 
     @property
     def needs_prompts(self) -> bool:

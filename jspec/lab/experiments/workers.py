@@ -1,6 +1,5 @@
 """What measures the cells of the kinds "generate" and "estimate", which run models."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -136,8 +135,7 @@ class EstimateWorker:
         text, chat = self._prompts[prompt].text, self._experiment.wants_chat
         ids = encode_conversation(self._models.target, [text], [], chat=chat)
         settings = settings_of(self._experiment, {"setting": setting, "seed": seed}, prompt)
-        settings = dataclasses.replace(settings, draft_temperature=None)  # nothing is drafted
-        return self._plain.generate(Request(ids, settings))
+        return self._plain.generate(Request(ids, settings.without_draft_sampling()))
 
 
 def answer_record(result: Result) -> dict[str, Any]:

@@ -208,6 +208,11 @@ def test_filters_hold_on_both_sides(options):
     colder = run("model", options, SamplingParams(temperature=1, draft_temperature=0.3))
     expected = np.minimum(p, q)[places].sum()
     assert colder["sum_overlap"] == pytest.approx(expected, rel=1e-3)
+    cut = run("model", options, SamplingParams(temperature=1, draft_top_k=2))
+    q = references.softmax(references.full_logits(draft(), text))
+    q = np.where(q >= np.sort(q)[:, -2:-1], q, 0)
+    expected = np.minimum(p, q / q.sum(axis=1, keepdims=True))[places].sum()
+    assert cut["sum_overlap"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_padding_of_the_vocabulary_is_never_drafted(options):

@@ -1,0 +1,102 @@
+"""What audits have found on this machine, kept in the user's cache by all that a finding rests on.
+
+That is the files of the models and of a trained head, by their SHA-256; jspec's own sources; the
+versions, the device and the processor; the drafter, the rule and the settings. Where any of these
+has changed, nothing is known.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jspec import kernels
+from jspec.common.kept import keep, read_kept
+from jspec.common.user_cache import cache_dir
+from jspec.drafters import with_shipped_head, without_unread
+from jspec.drafters.head_folder import find_head
+from jspec.generation import provenance
+from jspec.lab.auditing.subject import Check, Subject
+from jspec.weights.resolver import LoadedModel, find_model
+
+_FILE = "audits.json"
+_SOURCES = pathlib.Path(__file__).parents[2]
+_KNOWN = ("jax", "jaxlib", "numpy")  # packages whose versions may change what is computed
+_UNREAD = ("max_new_tokens", "seed")  # settings that a finding does not rest on
+
+
+def subject_key(subject: Subject) -> dict[str, Any]:
+    """Returns all that an audit of the subject rests on, as plain values."""
+    where, number = provenance.environment(), subject.num_draft_tokens
+    options = without_unread(subject.drafter, subject.drafter_options)
+    head = with_shipped_head(subject.drafter, options, subject.target.name).draft_head
+    settings = dataclasses.asdict(subject.settings)
+    return {
+        "jspec": kernels.sources_digest(_SOURCES),
+        "versions": {name: where["versions"][name] for name in _KNOWN},
+        "device": {**kernels.describe_device(), "processor": where["processor"]},
+        "target": _model_digests(subject.target),
+        "draft": None if subject.draft is None else _model_digests(subject.draft),
+        "head": None if head is None else file_digests(find_head(head)),
+        "dtype": subject.dtype,
+        "drafter": subject.drafter,
+        # More drafts are audited by rounds of two, but for trees.
+        "num_draft_tokens": number if subject.has_tree or isinstance(number, str) else "fixed",
+        "drafter_options": dataclasses.asdict(options),
+        "acceptance": subject.acceptance,
+        "rule_options": dataclasses.asdict(subject.rule_options),
+        "settings": {name: settings[name] for name in settings if name not in _UNREAD},
+    }
+
+
+def _model_digests(model: LoadedModel) -> dict[str, str]:
+    path = find_model(model.name)
+    return {"random weights": model.name} if path is None else file_digests(path)
+
+
+def file_digests(path: pathlib.Path) -> dict[str, str]:
+    """Returns the SHA-256 of a file, or of each file of a folder, by name."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    digests = {}
+    for file in files:
+        name = file.name if file == path else file.relative_to(path).as_posix()
+        with file.open("rb") as opened:
+            digests[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests
+
+
+def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict[str, Any]:
+    """Keeps what the checks of an audit have found, and returns it.
+
+    Returns:
+      `date`; `is_lossless`; the names of the checks that have `failed`; `num_checks`; `num_rows`,
+      those of the test of the distribution; and `of`, what it rests on, see `subject_key`.
+    """
+    key = subject_key(subject)
+    failed = [check.name for check in checks if not check.has_passed]
+    stamp = {
+        "date": datetime.date.today().isoformat(),
+        "is_lossless": subject.rule.is_lossless and not failed,
+        "failed": failed,
+        "num_checks": len(checks),
+        "num_rows": num_rows,
+        "of": key,
+    }
+    path = cache_dir() / _FILE
+    keep(path, read_kept(path) | {_digest(key): stamp}, "the audit")
+    return stamp
+
+
+def find_stamp(subject: Subject) -> dict[str, Any] | None:
+    """Returns what an audit of the same files and settings has found here; None if none was made.
+
+    See `keep_stamp`.
+    """
+    return read_kept(cache_dir() / _FILE).get(_digest(subject_key(subject)))
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,227 @@
+"""The open suite: which rows there are, that one that fails stops no other, and what is kept."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions
+from jspec.generation.request import SamplingParams
+from jspec.lab.auditing import checks, stamps
+from jspec.lab.auditing.subject import Check, Subject
+from jspec.lab.benchmarking import suite
+from jspec.lab.benchmarking.measurement import Measurement
+from jspec.lab.reports.document import to_markdown
+from jspec.lab.reports.leaderboard import leaderboard_page, leaderboard_text
+from jspec.speculation.acceptance import get_rule
+from tests.tiny_models import CONFIG, draft, make_model, save_folder, target
+
+_PROMPTS = ({"prompt": "ab", "category": "writing"}, {"prompt": "cd", "category": "qa"})
+_OPTIONS = DrafterOptions()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", num_layers=1)
+
+
+@pytest.fixture
+def ask(folder, tmp_path, monkeypatch):
+    """Returns a maker of what a command line asks for; audits are kept in a folder of its own."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in _PROMPTS))
+    values = {
+        "suite": "open", "target": str(folder), "draft": None, "dtype": "float32",
+        "prompts_file": str(prompts), "num_prompts": 2, "per_category": None, "repeats": 1,
+        "max_new_tokens": 6, "max_seq_len": 64, "temperature": 1.0, "num_draft_tokens": "2",
+        "drafters": ["prompt_lookup"], "minutes": 60.0, "audit_rows": 0, "output_json": None,
+        "options": _OPTIONS, "begun": {},
+    }  # fmt: skip
+    return lambda **changes: Measurement(**{**values, **changes})
+
+
+def measured(asked):
+    """Returns the last outcome, its record as JSON has it, and how many there were."""
+    outcomes = list(suite.measure_suite(asked))
+    return outcomes[-1], json.loads(json.dumps(outcomes[-1].record)), len(outcomes)
+
+
+def labels(asked, models):
+    """Returns the rules of each drafter and temperature."""
+    rules = {}
+    for row in suite.rows_of(models, asked):
+        rules.setdefault((row.drafter, row.is_default, row.temperature), []).append(row.acceptance)
+    return rules
+
+
+def test_every_drafter_meets_every_lossless_rule_once(ask):
+    """At temperature 0 all lossless rules do the same; `k_seq` is for trees alone."""
+    models = suite.Models(target(), None, {"prompt_lookup": 2, "recycle": 2}, {})
+    rules = labels(ask(drafters=None), models)
+    usual = ("prompt_lookup", True)
+    assert rules.pop((*usual, 0.0)) == ["greedy"]
+    assert rules.pop((*usual, 1.0)) == ["rejection"]
+    sampled = ["rejection", "block", "coupled"]
+    expected = {0.0: ["greedy"], 1.0: sampled}
+    assert rules == {
+        (drafter, False, t): expected[t] for t in expected for drafter in models.drafters
+    }
+    tree = labels(ask(options=DrafterOptions(tree_depth=2)), models)
+    assert "k_seq" in tree["recycle", False, 1.0]
+    assert all(get_rule(name).is_lossless for names in tree.values() for name in names)
+    rows = suite.rows_of(models, ask(drafters=None))
+    assert len({row.label for row in rows}) == len(rows) == 10
+
+
+def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
+    """And a draft that fits none is refused, in one line."""
+    models = suite.fit_drafters(ask(drafters=None), target(), None)
+    assert {"prompt_lookup", "layer_skip", "random"} <= models.drafters.keys()
+    assert "none" not in models.drafters
+    assert models.left_out["model"] == "it needs a draft model (--draft)"
+    assert "expects draft_head" in models.left_out["eagle"]
+    assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
+    both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
+    assert set(both.drafters) == {"model", "hierarchical"}
+    encoder = make_model(dataclasses.replace(CONFIG, vocab_size=64), name="small")
+    for refused, message in (
+        ({"drafters": ["model"]}, r"^expected a draft model that fits tiny, got small: "),
+        ({"drafters": ["prompt_lookup"]}, r"got small: --drafters=prompt_lookup$"),
+    ):
+        with pytest.raises(InputError, match=message):
+            suite.fit_drafters(ask(**refused), target(), encoder)
+    with pytest.raises(
+        InputError, match="expected a number of drafts a round in a suite, got auto"
+    ):
+        suite.fit_drafters(ask(num_draft_tokens="auto"), target(), None)
+    asked = ask(options=DrafterOptions(draft_layers=(0,)))
+    with pytest.raises(InputError, match=r"draft_layers with a drafter that reads it"):
+        suite.fit_drafters(asked, target(), None)
+
+
+def test_a_row_that_fails_stops_no_other_and_is_measured_again(ask, monkeypatch, capsys):
+    """Guards against a leaderboard lost for one drafter, and against rows measured twice."""
+    make = suite.Generator
+
+    def make_or_fail(*args, acceptance="rejection", **options):
+        if acceptance == "block":
+            raise MemoryError("too\n much")
+        return make(*args, acceptance=acceptance, **options)
+
+    monkeypatch.setattr(suite, "Generator", make_or_fail)
+    last, record, number = measured(ask())
+    assert not last.is_complete  # for want of audits
+    assert number == 5
+    failed = record["rows"]["prompt_lookup, block, T=1"]
+    assert failed["error"] == "MemoryError: too much"
+    said = "note: prompt_lookup, block, T=1 has failed: MemoryError: too much\n"
+    assert said in capsys.readouterr().err
+    greedy, rejection, _, coupled = record["rows"].values()
+    assert [row["same_answers"] for row in (greedy, rejection, coupled)] == [2, None, 2]
+    assert list(greedy["by_category"]) == ["writing", "qa"]
+    assert greedy["speedup"]["low"] <= greedy["speedup"]["median"]
+    assert greedy["drafter_bytes"]["state"] > 0
+    assert (
+        record["files"]["target"]["model.safetensors"]
+        == stamps.file_digests(stamps.find_model(ask().target))["model.safetensors"]
+    )
+    monkeypatch.setattr(suite, "Generator", make)
+    done = []
+    measure = suite._measure
+    monkeypatch.setattr(suite, "_measure", lambda *args: done.append(args[3]) or measure(*args))
+    _, again, _ = measured(ask(begun=record))
+    assert [row.acceptance for row in done] == ["block"]
+    assert again["rows"]["prompt_lookup, greedy, T=0"] == greedy
+    with pytest.raises(InputError, match="expected the prompts that None was begun with"):
+        measured(ask(begun=record | {"prompts_digest": "another"}))
+    check_page(record)
+
+
+def check_page(record):
+    """Checks the page of that record, which has a failed row."""
+    flags = {"target": "/a/folder/tiny", "draft": None, "suite": "open", "max_new_tokens": 6,
+             "repeats": 1, "dtype": "float32", "prompts_file": "/a/prompts.jsonl"}  # fmt: skip
+    made = {"flags": flags, "processor": "a CPU", "date": "2026-11-27", "versions": {"jax": "1"}}
+    page = to_markdown(leaderboard_page(record | made))
+    assert "/a/" not in page
+    assert "--target=tiny" in page
+    assert "`prompt_lookup, block, T=1` failed: MemoryError: too much" in page
+    (line,) = (
+        text for text in page.splitlines() if text.startswith("| `prompt_lookup:2` | greedy")
+    )
+    assert "| 2 of 2 |" in line
+    assert page.count("| writing |") == 2
+    text = leaderboard_text(record)
+    assert "prompt_lookup:2, coupled, T=1" in text
+    assert text.endswith("prompt_lookup, block, T=1: MemoryError: too much")
+
+
+def test_time_that_is_over_leaves_the_rest_to_the_same_command(ask, capsys):
+    """Guards against a record that counts as complete, which would be begun anew."""
+    last, record, _ = measured(ask(minutes=0.0))
+    assert not last.is_complete
+    assert record["rows"] == {}
+    assert "--minutes=0 are over: the same command goes on\n" in capsys.readouterr().err
+
+
+def test_prompts_without_categories_are_refused(ask, tmp_path):
+    (tmp_path / "plain.jsonl").write_text('{"prompt": "a", "category": "qa"}\n{"prompt": "b"}\n')
+    with pytest.raises(InputError, match=r"^expected a category of each prompt of .*plain.jsonl"):
+        measured(ask(prompts_file=str(tmp_path / "plain.jsonl")))
+
+
+def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
+    """A finding is looked up; one that failed shows; a failing audit stops no other."""
+    monkeypatch.setattr(suite, "_measure", lambda *_: {"speedup": None})
+    monkeypatch.setattr(suite, "leaderboard_text", lambda _: "")
+    audited = []
+
+    def run_checks(subject, **_):
+        audited.append(subject.acceptance)
+        if subject.acceptance == "coupled":
+            raise RuntimeError("no")
+        yield Check("seeds", subject.acceptance == "block", "", {})
+
+    monkeypatch.setattr(checks, "run_checks", run_checks)
+    last, record, _ = measured(ask(audit_rows=8))
+    assert last.is_complete
+    rejection, block, coupled = (
+        record["rows"][f"prompt_lookup, {rule}, T=1"]["audit"]
+        for rule in ("rejection", "block", "coupled")
+    )
+    assert (rejection["is_lossless"], rejection["failed"]) == (False, ["seeds"])
+    assert (block["is_lossless"], block["failed"], block["num_rows"]) == (True, [], 8)
+    assert coupled == {"error": "RuntimeError: no"}
+    _, record, _ = measured(ask(audit_rows=8))
+    assert audited == ["rejection", "block", "coupled", "coupled"]
+    _, record, _ = measured(ask(audit_rows=0))  # looks up alone
+    assert record["rows"]["prompt_lookup, block, T=1"]["audit"] == block
+    assert "audit" not in record["rows"]["prompt_lookup, coupled, T=1"]
+    assert len(audited) == 4
+
+
+def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
+    """Guards against a stamp that another model, rule or temperature would get."""
+    ask()
+    model = make_model(name=str(folder))
+    settings = SamplingParams(8, temperature=1.0)
+    subject = Subject(model, None, "prompt_lookup", 2, "block", settings)
+    assert stamps.find_stamp(subject) is None
+    stamp = stamps.keep_stamp(subject, [Check("seeds", True, "", {})], 64)
+    assert stamp["is_lossless"]
+    assert stamps.find_stamp(subject) == stamp
+    longer = dataclasses.replace(settings, max_new_tokens=9, seed=3)  # says nothing else
+    assert stamps.find_stamp(dataclasses.replace(subject, settings=longer)) == stamp
+    other = save_folder(tmp_path / "other", num_layers=1, seed=1)
+    for changes in (
+        {"acceptance": "rejection"},
+        {"drafter": "recycle"},
+        {"num_draft_tokens": "auto"},
+        {"settings": dataclasses.replace(settings, temperature=0.9)},
+        {"target": make_model(name=str(other))},
+    ):
+        assert stamps.find_stamp(dataclasses.replace(subject, **changes)) is None, changes
+    lossy = dataclasses.replace(subject, acceptance="typical")
+    assert not stamps.keep_stamp(lossy, [Check("seeds", True, "", {})], 64)["is_lossless"]
