@@ -217,6 +217,9 @@ def answer(
                 failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
                 say(title + format_stats(result, number, plain_steps(loaded, result)))
+            if result.is_cut_by_context:
+                context = f"the context of {loaded.max_seq_len} tokens is full"
+                say(f"{title}note: {context}: the answer ends there")
     if _STATS.value and len(requests) > 1:
         seconds = Instant().run_seconds_since(start)
         rate = num_tokens / max(seconds, 1e-9)

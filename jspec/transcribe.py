@@ -19,6 +19,7 @@ from jspec.cli.program import list_flags
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.generation.generator import Generator
+from jspec.generation.result import Result
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -74,6 +75,9 @@ def main(path: str | None = None) -> None:
         for window in transcriber.run(samples, settings):
             windows.append(window)
             show(window, output)
+            if window.result.finish_reason == "length":
+                say(f"note: a window ends after {len(window.result.token_ids)} tokens: "
+                    + explain_end(window.result, generator.max_seq_len))  # fmt: skip
     if _STATS.value:
         say(describe(windows, transcriber.language))
 
@@ -87,6 +91,13 @@ def show(window: Window, output: JsonLinesWriter | None) -> None:
             output.write(dataclasses.asdict(segment))
     if window.result.error is not None:
         raise InputError(window.result.error)
+
+
+def explain_end(result: Result, context: int) -> str:
+    """Returns what ended a transcript that may not be whole."""
+    if result.is_cut_by_context:
+        return f"the context of {context} tokens is full"
+    return f"--max_new_tokens={result.settings.max_new_tokens}"
 
 
 def describe(windows: list[Window], language: str | None) -> str:

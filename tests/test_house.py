@@ -116,7 +116,7 @@ def test_layers_are_those_of_the_linter():
 def test_no_path_of_one_machine():
     """Guards against a path that only the machine has on which it was written."""
     names = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.sh", "*.toml", "*.yml"],
+        ["git", "ls-files", "*.py", "*.md", "*.sh", "*.toml", "*.yml", "*.ipynb"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     files = [name for name in names if MACHINE_PATHS.search((ROOT / name).read_text())]

@@ -259,6 +259,11 @@ class Result:
     error: str | None = None
     beams: list[Beam] | None = None
 
+    @property
+    def is_cut_by_context(self) -> bool:
+        """Whether the answer ended because the context was full, before `max_new_tokens`."""
+        return self.finish_reason == "length" and len(self.token_ids) < self.settings.max_new_tokens
+
     def __repr__(self) -> str:
         """Begins with the text; the whole is in the attributes."""
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."

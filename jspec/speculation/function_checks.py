@@ -3,7 +3,8 @@
 Shapes, types and supports are read by tracing, which computes nothing.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,13 @@ GUESSES_AXIS = "guesses"  # of a mesh
 
 StepFn = Callable[[Any], Any]
 UpdateFn = Callable[[Any, Any], Any]
+
+# Of values that are not known while a function is traced; none is a subclass of another.
+_NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def is_pytree(value: Any) -> bool:
@@ -66,7 +74,8 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
             "expected f and g to give distributions of one shape, type and support; f gives "
             f"{step_of_f}, g gives {step_of_g}"
         )
-    after = jax.eval_shape(update, state, step_of_g.value)
+    with _tracing("update"):
+        after = jax.eval_shape(update, state, step_of_g.value)
     (paths, kind), (others, kind_after) = map(jax.tree_util.tree_flatten_with_path, (state, after))
     if kind != kind_after:
         raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
@@ -77,6 +86,18 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
                 f"expected {whose} to give {leaf.dtype}{list(leaf.shape)} for state"
                 f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
             )
+
+
+@contextlib.contextmanager
+def _tracing(name: str) -> Iterator[None]:
+    """Says what a function must be if it asks for the value of what is traced."""
+    try:
+        yield
+    except _NOT_TRACEABLE as error:  # the cause has the line
+        raise InputError(
+            f"expected {name} to be jax.numpy on traced arrays, such as jnp.where(x > 0, a, b) for "
+            f"`a if x > 0 else b` and jnp.sin(x) for np.sin(x); got {type(error).__name__}"
+        ) from error
 
 
 def _read_step(name: str, function: StepFn, state: Any) -> _Step:
@@ -98,7 +119,8 @@ def _read_step(name: str, function: StepFn, state: Any) -> _Step:
         seen.append((type(distribution), _support_of(distribution)))
         return value, jnp.asarray(distribution.log_prob(value))
 
-    value, log_prob = jax.eval_shape(run, state, jax.random.key(0))
+    with _tracing(name):
+        value, log_prob = jax.eval_shape(run, state, jax.random.key(0))
     if log_prob.shape:
         raise InputError(
             f"expected log_prob of {name} to be one number for a whole value, got "

@@ -165,7 +165,8 @@ def speculate(
 
     Raises:
       InputError: a number out of range; no function, or not one key; f and g give values of other
-        shapes, types or supports; the state changes its shape; or a `log_prob` is NaN, which a
+        shapes, types or supports; one of them cannot be traced; the state changes its shape; or a
+        `log_prob` is NaN, as of a Gaussian whose scale is not above 0, which a
         surrounding jit or vmap hides: `num_values` is then below num_steps.
     """
     check_count("num_steps", num_steps, 1, _MOST_STEPS)
@@ -189,7 +190,8 @@ def speculate(
     if not isinstance(fault, Tracer) and fault != _NO_FAULT:
         name = "f" if fault == _FAULT_OF_F else "g"
         raise InputError(
-            f"expected log_prob to be a number; that of {name} is NaN at step {chain.num_values}"
+            f"expected log_prob to be a number; that of {name} is NaN at step {chain.num_values} "
+            "(for a Gaussian: a scale that is not above 0, or a number that is not finite)"
         )
     return chain
 

@@ -541,6 +541,10 @@ NAN_G = nan_at(category_g, 3)
         ({"f": nan_at(category_f, 3)}, "expected log_prob to be a number; that of f is NaN at"),
         ({"g": NAN_G}, "expected log_prob to be a number; that of g is NaN at"),
         ({"g": NAN_G, "acceptance": "coupled"}, "that of g is NaN at step"),
+        ({"g": lambda state: category_g(state) if state[0] > 1 else None}, "expected g to be jax"),
+        ({"f": lambda state: Categorical(np.ones(4) * int(state[0]))}, "expected f to be jax.nump"),
+        ({"f": lambda state: Categorical(np.sin(state))}, "on traced arrays, such as jnp.where"),
+        ({"update": lambda state, value: shift(state, int(value))}, "expected update to be jax.n"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )  # fmt: skip
@@ -550,6 +554,16 @@ def test_bad_input_is_one_line(options, message):
         run(**options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, jnp.array([1.0, -1.0], jnp.float32)])
+def test_a_gaussian_needs_scales_above_zero(scale):
+    """A negative one was the reflected Gaussian, whose density is that of its absolute value."""
+    wrong, right = (lambda x, scale=scale: Gaussian(x, scale) for scale in (scale, 1.0))
+    start = jnp.zeros(jnp.shape(scale), jnp.float32)
+    for f, g, name in ((right, wrong, "g"), (wrong, right, "f"), (wrong, wrong, "[fg]")):
+        with pytest.raises(ValueError, match=rf"that of {name} is NaN at step 0 \(for a Gaussian"):
+            jspec.speculate(f, g, start, KEY, num_steps=3, num_drafts=1)
 
 
 def test_nan_within_jit_is_told_by_the_number_of_values():

@@ -58,7 +58,12 @@ def read_functions(path: str) -> Functions:
     if missing := [name for name in ("f", "g", "state") if name not in names]:
         raise InputError(f"{path}: expected f, g and state, got no {', '.join(missing)}")
     functions = Functions(names["f"], names["g"], names["state"], names.get("update", latest))
-    check_functions(functions.f, functions.g, functions.update, functions.state)
+    try:
+        check_functions(functions.f, functions.g, functions.update, functions.state)
+    except InputError:
+        raise
+    except Exception as error:  # of f, g or update
+        raise InputError(f"{path}: {describe_error(error)}") from None
     return functions
 
 

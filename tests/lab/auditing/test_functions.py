@@ -53,6 +53,7 @@ def test_a_wrong_rule_fails(monkeypatch):
         ("f = g = lambda x: x", "expected f, g and state, got no state"),
         ("f = 1 / 0", "ZeroDivisionError"),
         ("f = g = lambda x: x\nstate = 0", "expected f to give a distribution"),
+        ("f = g = lambda x: 1 / 0\nstate = 0", "ZeroDivisionError: division by zero"),
     ],
     ids=str,
 )
