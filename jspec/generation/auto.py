@@ -146,7 +146,9 @@ def recall_costs(
     num_needed = 1 + sum(context < engine.capacity_for(length) for context in contexts[:-1])
     for number in range(1, num_needed + 1):
         name = key | machine | {"contexts": contexts[:number]}
-        recall = functools.partial(recall_or_measure, path, name, check=check)
+        rows = "1 row" if batch_size == 1 else f"{batch_size} rows"
+        what = f"rounds ({rows} of {contexts[number - 1]} slots)"
+        recall = functools.partial(recall_or_measure, path, name, what=what, check=check)
         costs = costs_of_first(recall, functools.partial(measure, contexts[:number], costs))
     assert costs is not None
     return costs
@@ -177,12 +179,13 @@ def recall_or_measure(
     key: Mapping[str, Any],
     measure: Callable[[], RoundCosts],
     *,
+    what: str = "rounds",
     check: Callable[[RoundCosts], object] = lambda costs: None,
 ) -> RoundCosts:
     """Returns the costs that a file holds under a key; measures and adds them if they are missing.
 
-    So it does where `check` raises an `InputError`. A corrupt file is replaced, with a note on
-    standard error. Where the file cannot be written, every start measures again.
+    `what` is measured, as a note says. So it does where `check` raises an `InputError`. A corrupt
+    file is replaced, with a note on standard error. Where the file cannot be written, every start measures again.
     """
     name, entries = json.dumps(key, sort_keys=True), read_kept(path)
     if name in entries:
@@ -192,7 +195,7 @@ def recall_or_measure(
             return costs
         except InputError as error:
             note(f"note: {path}: {error}: measuring anew")
-    note("measuring what rounds cost on this machine, once for these models and settings")
+    note(f"measuring what {what} cost on this machine, once for these models and settings")
     costs = measure()
     with contextlib.suppress(InputError):  # others have measured meanwhile
         entries = read_json(path)

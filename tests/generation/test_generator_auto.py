@@ -252,7 +252,7 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     generator = make_auto("prompt_lookup", costs=None, max_seq_len=64)
     assert generator.describe()["costs"] is None
     generator.generate(requests(max_new_tokens=10)[0])
-    assert "measuring what rounds cost" in capsys.readouterr().err
+    assert "measuring what rounds" in capsys.readouterr().err
     record = generator.describe()
     assert record["num_draft_tokens"] == "auto"
     costs = RoundCosts.from_json(json.loads(json.dumps(record["costs"])))
