@@ -1,8 +1,9 @@
 """A draft model's weights where nobody says how.
 
 On a GPU they are in int8, if its blocks are faster so. On a CPU, packed weights take inputs that
-are rounded to bytes: a draft step of Qwen2.5-Coder 0.5B takes a sixth less time on an AMD EPYC of
-Zen 4. By a lossless rule, rounding a draft changes no answer's distribution.
+are rounded to bytes: on an AMD EPYC of Zen 4, Qwen2.5-Coder 0.5B reads a prompt in three quarters
+of the time, and a step takes no longer. By a lossless rule, rounding a draft changes no answer's
+distribution.
 """
 
 import dataclasses
