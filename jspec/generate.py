@@ -79,10 +79,9 @@ def run(mesh: Mesh | None) -> None:
     """Does so on the devices of a mesh, or on the default device."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
-        texts = prompts_of(_PROMPT.value, _PROMPTS_FILE.value)
-        return compare(_COMPARE.value, settings, texts, mesh)
+        return compare(_COMPARE.value, settings, read_texts(), mesh)
     method = read_method(settings)
-    requests = make_requests(prompts_of(_PROMPT.value, _PROMPTS_FILE.value), settings)
+    requests = make_requests(read_texts(), settings)
     if _COSTS_FILE.value is not None:
         method = dataclasses.replace(method, costs=read_costs(_COSTS_FILE.value))
     output = open_output(method.drafter_options)
@@ -111,6 +110,13 @@ def run(mesh: Mesh | None) -> None:
                 say(f"category {recommendation}")
     if problem is not None:
         raise problem
+
+
+def read_texts() -> list[Prompt]:
+    """Returns the prompts that the flags give."""
+    if (count := _PROMPT.present) > 1:
+        raise InputError(f"expected --prompt once, got it {count} times: see --prompts_file")
+    return prompts_of(_PROMPT.value, _PROMPTS_FILE.value)
 
 
 def compare(

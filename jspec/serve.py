@@ -208,7 +208,9 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
         loop.add_signal_handler(number, stop)
     worker.start()
     host, port = listener.getsockname()[:2]
-    _say(f"{name} by {generator.drafter}: http://{host}:{port}")
+    memory = generator.method.drafter_options.draft_memory
+    kept = f", which keeps {memory} tokens of answers (draft_memory)" if memory else ""
+    _say(f"{name} by {generator.drafter}{kept}: http://{host}:{port}")
     await uvicorn_server.serve(sockets=[listener])
     worker.stop()
     if worker.error is not None:

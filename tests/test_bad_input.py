@@ -161,6 +161,7 @@ def spoil(tmp_path):
         ("--nosuchflag", "nosuchflag"),
         ("stray", "expected flags only, got 'stray'"),
         ("--prompts_file=x.jsonl", "either --prompt or --prompts_file, got both"),
+        ("--prompt=b", "--prompt once, got it 2 times: see --prompts_file"),
     ],
 )
 def test_flags(refuse, folder, flag, message):

@@ -159,7 +159,7 @@ def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate,
     _, errors = generate(*flags)
     first, *others = errors.splitlines()
     assert first.startswith(f"{device_name()}: weights ")
-    assert first.endswith(" GB (2 rows and one prompt of 512 tokens)")
+    assert first.endswith(" GB (2 rows and one prompt of 512 slots)")
     assert not any("weights" in line for line in others)
 
 

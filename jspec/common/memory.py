@@ -34,7 +34,7 @@ class CacheSize(NamedTuple):
 
     def __str__(self) -> str:
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows and one prompt"
-        return f"{rows} of {self.capacity} tokens"
+        return f"{rows} of {self.capacity} slots"
 
 
 class Budget(NamedTuple):

@@ -39,7 +39,8 @@ class AcceptanceRates(NamedTuple):
     Attributes:
       accepted: for each kind of proposal the number of first and of later drafts accepted.
       decided: likewise of those that were accepted or refused.
-      answer_tokens: mean length of an answer, each cut at 96 tokens.
+      answer_tokens: expected length of an answer. Each was cut at 96 tokens: if answers end at any
+        token alike, the estimate is the tokens of all for each that ended before.
     """
 
     accepted: tuple[tuple[float, float], ...]
@@ -69,7 +70,7 @@ def measure_rates(
     return AcceptanceRates(
         tuple(map(tuple, accepted.sum(axis=0).tolist())),
         tuple(map(tuple, decided.sum(axis=0).tolist())),
-        round(float(lengths.mean())),
+        round(float(lengths.sum()) / max(int((lengths < _MAX_NEW_TOKENS).sum()), 1)),
     )
 
 

@@ -19,7 +19,7 @@ from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
 from jspec.generation.acceptance_rates import measure_rates
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, text_for
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
 from jspec.speculation.control import drafters_of
@@ -28,7 +28,7 @@ from jspec.weights.resolver import LoadedModel
 
 AUTO = "auto"
 _T = TypeVar("_T")
-_METHOD = 5  # version of the measurement: what another version measured is measured again
+_METHOD = 6  # version of the measurement: what another version measured is measured again
 _TOKENS_OF_RATES = 512  # more change nothing of how acceptance is measured
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
@@ -128,8 +128,8 @@ def recall_costs(
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
 
     def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
-        text = text_for(engine.drafter, target.tokenizer)
-        costs = measure_costs(engine, params, batch_size, contexts[-1:], show, text)
+        texts = texts_for(engine.drafter, target.tokenizer)
+        costs = measure_costs(engine, params, batch_size, contexts[-1:], show, texts)
         if shorter is not None:
             return shorter.followed_by(costs)
         if jax.process_count() > 1:
@@ -146,7 +146,9 @@ def recall_costs(
     num_needed = 1 + sum(context < engine.capacity_for(length) for context in contexts[:-1])
     for number in range(1, num_needed + 1):
         name = key | machine | {"contexts": contexts[:number]}
-        recall = functools.partial(recall_or_measure, path, name, check=check)
+        rows = "1 row" if batch_size == 1 else f"{batch_size} rows"
+        what = f"rounds ({rows} of {contexts[number - 1]} slots)"
+        recall = functools.partial(recall_or_measure, path, name, what=what, check=check)
         costs = costs_of_first(recall, functools.partial(measure, contexts[:number], costs))
     assert costs is not None
     return costs
@@ -177,12 +179,14 @@ def recall_or_measure(
     key: Mapping[str, Any],
     measure: Callable[[], RoundCosts],
     *,
+    what: str = "rounds",
     check: Callable[[RoundCosts], object] = lambda costs: None,
 ) -> RoundCosts:
     """Returns the costs that a file holds under a key; measures and adds them if they are missing.
 
-    So it does where `check` raises an `InputError`. A corrupt file is replaced, with a note on
-    standard error. Where the file cannot be written, every start measures again.
+    `what` is measured, as a note says. So it does where `check` raises an `InputError`. A corrupt
+    file is replaced, with a note on standard error. Where the file cannot be written, every start
+    measures again.
     """
     name, entries = json.dumps(key, sort_keys=True), read_kept(path)
     if name in entries:
@@ -192,7 +196,7 @@ def recall_or_measure(
             return costs
         except InputError as error:
             note(f"note: {path}: {error}: measuring anew")
-    note("measuring what rounds cost on this machine, once for these models and settings")
+    note(f"measuring what {what} cost on this machine, once for these models and settings")
     costs = measure()
     with contextlib.suppress(InputError):  # others have measured meanwhile
         entries = read_json(path)

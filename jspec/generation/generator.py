@@ -27,7 +27,7 @@ from jspec.drafters.answer_memory import has_memory
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, text_for
+from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.options import (
     Method,
@@ -518,8 +518,8 @@ class Generator:
             numbers = 0, self.num_draft_tokens
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         contexts = contexts_of(engine, self.max_seq_len)
-        text = text_for(engine.drafter, self.target.tokenizer)
-        return measure_costs(engine, self.params, self.batch_size, contexts, text=text)
+        texts = texts_for(engine.drafter, self.target.tokenizer)
+        return measure_costs(engine, self.params, self.batch_size, contexts, texts=texts)
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""

@@ -126,6 +126,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
         """Describes the one model."""
         check_model(server, name)
         known = server.generator.describe()
+        memory = known["drafter_options"]["draft_memory"]
         return Model(
             id=server.model,
             object="model",
@@ -133,7 +134,7 @@ def _add_information(app: FastAPI, server: Server) -> None:
             owned_by="jspec",
             max_model_len=server.generator.max_seq_len,
             has_chat_template=server.generator.target.tokenizer.chat_template is not None,
-            jspec={name: known[name] for name in _TOLD},
+            jspec={name: known[name] for name in _TOLD} | {"draft_memory": memory},
         )
 
     @app.post("/tokenize")

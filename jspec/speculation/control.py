@@ -9,7 +9,9 @@ instead of the ratio c. A round of 0 drafts is a plain step.
 A drafter with a cache of its own must first read what it has missed, in the beginning the whole
 prompt. This cost is spread over the tokens still to come: as many as other answers of the models
 lead to expect, at least 16 and as many as the answer has so far, at most the room that is left. So
-long prompts are read for long answers only.
+long prompts are read for long answers only. In a cascade a later drafter gets only the rounds for
+which the earlier ones find nothing: of the tokens to come, it counts the share that such rounds had
+so far, and reads the prompt only once there were a few.
 
 Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
 tried, l follows a. What is assumed at first is what was measured for the models, where that is
@@ -73,6 +75,7 @@ def drafters_of(kinds: Sequence[Kind]) -> list[str]:
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
 _DOUBT = 1.5  # where nothing is assumed, this many refused drafts are added instead
+_PATIENCE = 8  # tokens that count as drafted by the first drafter, before there are others
 _MORE_TO_COME = 16  # tokens that an answer is taken to have left, beside as many as it has
 _FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
 
@@ -91,6 +94,7 @@ class Control(struct.PyTreeNode):
         accepted, [b k 2].
       answer_tokens: tokens that an answer is expected to have; 0 where that is unknown, [b].
       num_emitted: tokens of the answer so far, [b].
+      num_undrafted: those of rounds for which no drafter had a draft, [b].
       owed: seconds of the rounds so far beyond plain decoding's, less first readings, [b].
       kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
       tried: drafts of each kind whose acceptance was decided, likewise.
@@ -106,6 +110,7 @@ class Control(struct.PyTreeNode):
     assumed: Float32[Array, "b k 2"]
     answer_tokens: RowCounts
     num_emitted: RowCounts
+    num_undrafted: RowCounts
     owed: Float32[Array, "b"]
     kept: Float32[Array, "b k 2"]
     tried: Float32[Array, "b k 2"]
@@ -126,6 +131,7 @@ class Control(struct.PyTreeNode):
             assumed=counts + jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32),
             answer_tokens=jnp.zeros([batch_size], jnp.int32),
             num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
+            num_undrafted=jnp.ones([batch_size], jnp.int32),
             owed=jnp.zeros([batch_size], jnp.float32),
             kept=counts,
             tried=counts,
@@ -264,8 +270,10 @@ class Control(struct.PyTreeNode):
         number = jnp.sum(jnp.asarray(self.numbers) < num_proposed[:, None], axis=-1)
         spent = jnp.take_along_axis(costs, number[:, None], axis=1)[:, 0]
         loss = spent - costs[:, 0] * (num_accepted + 1).astype(jnp.float32)
+        is_undrafted = is_running & (num_proposed == 0)
         return self.replace(
             num_emitted=self.num_emitted + jnp.where(is_running, num_accepted + 1, 0),
+            num_undrafted=self.num_undrafted + is_undrafted.astype(jnp.int32),
             owed=self.owed + jnp.where(is_running, loss, 0.0),
             kept=fade(self.kept, num_accepted),
             tried=fade(self.tried, num_tried),
@@ -287,9 +295,22 @@ class Control(struct.PyTreeNode):
         rows = jnp.arange(kind.shape[0])
         # The first reading has been weighed against the tokens to come. Charged in full it would
         # forbid the very drafts for which it was done.
-        is_first = self.tried[rows, kind, 0] == 0
         seconds = self.reading[rows, self.drafter_of(kind)] * lag.astype(jnp.float32)
-        return jnp.where(is_first, 0.0, seconds)
+        return jnp.where(self._is_new(kind), 0.0, seconds)
+
+    def _is_new(self, kind: RowCounts) -> RowFlags:
+        """Returns whether no draft of the kind was decided yet, [b]."""
+        return self.tried[jnp.arange(kind.shape[0]), kind, 0] == 0
+
+    def _tokens_to_come(self, kind: RowCounts, room: RowCounts) -> Float32[Array, "b"]:
+        """Returns the tokens among which what drafters read first is shared, [b]; at least 1."""
+        to_come = self.num_emitted + _MORE_TO_COME
+        to_come = jnp.maximum(to_come, self.answer_tokens - self.num_emitted)
+        horizon = jnp.minimum(to_come, room).astype(jnp.float32)
+        undrafted = self.num_undrafted.astype(jnp.float32)
+        share = undrafted / (self.num_emitted + _PATIENCE).astype(jnp.float32)
+        is_later = (self.drafter_of(kind) > 0) & self._is_new(kind)
+        return jnp.maximum(horizon * jnp.where(is_later, share, 1.0), 1.0)
 
     def _seconds_per_token(
         self, costs: Costs, kind: RowCounts, lag: RowCounts, room: RowCounts
@@ -298,10 +319,7 @@ class Control(struct.PyTreeNode):
         rows, drafter = jnp.arange(kind.shape[0]), self.drafter_of(kind)
         costs, plain = costs[rows, drafter], costs[rows, drafter, :1]
         # Catching up is paid once, and shared by the tokens that are expected to follow.
-        to_come = self.num_emitted + _MORE_TO_COME
-        to_come = jnp.maximum(to_come, self.answer_tokens - self.num_emitted)
-        horizon = jnp.maximum(jnp.minimum(to_come, room), 1)
-        share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
+        share = lag.astype(jnp.float32) / self._tokens_to_come(kind, room)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # All nodes of a tree may turn out to be worth verifying.
         most = jnp.where(self._is_tree(kind)[:, None], costs[:, -1:], costs)

@@ -67,7 +67,7 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     assert device_name() == "gpu (NVIDIA H100 80GB HBM3), the first of 8"
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     assert str(Budget(device_name(), 6_430_000_000, CacheSize(1, 2048, 235_000_000))) == (
-        "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
+        "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 slots)"
     )
 
 
@@ -96,10 +96,10 @@ def test_caches_are_refused_by_rows_and_tokens(free):
     generator = tiny_models.make_generator("prompt_lookup")
     request = Request([1, 2, 3], SamplingParams(max_new_tokens=8))
     free(1000)
-    with pytest.raises(InputError, match="caches of 1 row of 512 tokens"):
+    with pytest.raises(InputError, match="caches of 1 row of 512 slots"):
         generator.generate(request)
     batched = tiny_models.make_generator("prompt_lookup", batch_size=4)
-    with pytest.raises(InputError, match="caches of 4 rows and one prompt of 512 tokens"):
+    with pytest.raises(InputError, match="caches of 4 rows and one prompt of 512 slots"):
         batched.generate([request] * 3)
     free(1 << 40)
     assert generator.generate(request).token_ids

@@ -13,7 +13,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import RoundCosts, _start_row, text_for
+from jspec.generation.costs import RoundCosts, _start_row, texts_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -217,7 +217,7 @@ def test_its_costs_are_measured_on_ordinary_text():
     generator = jspec.Generator(
         target, model("bytes", 0.01), drafter="prompt_lookup+model", num_draft_tokens="auto"
     )
-    ids = text_for(generator.engine.drafter, target.tokenizer)
+    ids = texts_for(generator.engine.drafter, target.tokenizer).rounds
     assert target.tokenizer.stream().push(ids[0]).strip() in "The committee"
     row = _start_row(generator.engine, generator.params, 512, ids)
     text = row.draft[1].text.history
@@ -225,7 +225,7 @@ def test_its_costs_are_measured_on_ordinary_text():
     assert read == list(itertools.islice(itertools.cycle(ids), len(read)))
     assert len(read) > 100
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
-    assert text_for(same.engine.drafter, target.tokenizer) == (1,)
+    assert texts_for(same.engine.drafter, target.tokenizer) == ((1,), ids)
 
 
 def test_a_row_whose_reading_is_too_long_is_not_drafted_for():

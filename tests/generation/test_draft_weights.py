@@ -6,6 +6,7 @@ import json
 import jax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+from gguf import GGMLQuantizationType
 
 from jspec.common.errors import InputError
 from jspec.common.memory import CacheSize
@@ -13,8 +14,10 @@ from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 from jspec.kernels import candidates, contest, trial, verdicts
+from jspec.weights.gguf import load_gguf
 from jspec.weights.quantize import holds_compact, is_kernel, quantize
 from tests.tiny_models import make_model, save_folder
+from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 
 @pytest.fixture
@@ -89,8 +92,26 @@ def test_it_is_said_and_recorded(times, tmp_path):
 
 
 def test_a_draft_that_was_asked_for_stays(times):
-    draft = dataclasses.replace(make_model(), quantization="packed")
+    draft = dataclasses.replace(make_model(), quantization="int4")
     assert with_fast_weights(draft, "rejection", never) is draft
+
+
+def test_a_packed_draft_rounds_its_inputs_to_bytes(tmp_path):
+    """As "packed_a8" does, without loading it again; by a lossy rule the answers would change."""
+    path = tmp_path / "draft.gguf"
+    kinds = {"ffn_up": GGMLQuantizationType.Q4_0}
+    write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG), kinds=kinds)
+    draft, expected = (
+        dataclasses.replace(
+            make_model(), params=load_gguf(path, "float32", kind)[1], quantization=kind
+        )
+        for kind in ("packed", "packed_a8")
+    )
+    rounded = with_fast_weights(draft, "rejection", never)
+    assert (rounded.quantization, rounded.is_quantization_chosen) == ("packed_a8", True)
+    assert jax.tree.structure(rounded.params) == jax.tree.structure(expected.params)
+    assert jax.tree.structure(rounded.params) != jax.tree.structure(draft.params)
+    assert with_fast_weights(draft, "lenient", never) is draft
 
 
 def test_a_lossy_rule_keeps_the_draft_as_it_is(times):

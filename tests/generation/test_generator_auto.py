@@ -5,6 +5,7 @@ import functools
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from jspec import kernels
@@ -252,7 +253,7 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     generator = make_auto("prompt_lookup", costs=None, max_seq_len=64)
     assert generator.describe()["costs"] is None
     generator.generate(requests(max_new_tokens=10)[0])
-    assert "measuring what rounds cost" in capsys.readouterr().err
+    assert "measuring what rounds" in capsys.readouterr().err
     record = generator.describe()
     assert record["num_draft_tokens"] == "auto"
     costs = RoundCosts.from_json(json.loads(json.dumps(record["costs"])))
@@ -275,10 +276,21 @@ def test_rates_are_those_of_a_few_answers(batch_size):
     rates = measure_rates(itself.engine, itself.params, *sizes)
     assert rates.accepted == rates.decided
     assert rates.decided[0][0] > 10
-    assert 10 < rates.answer_tokens <= 96
+    assert 10 < rates.answer_tokens <= 4 * 96
     stranger = make_stranger(CHEAP["model"])
     rates = measure_rates(stranger.engine, stranger.params, stranger.target, 1, itself.max_seq_len)
     assert rates.accepted[0][0] < 0.9 * rates.decided[0][0]
+
+
+def test_answers_that_were_cut_count_as_longer(monkeypatch):
+    """Two of four answers ended: 256 tokens, or 128 for each end."""
+    counts = np.zeros([1, 1, 2]), np.zeros([1, 1, 2])
+    lengths = iter((96, 40, 96, 24))
+    monkeypatch.setattr(
+        "jspec.generation.acceptance_rates._answer", lambda *_: (*counts, np.array([next(lengths)]))
+    )
+    made = make_auto("prompt_lookup", costs=None, max_seq_len=200)
+    assert measure_rates(made.engine, made.params, made.target, 1, 200).answer_tokens == 128
 
 
 def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, monkeypatch):
@@ -360,16 +372,20 @@ def test_the_batch_size_changes_no_sampled_answer(monkeypatch):
 
 def test_what_catching_up_takes_is_measured(monkeypatch):
     """On a made-up machine: 0.002 s for each token that the draft model has missed."""
+    texts = {}
 
     def visit(engine, params, state, forced, num_rounds):
         del engine, params
         missed = int(state.draft.history.length[0] - 1 - state.draft.cache.length[0])
+        if forced[0] == 1:
+            texts[missed > 0] = len(np.unique(state.draft.history.tokens[0, : missed or 99]))
         drafting = 0.01 * forced[0] + 0.002 * max(missed, 0) if forced[0] else 0.0
         return num_rounds * (1 + drafting)
 
     monkeypatch.setattr("jspec.generation.costs._time_visit", visit)
     costs = make_auto("model", costs=None, max_seq_len=200).measure_costs()
     assert costs.reading[0] == pytest.approx((0.002,))
+    assert texts[True] > 10, "what is read is a text, not one token over and over"
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
 
 

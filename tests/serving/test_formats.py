@@ -294,6 +294,29 @@ def test_calls_are_taken_out_of_the_text_whatever_its_pieces(text, content, name
             assert json.loads(call["function"]["arguments"]) == {"x": 1, "y": ["é"]}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city":"a</tool_call>b"}', '{"city": "</tool_call>"}', '{"a": ["<tool_call>", {"b": "}"}]}',
+     r'{"s": "\"}</tool_call>\\"}', '{"x": 0.12345678901234567890123}', '{"x": 1e400}',
+     '{"x": -0.0, "y":  [1E5 ,1.10]}', '{"n": 123456789012345678901234567890}',
+     r'{"s": "\u00e9\/é"}'],
+)  # fmt: skip
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_call_ends_with_its_object_and_keeps_the_models_own_text(arguments, is_forced):
+    """Tags in its texts, numbers beyond a float, escapes and spaces; in any pieces."""
+    text = f'<tool_call>\n{{"name":"get_weather","arguments":{arguments}}}\n</tool_call>'
+    for size in (len(text), 1, 5):
+        reader, calls = CallReader(is_forced=is_forced), []
+        pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+        for piece in [*pieces, ""]:
+            delta = reader.push(piece, is_last=not piece)
+            assert "content" not in delta
+            calls += delta.get("tool_calls", [])
+        assert [call["function"] for call in calls] == [
+            {"name": "get_weather", "arguments": arguments}
+        ]
+
+
 def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
     """Written by the model, whose answer a pattern makes certain here; streamed or not."""
     pattern = r'Well, <tool_call>\{"name": "add", "arguments": \{"x": [0-9]\}\}</tool_call>'

@@ -365,6 +365,7 @@ def test_the_model_says_what_it_is(served, client):
     assert model.id == served.model
     assert model.model_extra["max_model_len"] == 200
     assert model.model_extra["jspec"]["drafter"] == "prompt_lookup"
+    assert model.model_extra["jspec"]["draft_memory"] == 0
     assert json.loads(served.request("GET", "/health")[2]) == {"status": "ok"}
 
 

@@ -33,6 +33,12 @@ def choose(control, kind, lag=None, room=None):
 
 
 @jax.jit
+def update_lookup(control, number, kept):
+    """Returns the control after a round of the lookup in the only row."""
+    return control.update(control.costs, as_rows(0), number, kept, jnp.array([True]))
+
+
+@jax.jit
 def update_model(control, number, kept):
     """Returns the control after a round of the model in the only row."""
     return control.update(control.costs, as_rows(2), number, kept, jnp.array([True]))
@@ -463,3 +469,23 @@ def test_a_silent_model_is_asked_no_more():
             control.costs, none, asked, lambda _: asked, lambda _: none, members
         )
         np.testing.assert_allclose(beside.owed - control.owed, [0.4 * silent, 0], atol=1e-6)
+
+
+def test_a_later_drafter_reads_once_the_first_has_found_nothing_for_a_while():
+    """The reading costs 5 plain steps; of a model alone, all tokens to come share it at once."""
+    lag, model = as_rows(100), as_rows(2)
+    control = make_control().replace(
+        reading=jnp.array([[0.0, 0.05]]), answer_tokens=as_rows(200), owed=jnp.array([-50.0])
+    )
+    assert choose(control, model, lag) == 0
+    waited = looked_up = control
+    for _ in range(40):
+        waited = update_lookup(waited, as_rows(0), as_rows(0))
+        looked_up = update_lookup(looked_up, as_rows(1), as_rows(1))
+    assert choose(waited, model, lag) > 0
+    assert choose(looked_up, model, lag) == 0
+    alone = Control.init(1, kinds=KINDS[2:], numbers=NUMBERS)
+    alone = alone.replace(
+        costs=control.costs[:, 1:], reading=control.reading[:, 1:], answer_tokens=as_rows(200)
+    )
+    assert choose(alone, as_rows(0), lag) > 0

@@ -86,7 +86,7 @@ def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, caps
         if part is settings:  # as if the first run had been killed
             (work / "config.json").write_text(json.dumps(plain))
         assert run_experiment(plain, str(work)) == 0
-    assert capsys.readouterr().err.count("measuring what rounds cost") == 1
+    assert capsys.readouterr().err.count("measuring what rounds") == 1
     costs = RoundCosts.from_json(json.loads((work / "costs.json").read_text())["auto"]["1"])
     runs = read_lines(work / "runs.jsonl")
     assert len(runs) == 2
