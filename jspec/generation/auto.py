@@ -28,7 +28,7 @@ from jspec.weights.resolver import LoadedModel
 
 AUTO = "auto"
 _T = TypeVar("_T")
-_METHOD = 5  # version of the measurement: what another version measured is measured again
+_METHOD = 6  # version of the measurement: what another version measured is measured again
 _TOKENS_OF_RATES = 512  # more change nothing of how acceptance is measured
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]

@@ -66,20 +66,18 @@ def grant(
     gains = jnp.where(is_asked, kept, -1.0).T.reshape(-1)
     order = jnp.argsort(-gains, stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
-    expected = jnp.cumsum(jnp.maximum(gains[order], 0.0))
     # In the call in any case: a token of each row, and the drafts of rows that do not share.
-    num_rows = jnp.sum(is_running)
     fixed = jnp.where(is_running & ~is_shared, wanted, 0)
-    fixed_tokens = jnp.where(place < fixed[:, None], kept, 0.0).sum() + num_rows
-    used, num_asked = num_rows + fixed.sum(), is_asked.sum()
-    none = jnp.zeros([1], jnp.int32)
-    num_granted = jnp.clip(jnp.asarray(sizes, jnp.int32) - used, 0, num_asked)
-    num_granted = jnp.concatenate([none, num_granted])
-    gained = jnp.concatenate([jnp.zeros([1]), expected])[num_granted]
-    seconds = _seconds(control, costs, kind, used + num_granted, is_running, sizes)
-    margin = jnp.where(num_granted > 0, MARGIN, 1.0)
-    best = jnp.argmax((fixed_tokens + gained) / (seconds * margin))
-    is_granted = is_asked & (num_granted[best] > rank.reshape(kept.shape[::-1]).T)
+    is_fixed = place < fixed[:, None]
+    used = is_running.sum() + fixed.sum()
+    most = jnp.clip(jnp.asarray(sizes, jnp.int32) - used, 0, is_asked.sum())
+    numbers = jnp.concatenate([jnp.zeros_like(most[:1]), most])  # of drafts to grant
+    gained = jnp.pad(jnp.cumsum(jnp.maximum(gains[order], 0.0)), (1, 0))[numbers]
+    certain = is_running.sum().astype(jnp.float32) + jnp.where(is_fixed, kept, 0.0).sum()
+    seconds = _seconds(control, costs, kind, used + numbers, is_running, sizes)
+    best = jnp.argmax((certain + gained) / (seconds * jnp.where(numbers > 0, MARGIN, 1.0)))
+    rank = rank.reshape(kept.shape[::-1]).T
+    is_granted = is_asked & (rank < jnp.take(numbers, best))
     return jnp.where(is_shared, is_granted.sum(axis=1, dtype=jnp.int32), wanted)
 
 
@@ -87,11 +85,11 @@ def _seconds(
     control: Control,
     costs: Costs,
     kind: RowCounts,
-    tokens: Int32[Array, "c"],
+    tokens: Int32[Array, "n"],
     is_running: RowFlags,
     sizes: Sequence[int],
-) -> Float32[Array, "c"]:
-    """Returns the mean of the running rows' costs of rounds of so many tokens, [c].
+) -> Float32[Array, "n"]:
+    """Returns the mean of the running rows' costs of rounds of so many tokens, [n].
 
     A round of no drafts is a plain one. Otherwise the smallest call that is enough is made, and
     costs lie between those of the numbers of drafts that were measured.
@@ -101,7 +99,8 @@ def _seconds(
     # A row that may not draft says nothing of what drafts cost the others.
     counts = is_running & (known < FORBIDDEN).all(axis=1)
     counts = jnp.where(counts.any(), counts, True)
-    mean = jnp.sum(jnp.where(counts[:, None], known, 0.0), axis=0) / counts.sum()
+    weights = counts.astype(jnp.float32)[:, None]
+    mean = jnp.sum(jnp.where(counts[:, None], known, 0.0), axis=0) / weights.sum()
     sizes_known = batch_size * (1 + jnp.asarray(control.numbers, jnp.float32))
     place = jnp.sum(jnp.asarray(sizes) < tokens[:, None], axis=1)
     size = jnp.asarray(sizes, jnp.float32)[jnp.minimum(place, len(sizes) - 1)]
