@@ -25,6 +25,7 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
+from jspec.speculation.budget import call_sizes
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step, with_whole_logits
 from jspec.speculation.types import Drafter, ModelParams, SourceView, SpecState, StepInfo
@@ -88,7 +89,9 @@ class Engine:
             if drafter is None:
                 return plain_step(params, state, target=apply)
             speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
-            return speculate(params, state, rule=rule, widths=self.widths(len(state.last_token)))
+            count = len(state.last_token)
+            widths, sizes = self.widths(count), self.call_sizes(count)
+            return speculate(params, state, rule=rule, widths=widths, sizes=sizes)
 
         self._config, self._fallback = shard.config, kernels.Fallback()
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
@@ -115,6 +118,21 @@ class Engine:
             return ()
         may_be_silent = self.drafter is not None and self.drafter.may_be_silent
         return self.numbers or (0,) * may_be_silent
+
+    def call_sizes(self, batch_size: int) -> tuple[int, ...]:
+        """Returns the tokens of verify calls in which the blocks of the rows lie side by side.
+
+        Where rows do not choose numbers, draft trees, or are read from copies there are none: then
+        calls have `widths`.
+        """
+        drafter, config = self.drafter, self._config
+        is_chosen = drafter is not None and drafter.tree_depth == 0 and bool(self.numbers)
+        # Attention with a cap, or to an encoder's outputs, would copy each token's row.
+        has_copies = config.attention_softcap is not None or config.encoder is not None
+        is_in_place = not has_copies and kernels.reads_rows_in_place(config.head_dim)
+        if batch_size == 1 or not is_chosen or not is_in_place or self.layout.mesh is not None:
+            return ()
+        return call_sizes(batch_size, self.numbers)
 
     def capacity_for(self, max_length: int) -> int:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""

@@ -8,7 +8,7 @@ which device or processor it runs on: what follows from that is answered here by
 """
 
 from jspec.kernels.argmax import first_argmax
-from jspec.kernels.attention import attend, attend_capped
+from jspec.kernels.attention import attend, attend_capped, reads_rows_in_place
 from jspec.kernels.backend import (
     allow_one_graph,
     awaits_graph_trial,
@@ -109,6 +109,7 @@ __all__ = [
     "prefers_unrolled_loops",
     "prefill_widths",
     "product",
+    "reads_rows_in_place",
     "rms_norm",
     "rotate_heads",
     "run_if",

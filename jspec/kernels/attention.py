@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jspec.kernels import library
+from jspec.kernels.backend import backend
 from jspec.kernels.cudnn import in_cudnn
 from jspec.kernels.precision import exact_float32
 
@@ -22,6 +23,11 @@ def takes_queries(queries: Array, keys: Array, *others: Array) -> bool:
     is_fast = t <= _FEW_QUERIES or library.has_pairs()
     has_types = queries.dtype == jnp.float32 and keys.dtype in (jnp.bfloat16, jnp.float32)
     return is_fast and h in _NATIVE_DIMS and has_types
+
+
+def reads_rows_in_place(head_dim: int) -> bool:
+    """Returns whether queries of any rows, side by side, read these rows' slots without a copy."""
+    return backend() == "cpu" and head_dim in _NATIVE_DIMS and library.is_available()
 
 
 @in_cudnn

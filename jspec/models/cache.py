@@ -228,6 +228,28 @@ class KVCache(struct.PyTreeNode):
         kept = jnp.take_along_axis(layer, slots[:, None, :, None], axis=2, mode="clip")
         return kept.transpose(0, 2, 1, 3)
 
+    def side_by_side(self, row: Int32[Array, "t"], place: Int32[Array, "t"]) -> "PackedKVCache":
+        """Returns the cache for a call on tokens [t 1] of any rows; see `PackedKVCache`.
+
+        Args:
+          row: of each token.
+          place: of each token in its row's block; those of a row rise from 0 by 1.
+        """
+        return PackedKVCache(
+            keys=self.keys,
+            values=self.values,
+            length=self.length[row] + place,
+            is_split=self.is_split,
+            table=self._table_of(row),
+        )
+
+    def joined(self, packed: "PackedKVCache") -> Self:
+        """Returns the cache with what a call on it, side by side, has written."""
+        return self.replace(keys=packed.keys, values=packed.values)
+
+    def _table_of(self, row: Int32[Array, "t"]) -> Int32[Array, "t m"]:
+        return row[:, None]  # a row is one page
+
     def rollback(self, length: RowCounts) -> Self:
         """Returns the cache with only the first `length` slots of each row committed."""
         return self.replace(length=length)
@@ -275,12 +297,34 @@ class PagedKVCache(KVCache, kw_only=True):
             return attend_gathered(queries, keys, values, visible, self.table, softcap)
         return attend_pages(queries, keys, values, visible, self.table)
 
+    def _table_of(self, row: Int32[Array, "t"]) -> Int32[Array, "t m"]:
+        return self.table[row]
+
     def _put(self, layer: Array, new: Float[Array, "b t k h"], start: RowCounts) -> Array:
         return write_pages(layer, new, start, self.table)
 
     def _take(self, layer: Array, slots: Int32[Array, "b p"]) -> Float[Array, "b p k h"]:
         pages = jnp.take_along_axis(self.table, slots // PAGE, axis=1, mode="clip")
         return layer[pages, :, slots % PAGE]
+
+
+class PackedKVCache(PagedKVCache, kw_only=True):
+    """Rows of any number of tokens each, side by side: to the model each token is a row of its own.
+
+        rows of the cache     0: a b c | x y        1: d e | z
+        tokens of the call    x y z                 rows with 3, 4 and 2 tokens before them
+
+    A token sees the committed slots of its row and those of the row's earlier tokens in the call,
+    which every layer writes before it attends. So blocks need no common width.
+
+    Attributes:
+      table: the pages of each token's row, [t m]; a row of a cache without pages is one page.
+    """
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of a row."""
+        return self.table.shape[1] * self.keys[0].shape[2]
 
 
 Layers = list[tuple[tuple[Array, ...], tuple[Array, ...]]]  # keys and values of each cache

@@ -284,6 +284,11 @@ class Control(struct.PyTreeNode):
         drafters = drafters_of(self.kinds)
         return jnp.array([drafters.index(known.drafter) for known in self.kinds])[kind]
 
+    def runs_model(self, kind: RowCounts) -> RowFlags:
+        """Returns whether the kinds' drafters run a model for a proposal, [b]."""
+        runs = [known.is_certain or known.costs_when_silent for known in self.kinds]
+        return jnp.array(runs)[kind]
+
     def _most(self, kind: RowCounts) -> RowCounts:
         return jnp.array([known.most for known in self.kinds], jnp.int32)[kind]
 
@@ -335,6 +340,13 @@ class Control(struct.PyTreeNode):
 
     def expected_tokens(self, kind: RowCounts, is_proven: bool) -> Float32[Array, "b c"]:
         """Returns the expected tokens of a round; with `is_proven` nothing is assumed of drafts."""
+        kept, expected = self.kept_probs(kind, is_proven), [jnp.ones(kind.shape, jnp.float32)]
+        for number in range(self.numbers[-1]):
+            expected.append(expected[-1] + kept[:, number])
+        return jnp.stack([expected[number] for number in self.numbers], axis=-1)
+
+    def kept_probs(self, kind: RowCounts, is_proven: bool = False) -> Float32[Array, "b w"]:
+        """Returns the estimated probability that each draft is kept, [b w]; it never rises."""
         kept, tried = (leaf[jnp.arange(len(kind)), kind] for leaf in (self.kept, self.tried))
         rates = kept / (tried + _DOUBT)
         if not is_proven:
@@ -345,15 +357,15 @@ class Control(struct.PyTreeNode):
             prior = prior.at[:, 1].add(more).clip(0.0, 1.0)
             rates = (kept + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT)
         gain, later = rates.T
-        most, expected = self._most(kind), [jnp.ones_like(gain)]
+        most, gains = self._most(kind), []
         for number in range(self.numbers[-1]):
-            expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
+            gains.append(jnp.where(number < most, gain, 0.0))
             gain = gain * later
-        return jnp.stack([expected[number] for number in self.numbers], axis=-1)
+        return jnp.stack(gains, axis=-1) if gains else jnp.zeros([len(kind), 0], jnp.float32)
 
 
-_FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
-_MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
+FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
+MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
 
 
 def agree(
@@ -384,8 +396,8 @@ def agree(
     tokens = jnp.take_along_axis(expected, places, axis=1)
     seconds = costs[jnp.arange(kind.shape[0]), control.drafter_of(kind)]
     # A row that may not draft is no reason for the others not to.
-    seconds = jnp.where((seconds < _FORBIDDEN).all(axis=1, keepdims=True), seconds, 0.0)
-    seconds = seconds * jnp.where(numbers > 0, _MARGIN, 1.0)
+    seconds = jnp.where((seconds < FORBIDDEN).all(axis=1, keepdims=True), seconds, 0.0)
+    seconds = seconds * jnp.where(numbers > 0, MARGIN, 1.0)
 
     def total(of_rows: jnp.ndarray) -> jnp.ndarray:
         return jnp.sum(jnp.where(is_running[:, None], of_rows, 0.0), axis=0)

@@ -12,17 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from jspec.common.typing import AnyLogits, ApplyFn, Probs, RowCounts, RowSeeds, RowTokens, Tokens
+from jspec.common.typing import ApplyFn, RowCounts, Tokens
 from jspec.kernels import whole
-from jspec.sampling.distribution import (
-    TokenLogprobs,
-    best_token,
-    sample,
-    sampling_probs,
-    token_logprobs,
-)
-from jspec.sampling.noise import plain_noise
-from jspec.sampling.settings import SamplingSettings
+from jspec.sampling.distribution import TokenLogprobs, token_logprobs
+from jspec.sampling.draw import draw_next
 from jspec.speculation.round import as_read, cut_at_end, silence
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 
@@ -49,30 +42,6 @@ def plain_step(
     zeros = jnp.zeros_like(num_tokens)
     logprobs = None if probs is None else token_logprobs(logits, probs, token, settings)
     return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, zeros, logprobs)
-
-
-def draw_next(
-    logits: AnyLogits, settings: SamplingSettings, seed: RowSeeds, position: RowCounts
-) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token, from logits [b v] before the processors; see `as_read`.
-
-    The token's position, counted from the start of the prompt, keys the noise. Where
-    log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.
-    """
-    logits, settings = settings.process(logits), settings.without_processors()
-    has_logprobs = settings.switches.logprobs
-
-    def by_distribution() -> tuple[RowTokens, Probs | None]:
-        probs = sampling_probs(logits[:, None], settings)
-        noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
-        return sample(probs[:, 0], noise), probs if has_logprobs else None
-
-    def by_best() -> tuple[RowTokens, Probs | None]:
-        probs = sampling_probs(logits[:, None], settings) if has_logprobs else None
-        return best_token(logits), probs
-
-    # Where all temperatures are 0, no distribution over the vocabulary need be computed.
-    return jax.lax.cond(settings.is_random, by_distribution, by_best)
 
 
 def prefill_chunk(

@@ -53,7 +53,9 @@ from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.budget import grant
 from jspec.speculation.control import Control, agree
+from jspec.speculation.packing import Packing, judge_packed
 from jspec.speculation.types import (
     Drafter,
     LimitFn,
@@ -75,19 +77,21 @@ def call_on_block(
     proposal: Proposal,
     tree: Tree | None,
     hidden_layers: Sequence[int],
+    packing: Packing | None = None,
 ) -> tuple[AnyLogits, Array, Any]:
-    """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
-    inputs, first_layer = block, 0
+    """Returns the target's logits and hidden states on [newest token, drafts], and its cache.
+
+    With a packing, of chains, only the tokens in it are computed, and the logits are [n 1 v].
+    """
+    inputs: Array = block
+    options: dict[str, Any] = {"hidden_layers": hidden_layers}
     if proposal.prefix is not None:  # the drafter has run the first layers on this very block
-        inputs, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
-    return target(
-        params,
-        inputs,
-        cache,
-        hidden_layers=hidden_layers,
-        first_layer=first_layer,
-        **tree_call(tree, cache.length),
-    )
+        inputs = proposal.prefix.hidden
+        options["first_layer"] = proposal.prefix.num_layers
+    if packing is not None:
+        return packing.call(target, params, inputs, cache, **options)
+    options |= tree_call(tree, cache.length)
+    return target(params, inputs, cache, **options)
 
 
 def with_whole_logits(target: ApplyFn) -> ApplyFn:
@@ -104,10 +108,14 @@ def as_read(
     logits: AnyLogits, settings: SamplingSettings, drafter: Drafter | None = None
 ) -> AnyLogits:
     """Returns logits whole if processors, log-probabilities or a drafter read them all."""
+    return whole(logits) if _reads_logits(settings, drafter) else logits
+
+
+def _reads_logits(settings: SamplingSettings, drafter: Drafter | None) -> bool:
+    """Returns whether the logits are read besides the rule's verdict."""
     switches = settings.switches
     is_observed = drafter is not None and drafter.num_runners_up > 0
-    is_read = switches.processors or switches.logprobs or is_observed
-    return whole(logits) if is_read else logits
+    return bool(switches.processors) or switches.logprobs or is_observed
 
 
 def in_narrowest(
@@ -122,20 +130,45 @@ def in_narrowest(
     device only. The info, `verify`'s second result, is padded to its shape at full width.
     """
     widths = [width for width in widths if width < proposal.width] + [proposal.width]
-    if len(widths) == 1:
-        return verify(state, proposal)
     # The row with the most drafts decides: a batch has one width.
     num_needed = jnp.max(proposal.num_tokens)
-    shapes = jax.eval_shape(verify, state, proposal)[1]
+    calls = [(width, verify, width) for width in widths]
+    return in_smallest(calls, num_needed, state, proposal)
+
+
+def in_smallest(
+    calls: Sequence[tuple[int, Callable[[_State, Proposal], tuple[_State, Any]], int]],
+    num_needed: Int32[Array, ""],
+    state: _State,
+    proposal: Proposal,
+) -> tuple[_State, Any]:
+    """Returns what the smallest call does that is enough for what is needed.
+
+    Args:
+      calls: each one's size, in rising order, what it does, and the width of the proposal that it
+        is given; the last one's is the whole proposal.
+      num_needed: the size that is needed, known on the device only.
+      state: the rounds'.
+      proposal: cut to each call's width.
+
+    Returns:
+      The call's results; the info, the second one, is padded to its shape at full width.
+    """
+    if len(calls) == 1:
+        return calls[0][1](state, proposal)
+    shapes = jax.eval_shape(calls[-1][1], state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     info = empty
 
     def pad(leaf: Array, wider: Array) -> Array:
         return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
 
-    for too_few, width in zip([-1, *widths], widths, strict=False):
+    too_few = -1
+    for size, verify, width in calls:
 
-        def verify_narrow(carry: tuple[_State, Any], width: int = width) -> tuple[_State, Any]:
+        def run(
+            carry: tuple[_State, Any], verify: Any = verify, width: int = width
+        ) -> tuple[_State, Any]:
             state, info = carry
             # Beside something that changes, or XLA cuts the proposal before the loop, for nothing.
             changing = jax.tree.leaves(info)[0]
@@ -143,8 +176,9 @@ def in_narrowest(
             state, info = verify(state, whole.narrow(width))
             return state, jax.tree.map(pad, info, empty)
 
-        is_fitting = (too_few < num_needed) & (num_needed <= width)
-        state, info = run_if(is_fitting, verify_narrow, (state, info))
+        is_fitting = (too_few < num_needed) & (num_needed <= size)
+        state, info = run_if(is_fitting, run, (state, info))
+        too_few = size
     return state, info
 
 
@@ -274,14 +308,17 @@ def speculative_step(
     drafter: Drafter,
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
+    sizes: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
     """Advances every row by one round, each by its own number of tokens.
 
     Besides the verify call of a full proposal, a narrower one is compiled for each number of drafts
-    in `widths`, which rise.
+    in `widths`, which rise. With `sizes`, which are for chains and rise, too, the rows' blocks lie
+    side by side instead, in a call of one of so many tokens; see `packing` and `budget`.
     """
-    proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
-    return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)
+    shared: Any = {"target": target, "drafter": drafter, "rule": rule, "sizes": sizes}
+    proposal, state = propose(params, state, **shared)
+    return verify(params, state, proposal, widths=widths, **shared)
 
 
 def propose(
@@ -291,6 +328,7 @@ def propose(
     target: ApplyFn,
     drafter: Drafter,
     rule: AcceptanceRule,
+    sizes: Sequence[int] = (),
 ) -> tuple[Proposal, SpecState]:
     """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
     state = state.replace(settings=state.settings.after(state.last_token))
@@ -298,7 +336,7 @@ def propose(
     settings = state.draft_settings
     inputs = RoundInputs(
         state.last_token,
-        limit=functools.partial(_wanted, state, drafter, rule),
+        limit=functools.partial(_wanted, state, drafter, rule, bool(sizes)),
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, with_whole_logits(target), state.target_cache),
@@ -308,7 +346,9 @@ def propose(
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     if state.control is not None:
-        proposal, control = _weigh(state.control, state, proposal, inputs.limit, drafter, rule)
+        proposal, control = _weigh(
+            state.control, state, proposal, inputs.limit, drafter, rule, sizes
+        )
         state = state.replace(control=control)
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
@@ -325,6 +365,7 @@ def _weigh(
     wanted: LimitFn,
     drafter: Drafter,
     rule: AcceptanceRule,
+    sizes: Sequence[int],
 ) -> tuple[Proposal, Control]:
     """Leaves of a proposal what is worth verifying; returns it, and the control after drafting."""
     is_free, kind = _is_free(state, rule), _kinds(proposal)
@@ -334,9 +375,11 @@ def _weigh(
     lag = functools.partial(drafter.lag, state.draft)
     control = control.charge(kind, jnp.where(proposal.num_tokens > 0, lag(kind), 0))
     control = control.after_silence(costs, kind, proposal.num_tokens, wanted, lag, proposal.silent)
-    if proposal.parents is None:  # each row may have found drafts, and one alone makes all wait
-        agreed = agree(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
-        proposal = proposal.replace(num_tokens=agreed)
+    if proposal.parents is None:
+        # Each row may have found drafts: they share a call, or one row alone makes all wait.
+        share = functools.partial(grant, sizes=sizes) if sizes else agree
+        shared = share(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
+        proposal = proposal.replace(num_tokens=shared)
     return proposal, control
 
 
@@ -349,13 +392,25 @@ def verify(
     drafter: Drafter,
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
+    sizes: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
     """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
-    # In the smallest width that holds every row's drafts, so that few drafts cost little.
     commit = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
-    return in_narrowest(commit, state, proposal, widths)
+    if not sizes:
+        # In the smallest width that holds every row's drafts, so that few drafts cost little.
+        return in_narrowest(commit, state, proposal, widths)
+    calls = [(size, functools.partial(commit, size=size), proposal.width) for size in sizes]
+    counts = _tokens_in_call(state, proposal)
+    # Without any draft nothing needs to be put side by side.
+    num_needed = jnp.where((counts > 1).any(), counts.sum(), 0)
+    return in_smallest([(0, commit, 0), *calls], num_needed, state, proposal)
+
+
+def _tokens_in_call(state: SpecState, proposal: Proposal) -> RowCounts:
+    """Returns how many tokens of its block each row has in a call on blocks side by side, [b]."""
+    return jnp.where(state.is_done, 0, 1 + proposal.num_tokens)
 
 
 def _verify_and_commit(
@@ -366,25 +421,38 @@ def _verify_and_commit(
     target: ApplyFn,
     drafter: Drafter,
     rule: AcceptanceRule,
+    size: int | None = None,
 ) -> tuple[SpecState, StepInfo]:
-    """Calls the target once on the whole block, lets the rule decide, and commits."""
-    cache = state.target_cache
+    """Calls the target once, lets the rule decide, and commits.
+
+    The call is on whole blocks, or side by side on `size` tokens.
+    """
+    cache, packing = state.target_cache, None
+    if size is not None:
+        counts = _tokens_in_call(state, proposal)
+        packing = Packing.of(counts, size, proposal.width + 1)
     tree = None if proposal.parents is None else tree_of(proposal)
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
     logits, hidden, cache = call_on_block(
-        target, params.target, block, cache, proposal, tree, drafter.hidden_layers
+        target, params.target, block, cache, proposal, tree, drafter.hidden_layers, packing
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings  # they have seen the last token: see `propose`
-    logits = as_read(logits, settings, drafter)
-    parents = None if tree is None else tree.parents
-    processed = process_drafts(logits, settings, proposal.tokens, parents)
     # The cache holds every token but the newest, so the round's first token has position
     # length + 1. It keys the noise of the whole round.
-    verdict, probs = judge(
-        rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1, tree
-    )
-    state = learn(drafter, state, block, processed, proposal, verdict)
+    position, probs = cache.length + 1, None
+    if packing is not None and not _reads_logits(settings, drafter):
+        verdict = judge_packed(rule, packing, logits, settings, proposal, state.seed, position)
+    else:
+        if packing is not None:
+            logits = packing.unpack(logits)
+        logits = as_read(logits, settings, drafter)
+        parents = None if tree is None else tree.parents
+        processed = process_drafts(logits, settings, proposal.tokens, parents)
+        verdict, probs = judge(
+            rule, processed, settings.without_processors(), proposal, state.seed, position, tree
+        )
+        state = learn(drafter, state, block, processed, proposal, verdict)
     if verdict.path is not None:
         # From here on the kept path of a tree is a chain.
         block, hidden, logits, probs = along(verdict.path, (block, hidden, logits, probs))
@@ -434,7 +502,9 @@ def _is_free(state: SpecState, rule: AcceptanceRule) -> RowFlags:
     return (is_greedy | rule.noise.is_shared) & rule.is_lossless
 
 
-def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowCounts) -> RowCounts:
+def _wanted(
+    state: SpecState, drafter: Drafter, rule: AcceptanceRule, is_side_by_side: bool, kind: RowCounts
+) -> RowCounts:
     """Returns how many drafts each row wants at most, from a proposal of the given kinds [b]."""
     room = state.max_length - (state.target_cache.length + 1)
     # A round emits one token more than it accepts, so the last token needs no draft.
@@ -444,8 +514,11 @@ def _wanted(state: SpecState, drafter: Drafter, rule: AcceptanceRule, kind: RowC
         is_free = _is_free(state, rule)
         costs = state.control.round_costs(is_free)
         wanted = jnp.minimum(wanted, state.control.choose(costs, kind, lag, room))
-        # As if all rows had proposals of their kind, so that none is made for nothing.
-        wanted = agree(state.control, costs, kind, wanted, ~state.is_done, is_free)
+        # As if all rows had proposals of their kind, so that none is made for nothing. Where blocks
+        # lie side by side, a draft that was looked up costs nothing before it is verified.
+        agreed = agree(state.control, costs, kind, wanted, ~state.is_done, is_free)
+        is_cheap = is_side_by_side & ~state.control.runs_model(kind)
+        wanted = jnp.where(is_cheap, wanted, agreed)
     return jnp.where(state.is_done, 0, wanted)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
+from jspec.common.typing import AnyLogits, RowCounts, TargetProbs, Tokens
 from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -71,9 +71,13 @@ def match(logits: AnyLogits, proposal: Proposal) -> Verdict:
 
     That is what every lossless rule decides at temperature 0. No distribution is needed for it.
     """
-    best = best_token(logits)
-    num_accepted = count_accepted(best[:, : proposal.width] == proposal.tokens, proposal)
-    return Verdict(num_accepted, jnp.take_along_axis(best, num_accepted[:, None], axis=1)[:, 0])
+    return match_tokens(best_token(logits), proposal)
+
+
+def match_tokens(tokens: Tokens, proposal: Proposal) -> Verdict:
+    """Accepts drafts while each is the target's own token there; the next token is the target's."""
+    num_accepted = count_accepted(tokens[:, : proposal.width] == proposal.tokens, proposal)
+    return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 
 
 def rule_without_chance(

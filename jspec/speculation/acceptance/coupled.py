@@ -9,14 +9,13 @@ and the number of drafts. Draft and target agree with probability at least (1 - 
 where TV is the total variation between their distributions.
 """
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import AnyLogits, RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import siblings
-from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts, target_after
+from jspec.speculation.acceptance.chain import match_tokens, probs_of_drafts, target_after
 from jspec.speculation.acceptance.tree import Tree, along, follow
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
@@ -35,10 +34,8 @@ def accept(target_probs: AnyLogits, proposal: Proposal, noise: AcceptanceNoise) 
 
     On a mesh the target's distributions may be those of `sampling_probs` of split logits.
     """
-    tokens = sample(target_probs, noise.gumbel)
     # The token at the first disagreement is the target's own draw: no residual is needed.
-    num_accepted = count_accepted(tokens[:, : proposal.width] == proposal.tokens, proposal)
-    return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
+    return match_tokens(sample(target_probs, noise.gumbel), proposal)
 
 
 def accept_tree(

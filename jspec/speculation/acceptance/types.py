@@ -131,7 +131,8 @@ class AcceptanceRule(NamedTuple):
         temperatures.
       matches_at_zero: whether at temperature 0 it decides what `chain.match` decides, which needs
         no distribution over the vocabulary.
-      draws_only: whether it does nothing with distributions but draw: parts of them will do.
+      draws_only: whether it does nothing with distributions but draw, a token at each position with
+        that position's shared noise, to which it compares the draft: parts of them will do.
       tree: the rule for trees, a `TreeRule`; None where it knows chains only.
     """
 

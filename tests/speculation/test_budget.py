@@ -1,0 +1,117 @@
+"""How many drafts rows get that share a call of one size, against all grants there are."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.speculation.budget import call_sizes, grant
+from jspec.speculation.control import agree
+from tests.speculation.test_control import NUMBERS, as_rows, make_control
+
+ALL = jnp.ones([4], bool)
+SIZES = call_sizes(4, NUMBERS)
+# A token more or less costs alike, half as much as its share of a plain round.
+EVEN = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
+STEEP = np.array([[1.0, 2.2, 4.6, 9.4]] * 2, np.float32)
+RATES = [(0.95, 0.9), (0.6, 0.5), (0.05, 0.05), (0.7, 0.99)]
+
+
+def known(costs, rates=RATES):
+    """Returns rows that have been given these first and later rates of acceptance."""
+    control = make_control(len(rates), costs)
+    assumed = jnp.broadcast_to(jnp.asarray(rates, jnp.float32)[:, None], control.assumed.shape)
+    return control.replace(assumed=assumed)
+
+
+@functools.partial(jax.jit, static_argnames="sizes")
+def granted(control, wanted, is_running=ALL, is_free=ALL, kind=None, sizes=SIZES):
+    kind = jnp.zeros_like(wanted) if kind is None else kind
+    return grant(control, control.costs, kind, wanted, is_running, is_free, sizes)
+
+
+def expected_tokens(numbers, rates=RATES):
+    """Returns the tokens that rows are expected to emit with these numbers of drafts."""
+    kept = [[first * later**i for i in range(7)] for first, later in rates]
+    return sum(1 + sum(row[:number]) for row, number in zip(kept, numbers, strict=True))
+
+
+def seconds(tokens, costs):
+    """Returns the seconds of the smallest call that is enough."""
+    size = 4 if tokens == 4 else min(size for size in SIZES if size >= tokens)
+    return np.interp(size, [4 * (1 + number) for number in NUMBERS], costs[0])
+
+
+def test_sizes_rise_from_few_drafts_to_all():
+    assert SIZES == (5, 6, 8, 16, 32)
+    assert call_sizes(2, NUMBERS) == (3, 4, 8, 16)
+    assert call_sizes(8, (0, 1, 3, 5)) == (10, 12, 16, 32, 48)
+
+
+@pytest.mark.parametrize("costs", [EVEN, STEEP, EVEN / 4 + 0.75])
+@pytest.mark.parametrize("wanted", [(7, 7, 7, 7), (1, 7, 0, 2), (0, 0, 0, 3), (0, 0, 0, 0)])
+def test_no_other_grant_promises_more_tokens_a_second(costs, wanted):
+    """Of all numbers of drafts for all rows; a tenth more is asked of those with drafts."""
+
+    def speed(numbers):
+        total = 4 + sum(numbers)
+        margin = 1.1 if sum(numbers) else 1.0
+        return expected_tokens(numbers) / (seconds(total, costs) * margin)
+
+    actual = tuple(granted(known(costs), as_rows(*wanted)).tolist())
+    assert all(number <= most for number, most in zip(actual, wanted, strict=True))
+    best = max(map(speed, itertools.product(*(range(most + 1) for most in wanted))))
+    assert speed(actual) == pytest.approx(best, rel=1e-5)
+
+
+def test_rows_get_different_numbers_where_one_width_gives_none():
+    """What the budget is for: with one width for all, the likely drafts of one row pay for none."""
+    control, wanted = known(EVEN), as_rows(7, 0, 0, 0)
+    assert granted(control, wanted).tolist() == [4, 0, 0, 0]
+    shared = control.replace(num_rows=4)
+    agreed = agree(shared, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL)
+    assert agreed.tolist() == [0, 0, 0, 0]
+
+
+def test_of_equal_drafts_earlier_places_and_rows_go_first():
+    """No draft without those before it, though all are as likely; the same in every run."""
+    control = known(EVEN / 4 + 0.75, [(1.0, 1.0)] * 4)
+    assert granted(control, as_rows(7, 7, 7, 7), sizes=(6,)).tolist() == [1, 1, 0, 0]
+    assert granted(control, as_rows(0, 2, 7, 7), sizes=(11,)).tolist() == [0, 2, 3, 2]
+
+
+def test_rows_that_do_not_run_leave_their_tokens_to_the_others():
+    control = known(EVEN)
+    running = jnp.array([True, False, False, False])
+    assert granted(control, as_rows(7, 0, 0, 0), running, sizes=(5, 8)).tolist() == [4, 0, 0, 0]
+    assert granted(control, as_rows(0, 0, 0, 0), ~ALL).tolist() == [0, 0, 0, 0]
+
+
+def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
+    """By the rejection rule its tokens depend on its drafts."""
+    is_free = jnp.array([True, True, False, True])
+    for wanted in itertools.product([0, 7], [0, 3], [0, 2, 7], [0, 7]):
+        assert granted(known(STEEP), as_rows(*wanted), ALL, is_free)[2] == wanted[2]
+    # It is in the call whatever is granted: with 4 + 7 tokens what 16 take costs no more.
+    filled = granted(known(STEEP), as_rows(7, 0, 7, 0), ALL, is_free, sizes=(5, 16, 32))
+    assert filled.tolist() == [5, 0, 7, 0]
+
+
+def test_a_row_whose_number_is_given_keeps_it():
+    """As where costs are measured."""
+    control = known(STEEP)
+    forced = control.replace(forced=jnp.full_like(control.forced, 3))
+    assert granted(control, as_rows(3, 3, 3, 3)).tolist() == [0, 0, 0, 0]
+    assert granted(forced, as_rows(3, 3, 3, 3)).tolist() == [3, 3, 3, 3]
+
+
+def test_a_row_that_may_not_draft_keeps_no_other_from_it():
+    """As a server's request with `speculation` says."""
+    control = known(EVEN)
+    expected = granted(control, as_rows(7, 1, 0, 7)).tolist()
+    control = control.replace(costs=control.costs.at[2, :, 1:].set(1e9))
+    assert granted(control, as_rows(7, 1, 0, 7)).tolist() == expected
+    assert sum(expected) > 0
