@@ -57,7 +57,8 @@ _HOLDERS = [
         "tokens, 2 repeats, and temperature 1 beside 0; --drafters picks some of those that fit.",
     ),
     flags.DEFINE_float(
-        "minutes", 60.0, "Begin no further row of a suite after so many; the same command goes on."
+        "minutes", 60.0, "Minutes after which no further row of a suite is begun; the same command "
+        "goes on."
     ),
     flags.DEFINE_integer(
         "audit_rows", 1024, "Rows of the test of the distribution in a suite's audits; 0 audits "

@@ -14,6 +14,7 @@ from jspec.lab.benchmarking import suite
 from jspec.lab.benchmarking.measurement import Measurement
 from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.leaderboard import leaderboard_page, leaderboard_text
+from jspec.models.config import EncoderConfig
 from jspec.speculation.acceptance import get_rule
 from tests.tiny_models import CONFIG, draft, make_model, save_folder, target
 
@@ -85,13 +86,15 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
     both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
     assert set(both.drafters) == {"model", "hierarchical"}
-    encoder = make_model(dataclasses.replace(CONFIG, vocab_size=64), name="small")
+    encoder = EncoderConfig(1, 1, 2, 2, 512)
+    small = make_model(name="small")
+    small = dataclasses.replace(small, config=dataclasses.replace(CONFIG, encoder=encoder))
     for refused, message in (
-        ({"drafters": ["model"]}, r"^expected a draft model that fits tiny, got small: "),
+        ({"drafters": ["model"]}, r"^expected a draft model that fits tiny, got small: expected a"),
         ({"drafters": ["prompt_lookup"]}, r"got small: --drafters=prompt_lookup$"),
     ):
         with pytest.raises(InputError, match=message):
-            suite.fit_drafters(ask(**refused), target(), encoder)
+            suite.fit_drafters(ask(**refused), target(), small)
     with pytest.raises(
         InputError, match="expected a number of drafts a round in a suite, got auto"
     ):
