@@ -39,12 +39,13 @@ def test_texts_go_through_the_encoder(folders, tmp_path, compile_cache):
     usual = [target, "--dtype=float32", "--max_new_tokens=12", "--prompt=w7 w8 w9 w10"]
     files = [tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"]
     env = environment(compile_cache, home)
-    plain, drafted, long, *_ = run_many(
+    plain, drafted, long, cut, *_ = run_many(
         "jspec.generate",
         [
             [*usual, "--drafter=none", f"--output_json={files[0]}"],
             [*usual, "--num_draft_tokens=3", f"--output_json={files[1]}"],
             [target, "--drafter=none", "--prompt=" + "w7 " * 600],
+            [target, "--drafter=none", "--max_seq_len=16", "--prompt=w7 w8", "--nostats"],
         ],
         env=env,
     )
@@ -54,6 +55,8 @@ def test_texts_go_through_the_encoder(folders, tmp_path, compile_cache):
     assert records[0]["token_ids"] == records[1]["token_ids"]
     assert records[0]["prompt_token_ids"] == [3]
     assert "a source of 1 to 512 tokens, which the encoder reads, got 601" in check_refusal(*long)
+    assert cut[0] == 0
+    assert cut[2] == "note: the context of 16 tokens is full: the answer ends there\n"
     whisper = f"--target={folders / 'whisper'}"
     (hears,) = run_many("jspec.generate", [[whisper, "--drafter=none", "--prompt=a"]], env=env)
     assert "hears: expected sound, as `jspec transcribe` reads it" in check_refusal(*hears)

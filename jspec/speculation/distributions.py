@@ -92,7 +92,7 @@ class Gaussian(struct.PyTreeNode):
         return mean + scale * jax.random.normal(rng_key, mean.shape, mean.dtype)
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, ""]:
-        """Returns the natural logarithm of the density at a value; NaN if a scale is not above 0."""
+        """Returns the logarithm of the density at a value; NaN if a scale is not above 0."""
         mean, scale = self.moments
         # That of a negative scale would be the density of its absolute value.
         scale = jnp.where(scale > 0, scale, jnp.nan)

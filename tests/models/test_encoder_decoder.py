@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.models import EncoderConfig, make_apply
 from jspec.models.cache import causal_mask
 from jspec.models.encoder_decoder import relative_buckets
+from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf, save_hf
+from jspec.weights.tensor_names import parameter_table
 from tests.models.encoder_decoder_checkpoints import (
     MODELS,
     VOCAB,
@@ -134,6 +137,39 @@ def test_buckets_are_those_of_transformers(buckets, distance, is_causal):
     distances = torch.arange(-distance, distance + 1)
     theirs = T5Attention._relative_position_bucket(-distances, not is_causal, buckets, distance)
     np.testing.assert_array_equal(relative_buckets(config, is_causal), theirs.numpy())
+
+
+# T5 1.1 by size: d_model, d_ff, layers of each side, heads of 64; and its parameters.
+PAPER = {
+    "small": (512, 1024, 8, 6, 76_961_152),
+    "base": (768, 2048, 12, 12, 247_577_856),
+    "large": (1024, 2816, 24, 16, 783_150_080),
+    "xxl": (4096, 10240, 24, 64, 11_135_332_352),
+}
+
+
+@pytest.mark.parametrize("size", PAPER)
+def test_the_papers_models_by_shapes(size):
+    """Of arXiv 2211.17192, table 2: as many parameters as published, and logits, uncomputed."""
+    width, hidden_dim, layers, heads, num_params = PAPER[size]
+    raw = {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128,
+        "d_model": width, "d_kv": 64, "d_ff": hidden_dim, "num_layers": layers, "num_heads": heads,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "eos_token_id": 1,
+    }  # fmt: skip
+    config = from_hf_config(raw)
+    table = parameter_table(config)
+    assert sum(np.prod(rule.shape, dtype=int) for rule in table) == num_params
+    params = unflatten_dict(
+        {rule.path: jax.ShapeDtypeStruct(rule.shape, jnp.bfloat16) for rule in table}
+    )
+
+    def logits(params, source, tokens):
+        cache = read_sources(config, params, source, np.array([9, 5]), capacity=16)
+        return make_apply(config)(params, tokens, cache)[0]
+
+    source, tokens = (jax.ShapeDtypeStruct((2, n), jnp.int32) for n in (9, 4))
+    assert jax.eval_shape(logits, params, source, tokens).shape == (2, 4, 32128)
 
 
 @pytest.mark.parametrize(
