@@ -25,9 +25,9 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
-from jspec.speculation.budget import call_sizes
+from jspec.speculation.budget import CallSize, call_sizes
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
-from jspec.speculation.round import speculative_step, with_whole_logits
+from jspec.speculation.round import reads_logits, speculative_step, with_whole_logits
 from jspec.speculation.types import Drafter, ModelParams, SourceView, SpecState, StepInfo
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
@@ -90,7 +90,7 @@ class Engine:
                 return plain_step(params, state, target=apply)
             speculate = functools.partial(speculative_step, target=apply, drafter=drafter)
             count = len(state.last_token)
-            widths, sizes = self.widths(count), self.call_sizes(count)
+            widths, sizes = self.widths(count), self.call_sizes(count, state.settings.switches)
             return speculate(params, state, rule=rule, widths=widths, sizes=sizes)
 
         self._config, self._fallback = shard.config, kernels.Fallback()
@@ -119,8 +119,8 @@ class Engine:
         may_be_silent = self.drafter is not None and self.drafter.may_be_silent
         return self.numbers or (0,) * may_be_silent
 
-    def call_sizes(self, batch_size: int) -> tuple[int, ...]:
-        """Returns the tokens of verify calls in which the blocks of the rows lie side by side.
+    def call_sizes(self, batch_size: int, switches: Switches) -> tuple[CallSize, ...]:
+        """Returns the verify calls in which the blocks of the rows lie side by side.
 
         Where rows do not choose numbers, draft trees, or are read from copies there are none: then
         calls have `widths`.
@@ -132,7 +132,7 @@ class Engine:
         is_in_place = not has_copies and kernels.reads_rows_in_place(config.head_dim)
         if batch_size == 1 or not is_chosen or not is_in_place or self.layout.mesh is not None:
             return ()
-        return call_sizes(batch_size, self.numbers)
+        return call_sizes(batch_size, self.numbers, reads_logits=reads_logits(switches, drafter))
 
     def capacity_for(self, max_length: int) -> int:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""

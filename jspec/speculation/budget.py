@@ -18,6 +18,7 @@ tokens must not depend on their company.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
@@ -28,13 +29,40 @@ from jspec.speculation.control import FORBIDDEN, MARGIN, Control, Costs
 _FIRST_SHARES = (0.25, 0.5)  # drafts a row: between none and one a token costs most of its price
 
 
-def call_sizes(batch_size: int, numbers: Sequence[int]) -> tuple[int, ...]:
-    """Returns the tokens of the calls that are compiled for that many rows, rising.
+class CallSize(NamedTuple):
+    """A verify call on blocks side by side.
 
-    Each is a program of the whole target. The last one has room for all drafts of all rows.
+    Attributes:
+      tokens: in the call, of all rows together.
+      drafts: that one row may have.
+    """
+
+    tokens: int
+    drafts: int
+
+
+def call_sizes(
+    batch_size: int, numbers: Sequence[int], *, reads_logits: bool = False
+) -> tuple[CallSize, ...]:
+    """Returns the calls that are compiled for that many rows; their tokens rise.
+
+    Each is a program of the whole target. The last one has room for all drafts of all rows. Where
+    processors or others read the logits of whole blocks, smaller calls have less wide ones.
     """
     drafts = (*_FIRST_SHARES, *numbers[1:])
-    return tuple(sorted({batch_size + -int(-number * batch_size // 1) for number in drafts}))
+    tokens = sorted({batch_size + -int(-number * batch_size // 1) for number in drafts})
+    narrow = numbers[-2] if reads_logits and len(numbers) > 2 else numbers[-1]
+    least_wide = batch_size * (1 + narrow)
+    return tuple(CallSize(n, narrow if n < least_wide else numbers[-1]) for n in tokens)
+
+
+def smallest_call(
+    tokens: Int32[Array, "n"], drafts: Int32[Array, "n"], sizes: Sequence[CallSize]
+) -> Int32[Array, "n"]:
+    """Returns the place of the first call with that many tokens and drafts of one row, [n]."""
+    known = jnp.asarray(sizes, jnp.int32)
+    fits = (known[:, 0] >= tokens[:, None]) & (known[:, 1] >= drafts[:, None])
+    return jnp.argmax(fits, axis=1).astype(jnp.int32)
 
 
 def grant(
@@ -44,7 +72,7 @@ def grant(
     wanted: RowCounts,
     is_running: RowFlags,
     is_free: RowFlags,
-    sizes: Sequence[int],
+    sizes: Sequence[CallSize],
 ) -> RowCounts:
     """Returns how many drafts each row gets, [b]: at most those that it wants.
 
@@ -55,44 +83,57 @@ def grant(
       wanted: drafts that each row has and wants.
       is_running: whether the row takes part.
       is_free: whether the row's tokens are the same with any number of drafts.
-      sizes: tokens of the calls that there are, rising; see `call_sizes`.
+      sizes: the calls that there are; see `call_sizes`.
     """
     is_forced = control.forced[jnp.arange(kind.shape[0]), kind] >= 0
     is_shared = is_running & is_free & ~is_forced
+    # In the call in any case: a token of each row, and the drafts of rows that do not share.
+    fixed = jnp.where(is_running & ~is_shared, wanted, 0)
     kept = control.kept_probs(kind)
-    place = jnp.arange(kept.shape[1])
-    is_asked = (place < wanted[:, None]) & is_shared[:, None]
+    is_fixed = jnp.arange(kept.shape[1]) < fixed[:, None]
+    num_rows = is_running.sum()
+    used, widest = num_rows + fixed.sum(), fixed.max()
+    certain = num_rows.astype(jnp.float32) + jnp.where(is_fixed, kept, 0.0).sum()
+    asked = jnp.where(is_shared, wanted, 0)
+    granted, tokens = [jnp.zeros_like(wanted)], [certain]
+    for size in sizes:
+        numbers, gained = _most_likely(kept, jnp.minimum(asked, size.drafts), size.tokens - used)
+        granted.append(numbers)
+        tokens.append(certain + gained)
+    numbers = jnp.stack(granted)
+    drafts = jnp.maximum(numbers.max(axis=1), widest)
+    places = smallest_call(used + numbers.sum(axis=1), drafts, sizes)
+    seconds = _seconds(control, costs, kind, is_running, sizes)
+    seconds = jnp.where(drafts > 0, seconds[places + 1], seconds[0])
+    seconds = seconds * jnp.where(numbers.any(axis=1), MARGIN, 1.0)
+    best = jnp.argmax(jnp.stack(tokens) / seconds)
+    return jnp.where(is_shared, jnp.take(numbers, best, axis=0), wanted)
+
+
+def _most_likely(
+    kept: Float32[Array, "b w"], asked: RowCounts, number: Int32[Array, ""]
+) -> tuple[RowCounts, Float32[Array, ""]]:
+    """Returns how many of the drafts asked for are among the likeliest, and how many are kept."""
+    is_asked = jnp.arange(kept.shape[1]) < asked[:, None]
     # By place first, so that of equal ones the earlier goes first; then by row.
     gains = jnp.where(is_asked, kept, -1.0).T.reshape(-1)
     order = jnp.argsort(-gains, stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
-    # In the call in any case: a token of each row, and the drafts of rows that do not share.
-    fixed = jnp.where(is_running & ~is_shared, wanted, 0)
-    is_fixed = place < fixed[:, None]
-    used = is_running.sum() + fixed.sum()
-    most = jnp.clip(jnp.asarray(sizes, jnp.int32) - used, 0, is_asked.sum())
-    numbers = jnp.concatenate([jnp.zeros_like(most[:1]), most])  # of drafts to grant
-    gained = jnp.pad(jnp.cumsum(jnp.maximum(gains[order], 0.0)), (1, 0))[numbers]
-    certain = is_running.sum().astype(jnp.float32) + jnp.where(is_fixed, kept, 0.0).sum()
-    seconds = _seconds(control, costs, kind, used + numbers, is_running, sizes)
-    best = jnp.argmax((certain + gained) / (seconds * jnp.where(numbers > 0, MARGIN, 1.0)))
-    rank = rank.reshape(kept.shape[::-1]).T
-    is_granted = is_asked & (rank < jnp.take(numbers, best))
-    return jnp.where(is_shared, is_granted.sum(axis=1, dtype=jnp.int32), wanted)
+    is_granted = is_asked & (number > rank.reshape(kept.shape[::-1]).T)
+    gained = jnp.where(is_granted, kept, 0.0).sum()
+    return is_granted.sum(axis=1, dtype=jnp.int32), gained
 
 
 def _seconds(
     control: Control,
     costs: Costs,
     kind: RowCounts,
-    tokens: Int32[Array, "n"],
     is_running: RowFlags,
-    sizes: Sequence[int],
+    sizes: Sequence[CallSize],
 ) -> Float32[Array, "n"]:
-    """Returns the mean of the running rows' costs of rounds of so many tokens, [n].
+    """Returns the mean of the running rows' costs of a plain round and of rounds of the calls.
 
-    A round of no drafts is a plain one. Otherwise the smallest call that is enough is made, and
-    costs lie between those of the numbers of drafts that were measured.
+    Costs lie between those of the numbers of drafts that were measured.
     """
     batch_size = kind.shape[0]
     known = costs[jnp.arange(batch_size), control.drafter_of(kind)]
@@ -101,8 +142,5 @@ def _seconds(
     counts = jnp.where(counts.any(), counts, True)
     weights = counts.astype(jnp.float32)[:, None]
     mean = jnp.sum(jnp.where(counts[:, None], known, 0.0), axis=0) / weights.sum()
-    sizes_known = batch_size * (1 + jnp.asarray(control.numbers, jnp.float32))
-    place = jnp.sum(jnp.asarray(sizes) < tokens[:, None], axis=1)
-    size = jnp.asarray(sizes, jnp.float32)[jnp.minimum(place, len(sizes) - 1)]
-    has_drafts = tokens > is_running.sum()
-    return jnp.interp(jnp.where(has_drafts, size, 0.0), sizes_known, mean)
+    tokens = jnp.asarray([batch_size, *(size.tokens for size in sizes)], jnp.float32)
+    return jnp.interp(tokens / batch_size - 1, jnp.asarray(control.numbers, jnp.float32), mean)

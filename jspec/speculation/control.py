@@ -27,11 +27,11 @@ A tree is drafted whole or not at all. The drafter's own estimates say how many 
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
 later one that always has one, where that promises more tokens per second.
 
-In a batch a round is as wide as its widest row, and all rows wait for it.
-
-What a row would draft alone is therefore not always worth it for the batch. With E_r(c) the tokens
-that row r is expected to emit in a round with c drafts, the most that any row may have is the c
-that maximises sum_r E_r(min(c, c_r)) / seconds(c), where c_r is what the row wants itself.
+In a batch the rows' blocks lie side by side, and `budget` grants drafts out of what rows want.
+Where that cannot be, a round is as wide as its widest row, and all rows wait for it: what a row
+would draft alone is not always worth it for the batch. With E_r(c) the tokens that row r is
+expected to emit in a round with c drafts, the most that any row may have is the c that maximises
+sum_r E_r(min(c, c_r)) / seconds(c), where c_r is what the row wants itself.
 """
 
 from collections.abc import Callable, Sequence

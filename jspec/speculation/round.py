@@ -49,11 +49,11 @@ from jspec.common.typing import (
 from jspec.kernels import run_if, whole
 from jspec.sampling.distribution import sample, token_logprobs
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
-from jspec.sampling.settings import COLDEST, SamplingSettings, process_drafts
+from jspec.sampling.settings import COLDEST, SamplingSettings, Switches, process_drafts
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.budget import grant
+from jspec.speculation.budget import CallSize, grant, smallest_call
 from jspec.speculation.control import Control, agree
 from jspec.speculation.packing import Packing, judge_packed
 from jspec.speculation.types import (
@@ -108,12 +108,11 @@ def as_read(
     logits: AnyLogits, settings: SamplingSettings, drafter: Drafter | None = None
 ) -> AnyLogits:
     """Returns logits whole if processors, log-probabilities or a drafter read them all."""
-    return whole(logits) if _reads_logits(settings, drafter) else logits
+    return whole(logits) if reads_logits(settings.switches, drafter) else logits
 
 
-def _reads_logits(settings: SamplingSettings, drafter: Drafter | None) -> bool:
-    """Returns whether the logits are read besides the rule's verdict."""
-    switches = settings.switches
+def reads_logits(switches: Switches, drafter: Drafter | None) -> bool:
+    """Returns whether logits are read for more than the verdict of the rule."""
     is_observed = drafter is not None and drafter.num_runners_up > 0
     return bool(switches.processors) or switches.logprobs or is_observed
 
@@ -308,13 +307,13 @@ def speculative_step(
     drafter: Drafter,
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
-    sizes: Sequence[int] = (),
+    sizes: Sequence[CallSize] = (),
 ) -> tuple[SpecState, StepInfo]:
     """Advances every row by one round, each by its own number of tokens.
 
     Besides the verify call of a full proposal, a narrower one is compiled for each number of drafts
-    in `widths`, which rise. With `sizes`, which are for chains and rise, too, the rows' blocks lie
-    side by side instead, in a call of one of so many tokens; see `packing` and `budget`.
+    in `widths`, which rise. With `sizes`, which are for chains, the rows' blocks lie side by side
+    instead, in the smallest of these calls that is enough; see `packing` and `budget`.
     """
     shared: Any = {"target": target, "drafter": drafter, "rule": rule, "sizes": sizes}
     proposal, state = propose(params, state, **shared)
@@ -328,7 +327,7 @@ def propose(
     target: ApplyFn,
     drafter: Drafter,
     rule: AcceptanceRule,
-    sizes: Sequence[int] = (),
+    sizes: Sequence[CallSize] = (),
 ) -> tuple[Proposal, SpecState]:
     """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
     state = state.replace(settings=state.settings.after(state.last_token))
@@ -365,7 +364,7 @@ def _weigh(
     wanted: LimitFn,
     drafter: Drafter,
     rule: AcceptanceRule,
-    sizes: Sequence[int],
+    sizes: Sequence[CallSize],
 ) -> tuple[Proposal, Control]:
     """Leaves of a proposal what is worth verifying; returns it, and the control after drafting."""
     is_free, kind = _is_free(state, rule), _kinds(proposal)
@@ -392,7 +391,7 @@ def verify(
     drafter: Drafter,
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
-    sizes: Sequence[int] = (),
+    sizes: Sequence[CallSize] = (),
 ) -> tuple[SpecState, StepInfo]:
     """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
     commit = functools.partial(
@@ -401,11 +400,15 @@ def verify(
     if not sizes:
         # In the smallest width that holds every row's drafts, so that few drafts cost little.
         return in_narrowest(commit, state, proposal, widths)
-    calls = [(size, functools.partial(commit, size=size), proposal.width) for size in sizes]
+    # By their numbers; the first one is that without drafts, for which nothing is put side by side.
+    calls: list[Any] = [(0, commit, 0)]
+    for number, size in enumerate(sizes, start=1):
+        width = min(size.drafts, proposal.width)
+        calls.append((number, functools.partial(commit, size=size.tokens), width))
     counts = _tokens_in_call(state, proposal)
-    # Without any draft nothing needs to be put side by side.
-    num_needed = jnp.where((counts > 1).any(), counts.sum(), 0)
-    return in_smallest([(0, commit, 0), *calls], num_needed, state, proposal)
+    drafts = jnp.max(counts - 1, initial=0, keepdims=True)
+    number = 1 + smallest_call(counts.sum(keepdims=True), drafts, sizes)[0]
+    return in_smallest(calls, jnp.where(drafts[0] > 0, number, 0), state, proposal)
 
 
 def _tokens_in_call(state: SpecState, proposal: Proposal) -> RowCounts:
@@ -441,7 +444,7 @@ def _verify_and_commit(
     # The cache holds every token but the newest, so the round's first token has position
     # length + 1. It keys the noise of the whole round.
     position, probs = cache.length + 1, None
-    if packing is not None and not _reads_logits(settings, drafter):
+    if packing is not None and not reads_logits(settings.switches, drafter):
         verdict = judge_packed(rule, packing, logits, settings, proposal, state.seed, position)
     else:
         if packing is not None:

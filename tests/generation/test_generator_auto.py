@@ -17,6 +17,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
+from jspec.sampling.settings import Switches
 from tests.cases import slow_unless
 from tests.tiny_models import (
     CONFIG,
@@ -455,3 +456,21 @@ def test_where_few_tokens_take_like_one_a_call_has_one_width(monkeypatch):
     assert generator.engine.widths(1) == NUMBERS
     with kernels.compiling_for("gpu"):
         assert [generator.engine.widths(size) for size in (8, 9)] == [(), NUMBERS]
+
+
+def test_blocks_of_several_rows_lie_side_by_side(monkeypatch):
+    """Where each token's row is read in place. The tokens are those of padded blocks, and plain."""
+    padded = make_auto("prompt_lookup", batch_size=4)
+    assert padded.engine.call_sizes(4, Switches()) == (), "the heads of this model are copied"
+    expected = make_generator("none").generate(requests(max_new_tokens=24))
+    monkeypatch.setattr(kernels, "reads_rows_in_place", lambda head_dim: True)
+    generator = make_auto("prompt_lookup", batch_size=4)
+    sizes = generator.engine.call_sizes(4, Switches())
+    assert [size.tokens for size in sizes] == [5, 6, 8, 16, 32]
+    assert [size.drafts for size in generator.engine.call_sizes(4, Switches(logprobs=True))] == [
+        3, 3, 3, 7, 7
+    ]  # fmt: skip
+    assert generator.engine.call_sizes(1, Switches()) == (), "a single row has nothing beside it"
+    results = generator.generate(requests(max_new_tokens=24))
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    assert sum(one.stats.num_accepted for one in results) > 0

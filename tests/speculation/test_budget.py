@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.budget import call_sizes, grant
+from jspec.speculation.budget import CallSize, call_sizes, grant, smallest_call
 from jspec.speculation.control import agree
 from tests.speculation.test_control import NUMBERS, as_rows, make_control
 
 ALL = jnp.ones([4], bool)
-SIZES = call_sizes(4, NUMBERS)
+CALLS = call_sizes(4, NUMBERS)
+SIZES = tuple(call.tokens for call in CALLS)
 # A token more or less costs alike, half as much as its share of a plain round.
 EVEN = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
 STEEP = np.array([[1.0, 2.2, 4.6, 9.4]] * 2, np.float32)
@@ -30,7 +31,8 @@ def known(costs, rates=RATES):
 @functools.partial(jax.jit, static_argnames="sizes")
 def granted(control, wanted, is_running=ALL, is_free=ALL, kind=None, sizes=SIZES):
     kind = jnp.zeros_like(wanted) if kind is None else kind
-    return grant(control, control.costs, kind, wanted, is_running, is_free, sizes)
+    calls = tuple(CallSize(tokens, 7) for tokens in sizes)
+    return grant(control, control.costs, kind, wanted, is_running, is_free, calls)
 
 
 def expected_tokens(numbers, rates=RATES):
@@ -46,9 +48,9 @@ def seconds(tokens, costs):
 
 
 def test_sizes_rise_from_few_drafts_to_all():
-    assert SIZES == (5, 6, 8, 16, 32)
-    assert call_sizes(2, NUMBERS) == (3, 4, 8, 16)
-    assert call_sizes(8, (0, 1, 3, 5)) == (10, 12, 16, 32, 48)
+    assert call_sizes(4, NUMBERS) == ((5, 7), (6, 7), (8, 7), (16, 7), (32, 7))
+    assert call_sizes(2, NUMBERS, reads_logits=True) == ((3, 3), (4, 3), (8, 7), (16, 7))
+    assert call_sizes(8, (0, 1), reads_logits=True) == ((10, 1), (12, 1), (16, 1))
 
 
 @pytest.mark.parametrize("costs", [EVEN, STEEP, EVEN / 4 + 0.75])
@@ -83,10 +85,22 @@ def test_of_equal_drafts_earlier_places_and_rows_go_first():
     assert granted(control, as_rows(0, 2, 7, 7), sizes=(11,)).tolist() == [0, 2, 3, 2]
 
 
+def test_no_row_gets_more_than_a_call_takes_of_one():
+    """Where processors read whole blocks small calls have narrow ones."""
+    control, wanted = known(EVEN / 4 + 0.75), as_rows(7, 7, 0, 0)
+    for call in (CallSize(8, 1), CallSize(8, 2), CallSize(8, 7)):
+        calls = call, CallSize(32, 7)
+        actual = grant(control, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL, calls[:1])
+        assert actual.max() == min(call.drafts, 4)
+        assert smallest_call(as_rows(6, 6, 9), as_rows(2, 7, 1), calls).tolist() == [
+            int(call.drafts < 2), int(call.drafts < 7), 1
+        ]  # fmt: skip
+
+
 def test_rows_that_do_not_run_leave_their_tokens_to_the_others():
     control = known(EVEN)
     running = jnp.array([True, False, False, False])
-    assert granted(control, as_rows(7, 0, 0, 0), running, sizes=(5, 8)).tolist() == [4, 0, 0, 0]
+    assert granted(control, as_rows(7, 0, 0, 0), running, sizes=(5, 8)).tolist() == [7, 0, 0, 0]
     assert granted(control, as_rows(0, 0, 0, 0), ~ALL).tolist() == [0, 0, 0, 0]
 
 

@@ -10,6 +10,7 @@ import pytest
 from jspec.kernels import attend, attend_pages, product, write_pages, write_rows
 from jspec.models.cache import KVCache
 from jspec.speculation import round as rounds
+from jspec.speculation.budget import CallSize
 from jspec.speculation.packing import Packing
 from jspec.speculation.round import speculative_step
 from jspec.speculation.types import Drafter
@@ -48,7 +49,7 @@ def packed(tiny_pair, make_engine):
         return Engine(
             tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, tiny_pair.draft),
             Varying(make_engine("model", WIDTH).drafter), rule,
-            step=functools.partial(step, sizes=sizes),
+            step=functools.partial(step, sizes=[CallSize(n, WIDTH) for n in sizes]),
         )  # fmt: skip
 
     return build
