@@ -1,9 +1,11 @@
 """Puts a server under clients that misbehave, kills it, and checks that nothing grows or breaks.
 
     python scripts/soak_server.py --target=FOLDER --seconds=3600 --kills=50
+    python scripts/soak_server.py --target=smollm2-135m-instruct --kills=0 --patience=600
 
-Four kinds of clients come at once: some ask and check the answer against the first one, some leave
-in the middle of it, some send what is no request, some ask for too much. In between the process is
+Five kinds of clients come at once: some ask and check the answer against the first one, some go on
+with what they were answered, some leave in the middle of it, some send what is no request, some ask
+for too much. Further flags, such as --draft, are the server's. In between the process is
 killed (SIGKILL) and must answer again. Meanwhile another server is told to take the same port. At
 the end: every answer was the same as before, no reply had status 500, and after half of the time no
 program was compiled and memory hardly grew any more. One line of JSON has the figures.
@@ -34,8 +36,9 @@ _GARBAGE = (b"{", b"[" * 5000, b"\xff\xfe", b"", b'{"prompt": 7}', b'{"prompt": 
 class Soak:
     """A server process, and what its clients have seen."""
 
-    def __init__(self, flags: list[str], seed: int) -> None:
-        self.flags, self.rng = flags, random.Random(seed)
+    def __init__(self, flags: list[str], seed: int, patience: float) -> None:
+        self.flags, self.rng, self.patience = flags, random.Random(seed), patience
+        self.num_cached = 0  # tokens that were not read again
         self.statuses, self.problems = collections.Counter[str](), list[str]()
         self.expected: dict[str, str] = {}
         self.starts, self.memory, self.programs = list[float](), list[int](), list[int]()
@@ -67,9 +70,9 @@ class Soak:
             if "Traceback" in line or "Error" in line:
                 self.problems.append(line.strip())
 
-    def send(self, body: bytes, seconds: float = 60.0) -> tuple[int, Any]:
+    def send(self, body: bytes) -> tuple[int, Any]:
         """Returns status and JSON of a completion."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", body, headers)
@@ -89,10 +92,22 @@ class Soak:
             if self.expected.setdefault(f"{prompt} {seed}", text) != text:
                 self.problems.append(f"another answer to {prompt!r} with seed {seed}")
 
+    def converse(self, rng: random.Random) -> None:
+        """Goes on with what was answered, so that pages of answers are shared and dropped."""
+        text = rng.choice(_PROMPTS) + f" {rng.randrange(3)}. "
+        for _ in range(3):
+            body = {"prompt": text, "temperature": 0, "max_tokens": 40}
+            status, reply = self.send(json.dumps(body).encode())
+            self.statuses[str(status)] += 1
+            if status != 200:
+                return
+            self.num_cached += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            text += reply["choices"][0]["text"] + " And then? "
+
     def leave(self, rng: random.Random) -> None:
         """Asks for a long answer and leaves while it comes, or before."""
         body = {"prompt": rng.choice(_PROMPTS), "max_tokens": 60, "stream": rng.random() < 0.5}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         time.sleep(rng.random() * 0.05)
@@ -115,7 +130,8 @@ class Soak:
         rng = random.Random(seed)
         while not self.is_over.is_set():
             try:
-                rng.choice([self.ask, self.ask, self.leave, self.disturb])(rng)
+                kinds = self.ask, self.ask, self.converse, self.leave, self.disturb
+                rng.choice(kinds)(rng)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.statuses["broken off"] += 1
                 if not self.is_down:
@@ -124,7 +140,7 @@ class Soak:
 
     def measure(self) -> None:
         """Notes the memory of the process and the programs that it has compiled."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
@@ -168,6 +184,7 @@ class Soak:
         if max(self.memory[first:]) > _GROWTH * self.memory[first]:
             self.problems.append(f"memory grew: {self.memory[first]} to {max(self.memory)}")
         return {
+            "cached_tokens": self.num_cached,
             "requests": sum(self.statuses.values()), "by_status": dict(self.statuses),
             "starts_seconds": [round(value, 1) for value in self.starts],
             "memory_mb": [round(value / 2**20) for value in self.memory],
@@ -178,12 +195,14 @@ class Soak:
 def main() -> int:
     """Runs the soak; the status is 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", required=True, help="a small model")
+    parser.add_argument("--target", required=True, help="a model")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that clients wait")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--clients", type=int, default=8)
     options, rest = parser.parse_known_args()
-    soak = Soak([f"--target={options.target}", "--max_queue=4", "--max_slots=3", *rest], seed=0)
+    flags = [f"--target={options.target}", "--max_queue=4", "--max_slots=3", *rest]
+    soak = Soak(flags, seed=0, patience=options.patience)
     soak.start()
     try:
         clients = [

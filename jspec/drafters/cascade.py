@@ -98,6 +98,16 @@ class CascadeDrafter(Drafter):
         return any(member.has_lag for member in self.members)
 
     @property
+    def can_roll_back(self) -> bool:
+        """Whether every member's state can be cut."""
+        return all(member.can_roll_back for member in self.members)
+
+    @property
+    def has_slot_per_token(self) -> bool:
+        """Whether every member's caches have."""
+        return all(member.has_slot_per_token for member in self.members)
+
+    @property
     def reads_text(self) -> bool:
         """Whether what any member costs depends on the text."""
         return any(member.reads_text for member in self.members)

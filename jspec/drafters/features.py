@@ -48,6 +48,7 @@ class ReadingFeatures(ChainDrafter):
     config: Any = dataclasses.field(kw_only=True)
     dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
     has_lag = True
+    can_roll_back = True
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

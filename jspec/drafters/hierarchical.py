@@ -220,6 +220,16 @@ class HierarchicalDrafter(Drafter):
     has_lag = True
 
     @property
+    def can_roll_back(self) -> bool:
+        """Whether the inner drafter's state can be cut."""
+        return self.inner.can_roll_back
+
+    @property
+    def has_slot_per_token(self) -> bool:
+        """Whether the inner drafter's caches have."""
+        return self.inner.has_slot_per_token
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: the drafts are the draft model's."""
         (kind,) = self.model.kinds

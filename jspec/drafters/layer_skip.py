@@ -106,6 +106,7 @@ class FirstLayersDrafter(ChainDrafter):
     num_layers: int
     embed_dim: int
     kind = _KIND
+    can_roll_back = True
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs

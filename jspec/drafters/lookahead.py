@@ -108,6 +108,7 @@ class LookaheadDrafter(ChainDrafter):
     """
 
     kind = Kind("lookahead", 0.98, 0.5, is_certain=True)  # the first draft is the target's own
+    can_roll_back = True
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs

@@ -66,6 +66,8 @@ class Remembering(Drafter):
     Of an encoder-decoder that is the source, then the answer.
     """
 
+    can_roll_back = True
+
     def init(self, batch_size: int, capacity: int) -> History:
         """Returns the state of rows that have seen nothing."""
         return History.init(batch_size, capacity)
@@ -91,6 +93,7 @@ class ReadingLastOutput(Drafter):
     """
 
     target: DecoderConfig
+    can_roll_back = True  # the next token that is read brings its own output
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -175,6 +175,7 @@ class ModelDrafter(ChainDrafter):
     )
     kind = Kind("model", 0.7, 0.7, is_certain=True)
     has_lag = True
+    can_roll_back = True
 
     def ids(self, params: Params) -> Int32[Array, "u"] | None:
         """Returns the ids of the tokens that its logits are of; None for the first ones."""

@@ -248,6 +248,7 @@ class TableDrafter(ChainDrafter):
 
     kind: Kind = dataclasses.field(kw_only=True)
     logits: TableLogitsFn = dataclasses.field(kw_only=True)
+    can_roll_back = True
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs

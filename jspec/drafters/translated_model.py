@@ -130,6 +130,8 @@ class TranslatedDrafter(ChainDrafter):
     summary: str = dataclasses.field(default="", kw_only=True)
     kind = Kind("model", 0.7, 0.7)
     has_lag = True
+    can_roll_back = True
+    has_slot_per_token = False  # its slots are those of its own tokens
     reads_text = True  # a token alone may have no bytes, or be several tokens of the draft
 
     @property

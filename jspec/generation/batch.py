@@ -30,6 +30,7 @@ from jspec import kernels
 from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import CacheSize, check_memory, fits
 from jspec.common.timing import Instant
+from jspec.common.typing import RowCounts
 from jspec.drafters.answer_memory import has_memory
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
@@ -149,14 +150,14 @@ def _with_beginnings(large: Any, small: Any) -> Any:
     return jax.tree.map(put, large, small)
 
 
-def rolled_back(target_cache: KVCache, draft: Any, length: int) -> tuple[KVCache, Any]:
+def rolled_back(target_cache: KVCache, draft: Any, length: RowCounts | int) -> tuple[KVCache, Any]:
     """Returns one row's caches with at most the first `length` tokens of their text.
 
     A drafter's text gets that length, too. What it remembers besides, such as a table, stays: it is
     no more than a guess of what follows, and is overwritten as the text goes on.
     """
     # A drafter's slot may belong to a token and the next one (see `drafters.eagle`).
-    in_draft = max(length - 1, 0)
+    in_draft = jnp.maximum(length - 1, 0)
 
     def cut(node: Any) -> Any:
         if not is_text(node):
@@ -169,6 +170,12 @@ def rolled_back(target_cache: KVCache, draft: Any, length: int) -> tuple[KVCache
 
     cache = target_cache.rollback(jnp.minimum(target_cache.length, length))
     return cache, jax.tree.map(cut, draft, is_leaf=is_text)
+
+
+def cut_to(state: SpecState, length: RowCounts | int) -> SpecState:
+    """Returns a row's state as if its text had only its first tokens; see `rolled_back`."""
+    target_cache, draft = rolled_back(state.target_cache, state.draft, length)
+    return state.replace(target_cache=target_cache, draft=draft)
 
 
 Snapshot = tuple[Array, ...]
@@ -235,6 +242,8 @@ class Snapshots:
 
     Attributes:
       copy: (state, first token, width) -> the snapshot of the chunk there, which was read last.
+      copy_row: (state of any rows, row, first token, width) -> the same of one row's text, whatever
+        it has after that chunk; only of drafters whose states can be cut there.
       put: (state, snapshot, first token) -> the state, donated, with the snapshot.
     """
 
@@ -252,6 +261,7 @@ class Snapshots:
         self._parts = [(n, axis) for n, (axis, is_changed) in enumerate(pairs) if is_changed]
         # The jit boundary. A row's state is donated, a snapshot never: other rows have it, too.
         self.copy = jax.jit(self._copy, static_argnums=2)
+        self.copy_row = jax.jit(self._copy_row, static_argnums=3)
         self.put = jax.jit(self._put, donate_argnums=0)
 
     def _copy(self, state: SpecState, begin: Int32[Array, ""], width: int) -> Snapshot:
@@ -262,6 +272,11 @@ class Snapshots:
             else slice_of(_as_bits(leaves[number]), begin, width, axis)
             for number, axis in self._parts
         )  # fmt: skip
+
+    def _copy_row(
+        self, state: SpecState, row: Int32[Array, ""], begin: Int32[Array, ""], width: int
+    ) -> Snapshot:
+        return self._copy(cut_to(take_row(state, row), begin + width), begin, width)
 
     def _put(self, state: SpecState, snapshot: Snapshot, begin: Int32[Array, ""]) -> SpecState:
         leaves, structure = jax.tree.flatten(state)
@@ -418,8 +433,7 @@ class Batch:
         # Of the smallest capacity, as its caches are replaced at once.
         state = engine.begin(request, engine.capacity_for(1), self._switches)
         target_cache, draft = texts
-        target_cache, draft = rolled_back(target_cache, draft, num_kept)
-        state = state.replace(target_cache=target_cache, draft=draft)
+        state = cut_to(state.replace(target_cache=target_cache, draft=draft), num_kept)
         calls = [
             (num_kept + begin, width)
             for begin, width in engine.chunks(len(request.prompt) - num_kept)

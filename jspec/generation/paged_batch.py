@@ -1,6 +1,7 @@
 """A batch whose caches lie in pages, so that its rows take memory for the tokens they have."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,8 @@ from jspec.models.cache import (
     page_bytes,
     with_layers,
 )
-from jspec.sampling.settings import Switches
+from jspec.models.sharding import DATA_AXIS
+from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.types import ModelParams, SpecState
 
 _SHARE_OF_FREE = 0.9
@@ -148,6 +150,7 @@ class PagedBatch(Batch):
         for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
+        self._snapshots.copy_row(state, 0, 0, PAGE)
         for count in self._counts if self._state is not None else ():
             # Into a page that nobody has yet.
             reading = self.begin_in(
@@ -155,6 +158,7 @@ class PagedBatch(Batch):
             )
             self.read(reading)
             self.insert_saved(count - 1, reading, self.save(0))
+            self.snapshot_of(0, 0, PAGE)
             self.run(0)
             self.finish(count - 1)
 
@@ -175,15 +179,22 @@ class PagedBatch(Batch):
         widest: int,
         snapshots: Sequence[Snapshot],
         is_scored: bool = False,
+        *,
+        calls: Sequence[tuple[int, int]] = (),
+        draft_length: int = 0,
     ) -> Reading:
         """Begins to read a prompt into pages, after the chunks whose snapshots were found.
 
-        See `Engine.chunks` for `widest`. The pages are those of each part.
+        See `Engine.chunks` for `widest`, which says what is read in which `calls`, unless these are
+        given. The pages are those of each part. `draft_length` says how many slots in them the
+        drafter's caches have already.
         """
         state = self._engine.put_request(self._empty(1), request)
-        calls = self.chunks(len(request.prompt), widest)
+        calls = calls or self.chunks(len(request.prompt), widest)
         reading = Reading(self._engine, self.params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, snapshots)
+        if snapshots:
+            self._set_draft_length(reading, draft_length)
         self._tables = [np.zeros([1, table.shape[1]], np.int32) for table in self.tables]
         name_pages(self._tables, 0, pages)
         return reading
@@ -202,6 +213,50 @@ class PagedBatch(Batch):
     def snapshot(self, reading: Reading, begin: int, width: int) -> Snapshot:
         """Returns the snapshot of a chunk, which was read last and must be a full one."""
         return self._snapshots.copy(reading.state, begin, width)
+
+    def _set_draft_length(self, reading: Reading, length: int) -> None:
+        """Says how many slots the drafter's caches have, whatever snapshots told of others."""
+
+        def cut(cache: Any) -> Any:
+            return cache.rollback(self._engine.layout.place(jnp.asarray([length], jnp.int32)))
+
+        reading.state = reading.state.replace(draft=map_caches(cut, reading.state.draft))
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether a row that has answered can leave pages and snapshots to later texts.
+
+        See `Drafter.can_roll_back`; and on a mesh, what an answer adds to pages is known to its own
+        row of the mesh alone, see `rows.page_spec`.
+        """
+        drafter, shape = self._engine.drafter, self._engine.layout.shape or {}
+        is_everywhere = shape.get(DATA_AXIS, 1) == 1
+        return is_everywhere and (drafter is None or drafter.can_roll_back)
+
+    def shares_drafter_pages(self, request: Row | None = None) -> bool:
+        """Returns whether the drafter's pages may be given to later texts, or to this request.
+
+        What is left to read is among the costs by which a row chooses its numbers of drafts: where
+        its tokens depend on these, it must find what it would find alone.
+        """
+        engine = self._engine
+        if engine.drafter is None or not self.page_bytes[1] or not self.keeps_answers:
+            return False
+        if not engine.drafter.has_slot_per_token:
+            return False
+        is_free = not engine.numbers or engine.is_coupled
+        return request is None or is_free or request.settings.temperature < COLDEST
+
+    def draft_length(self, row: int) -> int:
+        """Returns how many slots all of the drafter's caches have in a row."""
+        assert self._state is not None
+        lengths = jax.device_get([cache.length for cache in caches_in(self._state.draft)])
+        return min(int(length[row]) for length in lengths)
+
+    def snapshot_of(self, row: int, begin: int, width: int) -> Snapshot:
+        """Returns the snapshot of a chunk of a row's committed text; see `keeps_answers`."""
+        assert self._state is not None
+        return self._snapshots.copy_row(self._state, row, begin, width)
 
     def insert(self, row: int, reading: Reading) -> Round:
         """Puts a request whose prompt was read into a row; returns the answer's first token."""

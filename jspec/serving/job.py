@@ -18,7 +18,7 @@ class Slots(Protocol):
     """The device, as the scheduler sees it: a `BatchSlots`, or a simulation in its place.
 
     Attributes:
-      tree: what was read of earlier prompts.
+      tree: what was read of earlier prompts, and said to them.
     """
 
     tree: PrefixTree
@@ -65,10 +65,11 @@ class Slots(Protocol):
         """Returns what the rounds of the last run did in a slot."""
         ...
 
-    def finish(self, row: int, answer: Sequence[int] = ()) -> None:
+    def finish(self, row: int, answer: Sequence[int] = (), text: Sequence[int] = ()) -> None:
         """Marks a slot as done, its prompt read or not: it emits nothing until it is filled.
 
-        The tokens of a whole answer may be looked up for later ones.
+        The tokens of a whole answer may be looked up for later ones. With `text`, prompt and
+        answer, what was computed of it may be kept for prompts that begin with it.
         """
         ...
 

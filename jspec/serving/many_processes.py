@@ -117,9 +117,9 @@ class LeadingSlots:
         """See `BatchSlots.rounds`."""
         return self._calls.slots.rounds(row)
 
-    def finish(self, row: int, answer: Sequence[int] = ()) -> None:
+    def finish(self, row: int, answer: Sequence[int] = (), text: Sequence[int] = ()) -> None:
         """See `BatchSlots.finish`."""
-        self._call("finish", row, answer if self._calls.slots.has_memory else ())
+        self._call("finish", row, answer if self._calls.slots.has_memory else (), text)
 
     def clear(self) -> None:
         """See `BatchSlots.clear`."""

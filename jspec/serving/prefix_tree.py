@@ -1,13 +1,13 @@
-"""What was read of earlier prompts, as a tree: prompts that begin alike share the beginning.
+"""What was read of earlier prompts, and said to them, as a tree: what begins alike is shared.
 
     root ── "You are a ..." ── "... helpful" ── "Tell me a joke"
                                             └── "What is the"
 
-A node is one full chunk of a prompt, keyed by its token ids and so, with its ancestors, by all that
+A node is one full chunk of a text, keyed by its token ids and so, with its ancestors, by all that
 its page follows from: a tree belongs to one batch, and so to one model, type, drafter and capacity.
-Only chunks of prompts become nodes, never a draft or an answer, and pages are never written. Over
-its budget, or where pages run out, the tree drops the leaf that was used longest ago and that
-nobody refers to.
+Texts are prompts, and answers that have ended; never drafts that were not committed. Pages are
+never written. Over its budget, or where pages run out, the tree drops the leaf that was used
+longest ago and that nobody refers to.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ PageTokens = tuple[int, ...]
 
 
 class Node:
-    """A chunk of a prompt.
+    """A chunk of a text.
 
     Attributes:
       parent: the chunk before it; None of the root, and of a node that was dropped.
@@ -43,10 +43,10 @@ class Node:
 
 
 class PrefixTree:
-    """Pages of prompts, in at most `max_bytes`; 0 keeps none.
+    """Pages of texts, in at most `max_bytes`; 0 keeps none.
 
     Attributes:
-      root: the beginning of every prompt; it has no page.
+      root: the beginning of every text; it has no page.
       num_bytes: of all pages.
       num_evicted: pages dropped so far.
     """
@@ -93,6 +93,22 @@ class PrefixTree:
         self.num_bytes += num_bytes
         self._use(added)
         return added
+
+    def enlarge(self, node: Node, num_bytes: int) -> bool:
+        """Gives a node more bytes, others dropped for them; False, and none, where they are short.
+
+        What a node is said to have more may be less again: a negative number always fits.
+        """
+        self.pin(node)
+        does_fit = num_bytes <= 0 or self._would_fit(num_bytes)
+        while does_fit and num_bytes > 0 and self.num_bytes + num_bytes > self.max_bytes:
+            is_dropped = self.drop_one()
+            assert is_dropped, "it fits only if what nobody needs can be dropped"
+        self.unpin(node)
+        if does_fit:
+            node.num_bytes += num_bytes
+            self.num_bytes += num_bytes
+        return does_fit
 
     def _would_fit(self, num_bytes: int) -> bool:
         # If others are dropped: what is pinned stays, and so do its ancestors.

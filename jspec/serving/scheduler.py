@@ -227,7 +227,9 @@ class Scheduler:
         job, answer = self._running[slot]
         is_ended = answer.finish_reason is not None
         if is_ended:
-            self.slots.finish(slot, answer.token_ids if answer.is_whole else ())
+            # After an error, what was computed may be no numbers.
+            text = [*job.row.prompt, *answer.token_ids] if answer.error is None else []
+            self.slots.finish(slot, answer.token_ids if answer.is_whole else (), text)
             self._reading = None if self._reading == slot else self._reading
         chunk, moment = answer.take_chunk(), self.clock()
         # In each round accepted drafts come first. What came after the answer's end is cut off.

@@ -1,4 +1,4 @@
-"""The rows of a batch as the scheduler's slots, their pages, and what earlier prompts have left.
+"""The rows of a batch as the scheduler's slots, their pages, and what earlier texts have left.
 
     row 0    | shared | shared | own | own |
     row 1    | shared | own |                     shared pages are those of nodes of the tree
@@ -6,11 +6,15 @@
 
 A row reads shared pages and never writes them: they hold full chunks of its prompt, and it writes
 from the end of its text on. The nodes are pinned as long as the row has them. A chunk that was read
-becomes a node, which then owns the row's pages of it.
+becomes a node, which then owns the row's pages of it; so do, once an answer has ended, the chunks
+that it has filled with tokens. With them the nodes get the drafter's pages. The drafter may rewrite
+the newest slot that it has, so a row shares none of the last node that it has found.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jspec.common.memory import tree_bytes
 from jspec.generation.answer import Round
@@ -18,21 +22,32 @@ from jspec.generation.batch import Reading, Snapshot
 from jspec.generation.paged_batch import PAGE, PagedBatch
 from jspec.generation.rows import Row
 from jspec.serving.page_pool import PagePool
-from jspec.serving.prefix_tree import Node, PrefixTree, path
+from jspec.serving.prefix_tree import Node, PageTokens, PrefixTree, path
 
 
-class Shared(NamedTuple):
-    """What a node of the tree has: the pages of its chunk, and what else reading it has left."""
+@dataclasses.dataclass
+class Shared:
+    """What a node of the tree has.
+
+    Attributes:
+      pages: those of its chunk.
+      snapshot: what else reading it has left.
+      draft_pages: the drafter's, none until all its caches have read the chunk.
+    """
 
     pages: list[int]
     snapshot: Snapshot
+    draft_pages: list[int] = dataclasses.field(default_factory=list)
 
 
 class _Held:
-    """A slot that is taken: its request, its own pages of each part, its node, which is pinned."""
+    """A slot that is taken: its request, its own pages of each part, its node, which is pinned.
 
-    def __init__(self, request: Row, node: Node) -> None:
-        self.request, self.node = request, node
+    Of the drafter's pages it shares those that were there when it began.
+    """
+
+    def __init__(self, request: Row, node: Node, draft_pages: list[int]) -> None:
+        self.request, self.node, self.draft_pages = request, node, draft_pages
         self.own: tuple[list[int], list[int]] = [], []
 
     @property
@@ -43,8 +58,7 @@ class _Held:
     @property
     def pages(self) -> list[list[int]]:
         """The pages of each part, in the order of the slots."""
-        shared = self.shared
-        return [shared + self.own[0], self.own[1]]
+        return [self.shared + self.own[0], self.draft_pages + self.own[1]]
 
 
 class BatchSlots:
@@ -57,14 +71,16 @@ class BatchSlots:
 
     def __init__(self, batch: PagedBatch, prefix_cache_bytes: int, widest_chunk: int) -> None:
         self.pools = [PagePool(batch.num_pages) for _ in batch.page_bytes]
-        self.tree = PrefixTree(
-            prefix_cache_bytes, lambda node: self.pools[0].give_back(node.page.pages)
-        )
+        self.tree = PrefixTree(prefix_cache_bytes, self._give_back)
         self._batch, self._widest_chunk = batch, widest_chunk
         self._held: dict[int, _Held] = {}  # by row
         self._reading: tuple[int, Reading, Any] | None = None  # with its row and what was saved
         self._is_adding = False
         batch.warm_up(widest_chunk)
+
+    def _give_back(self, node: Node) -> None:
+        for pool, pages in zip(self.pools, (node.page.pages, node.page.draft_pages), strict=True):
+            pool.give_back(pages)
 
     @property
     def rows(self) -> Sequence[int]:
@@ -81,8 +97,9 @@ class BatchSlots:
         rows = list(self._held.values())  # at once: another thread may ask
         shared = {id(node): node for held in rows for node in path(held.node)}
         target = sum(len(node.page.pages) for node in shared.values())
+        draft = len({page for held in rows for page in held.draft_pages})
         own = [sum(map(len, part)) for part in zip(*(held.own for held in rows), strict=True)]
-        return [target + own[0], own[1]] if rows else [0, 0]
+        return [target + own[0], draft + own[1]] if rows else [0, 0]
 
     def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
         """Begins to read a prompt; returns how many of its tokens need not be read again.
@@ -95,7 +112,8 @@ class BatchSlots:
         is_scored = request.settings.prompt_logprobs and saved is None
         widest = 0 if is_scored else self._widest_chunk
         nodes = [] if is_scored else self._find(request)
-        held = _Held(request, nodes[-1] if nodes else self.tree.root)
+        draft_pages = self._read_by_drafter(request, nodes)
+        held = _Held(request, nodes[-1] if nodes else self.tree.root, draft_pages)
         self.tree.pin(held.node)
         # A page for each row that runs stays free: else it would be taken back at once.
         num_others = len(self._held)
@@ -103,24 +121,45 @@ class BatchSlots:
         if not self._grow(held, len(request.prompt), 1, spare=num_others):
             self.tree.unpin(self._held.pop(row).node)
             return None
+        snapshots = [node.page.snapshot for node in nodes]
+        num_found, calls = 0, list[tuple[int, int]]()
+        for node in nodes:  # calls that are not made
+            calls.append((num_found, len(node.chunk)))
+            num_found += len(node.chunk)
+        rest = self._batch.chunks(len(request.prompt) - num_found, widest)
+        calls += [(num_found + begin, width) for begin, width in rest]
         reading = self._batch.begin_in(
-            request, held.pages, widest, [node.page.snapshot for node in nodes], is_scored
-        )
+            request, held.pages, widest, snapshots, is_scored,
+            calls=calls, draft_length=len(draft_pages) * PAGE,
+        )  # fmt: skip
         self._reading = row, reading, saved
-        # No answers in the tree, and no chunks that others would not read.
+        # No chunks that others would not read; what an answer said comes when it has ended.
         self._is_adding = self.tree.max_bytes > 0 and saved is None and not is_scored
-        return len(held.shared) * PAGE
+        return num_found
 
     def _find(self, request: Row) -> list[Node]:
-        """Returns the nodes of the chunks that need not be read; the last chunk always is."""
-        nodes, node = [], self.tree.root
-        for begin, width in self._batch.chunks(len(request.prompt), self._widest_chunk)[:-1]:
-            found = self.tree.find(node, tuple(request.prompt[begin : begin + width]))
-            if found is None:
-                break
-            node = found
-            nodes.append(node)
-        return nodes
+        """Returns the nodes of the chunks that need not be read; the last token always is."""
+        nodes, begin, prompt = list[Node](), 0, request.prompt
+        while True:
+            # As the rest would be read; what answers have said is in chunks of a page each.
+            planned = self._batch.chunks(len(prompt) - begin, self._widest_chunk)[0][1]
+            node = nodes[-1] if nodes else self.tree.root
+            for width in dict.fromkeys((planned, PAGE)):
+                chunk = tuple(prompt[begin : begin + width])
+                known = self.tree.find(node, chunk) if begin + width < len(prompt) else None
+                if known is not None:
+                    nodes.append(known)
+                    begin += width
+                    break
+            else:
+                return nodes
+
+    def _read_by_drafter(self, request: Row, nodes: Sequence[Node]) -> list[int]:
+        """Returns the drafter's pages of the nodes that were found, up to a node without any."""
+        if not self._batch.shares_drafter_pages(request):
+            return []
+        shared = [node.page.draft_pages for node in nodes[:-1]]
+        return [page for pages in itertools.takewhile(bool, shared) for page in pages]
 
     def _grow(self, held: _Held, length: int, num_rounds: int, spare: int = 0) -> bool:
         """Gives a row of this length pages for rounds; False, and none, where there are too few."""
@@ -129,12 +168,26 @@ class BatchSlots:
         for count, num_held in zip(counts, self._num_held(), strict=True):
             if count > 0 and num_held + count + spare > self._batch.num_pages:
                 return False
-        while self.pools[0].num_free < counts[0]:
-            is_dropped = self.tree.drop_one()
+        while any(pool.num_free < n for pool, n in zip(self.pools, counts, strict=True)):
+            is_dropped = self.tree.drop_one() or self._drop_draft_pages()
             assert is_dropped, "pages that no row has are neither free nor in the tree"
         for pool, own, count in zip(self.pools, held.own, counts, strict=True):
             own += pool.take(max(count, 0))
         return True
+
+    def _drop_draft_pages(self) -> bool:
+        """Frees the drafter's pages of nodes that rows have, where the rows have others there."""
+        rows = self._held.values()
+        used = {page for held in rows for page in held.draft_pages}
+        nodes = {id(node): node for held in rows for node in path(held.node)}
+        unused = [
+            node for node in nodes.values()
+            if node.page.draft_pages and used.isdisjoint(node.page.draft_pages)
+        ]  # fmt: skip
+        for node in unused:
+            self.tree.enlarge(node, -len(node.page.draft_pages) * self._batch.page_bytes[1])
+            self.pools[1].truncate_to(node.page.draft_pages, 0)
+        return bool(unused)
 
     def reserve(self, row: int, num_rounds: int) -> bool:
         """Gives a row that runs pages for this many rounds; False where there are too few."""
@@ -166,19 +219,65 @@ class BatchSlots:
 
     def _add(self, held: _Held, reading: Reading, begin: int, width: int) -> None:
         """Makes a node of the chunk that was read last, to which its pages then belong."""
-        count = width // PAGE
-        shared = Shared(held.own[0][:count], self._batch.snapshot(reading, begin, width))
-        num_bytes = count * self._batch.page_bytes[0] + tree_bytes(shared.snapshot)
         chunk = tuple(reading.prompt[begin : begin + width])
+        # No room: a chunk without the one before it would never be found.
+        self._is_adding = self._give(held, chunk, self._batch.snapshot(reading, begin, width))
+
+    def _give(self, held: _Held, chunk: PageTokens, snapshot: Snapshot) -> bool:
+        """Gives a row's next pages to a new node; False where there is one, or no room for it."""
+        count = len(chunk) // PAGE
+        shared = Shared(held.own[0][:count], snapshot)
+        num_bytes = count * self._batch.page_bytes[0] + tree_bytes(snapshot)
         added = self.tree.add(held.node, chunk, shared, num_bytes)
         if added is None or added.page is not shared:
-            # No free page: a chunk without the one before it would never be found.
-            self._is_adding = False
-            return
+            return False
         del held.own[0][:count]
         self.tree.pin(added)
         self.tree.unpin(held.node)
         held.node = added
+        return True
+
+    def _keep(self, row: int, held: _Held, text: Sequence[int]) -> None:
+        """Gives the tree the full pages of a row's text, of which the newest token has no slot.
+
+        None of them has a slot that is not committed, so no draft that was rejected.
+        """
+        if not self.tree.max_bytes or not self._batch.keeps_answers:
+            return
+        end = min(int(self._batch.lengths[row]), len(text) - 1) // PAGE * PAGE
+        for begin in range(len(held.shared) * PAGE, end, PAGE):
+            chunk = tuple(text[begin : begin + PAGE])
+            known = self.tree.find(held.node, chunk)
+            if known is not None:  # said before: the nodes after it may be new
+                self._replace(held, known)
+            elif not self._give(held, chunk, self._batch.snapshot_of(row, begin, PAGE)):
+                break
+        if self._batch.shares_drafter_pages():
+            self._give_draft_pages(held, self._batch.draft_length(row) // PAGE)
+
+    def _replace(self, held: _Held, node: Node) -> None:
+        """Takes a node of the same tokens in the place of a row's own pages."""
+        own = held.own[0][: len(node.page.pages)]
+        self.pools[0].give_back(own)
+        del held.own[0][: len(own)]
+        self.tree.pin(node)
+        self.tree.unpin(held.node)
+        held.node = node
+
+    def _give_draft_pages(self, held: _Held, num_full: int) -> None:
+        """Gives the drafter's first pages of a row that has ended to the nodes that have none."""
+        begin, pages = 0, (held.draft_pages + held.own[1])[:num_full]
+        for node in path(held.node):
+            count = len(node.page.pages)
+            end = begin + count
+            is_new = begin >= len(held.draft_pages) and not node.page.draft_pages
+            if end > len(pages):
+                break
+            if is_new and self.tree.enlarge(node, count * self._batch.page_bytes[1]):
+                node.page.draft_pages = pages[begin:end]
+            begin = end
+        given = {page for node in path(held.node) for page in node.page.draft_pages}
+        held.own = held.own[0], [page for page in held.own[1] if page not in given]
 
     def run(self, num_rounds: int) -> float:
         """Runs rounds of all slots; returns the seconds that they took."""
@@ -188,16 +287,20 @@ class BatchSlots:
         """Returns what the rounds of the last run did in a slot."""
         return self._batch.rounds(row)
 
-    def finish(self, row: int, answer: Sequence[int] = ()) -> None:
+    def finish(self, row: int, answer: Sequence[int] = (), text: Sequence[int] = ()) -> None:
         """Marks a slot as done, its prompt read or not: it emits nothing until it is filled.
 
-        The drafter may look a whole answer up for later ones.
+        The drafter may look a whole answer up for later ones. A text, of prompt and answer, goes
+        to the tree.
         """
+        held = self._held[row]
         if self._reading is not None and self._reading[0] == row:
             self._reading = None
         else:
+            if text:
+                self._keep(row, held, text)
             self._batch.finish(row)
-        held = self._held.pop(row)
+        del self._held[row]
         for pool, own in zip(self.pools, held.own, strict=True):
             pool.truncate_to(own, 0)
         self.tree.unpin(held.node)

@@ -52,7 +52,7 @@ def make_slots(
     sizes = generator.batch_size, generator.max_seq_len
     batch = PagedBatch(*compiled, *sizes, switches, cache_bytes)
     if prefix_cache_bytes is None:
-        prefix_cache_bytes = batch.num_pages * batch.page_bytes[0]
+        prefix_cache_bytes = batch.num_pages * sum(batch.page_bytes)
     return BatchSlots(batch, prefix_cache_bytes, prefill_budget)
 
 

@@ -109,6 +109,9 @@ class Drafter:
       has_lag: whether it may have to read tokens that it was shown before it can propose.
       reads_text: whether what it costs depends on the text: measured on one token repeated, it
         would be wrong.
+      can_roll_back: whether its state, cut to the first tokens of its text, is what these alone
+        would have left: it has slots of tokens, lengths, and nothing that was counted up.
+      has_slot_per_token: whether slot i of its caches follows from the first i + 2 tokens.
       summary: one line about what was found out when it was built; "" if there is nothing to say.
     """
 
@@ -120,6 +123,8 @@ class Drafter:
     num_runners_up: int = 0
     has_lag: bool = False
     reads_text: bool = False
+    can_roll_back: bool = False
+    has_slot_per_token: bool = True
     summary: str = ""
 
     def init(self, batch_size: int, capacity: int) -> Any:

@@ -35,16 +35,18 @@ class Reading:
 class Device:
     """Stands for a `PagedBatch`: a token in each slot instead of keys and values.
 
-    `is_shared` tells of a page of the target's part whether it may be written no more.
+    `is_shared` tells of a part's page whether it may be written no more. The drafter has read as
+    much of a row as `draft_lengths` says: in every fourth row it lags.
     """
 
-    page_bytes, num_pages, has_memory = (1, 1), 14, False
+    page_bytes, num_pages, has_memory, keeps_answers = (1, 1), 14, False, True
 
     def __init__(self, num_rows):
         self.rows, self.lengths = range(num_rows), np.zeros(num_rows, int)
         self.contents = np.full((2, self.num_pages + 1, PAGE), -1)
         self.pages = {row: [[], []] for row in self.rows}
-        self.texts, self.is_shared = {}, lambda page: False
+        self.texts, self.is_shared = {}, lambda part, page: False
+        self.draft_lengths = {}
 
     def warm_up(self, widest):
         pass
@@ -56,18 +58,32 @@ class Device:
         end = min(length + num_rounds * BLOCK, max_length + BLOCK)
         return [-(-end // PAGE)] * 2
 
-    def begin_in(self, request, pages, widest, snapshots, is_scored=False):
+    def begin_in(self, request, pages, widest, snapshots, is_scored, *, calls, draft_length):
         self.reading_pages = pages
-        return Reading(request.prompt, self.chunks(len(request.prompt), widest), len(snapshots))
+        assert draft_length < len(request.prompt)
+        assert self.holds(1, pages[1], request.prompt[:draft_length])
+        self.reading_draft_length = draft_length
+        assert calls == self.chunks(len(request.prompt), widest)
+        return Reading(request.prompt, calls, len(snapshots))
 
     def snapshot(self, reading, begin, width):
         return ()
+
+    def snapshot_of(self, row, begin, width):
+        assert begin + width <= len(self.texts[row])
+        return ()
+
+    def shares_drafter_pages(self, request=None):
+        return True
+
+    def draft_length(self, row):
+        return self.draft_lengths[row]
 
     def write(self, part, pages, begin, tokens):
         slots = begin + np.arange(len(tokens))
         numbers = np.array(pages)[slots // PAGE]
         assert numbers.min() > 0
-        assert part or not any(self.is_shared(page) for page in set(numbers.tolist()))
+        assert not any(self.is_shared(part, page) for page in set(numbers.tolist()))
         self.contents[part, numbers, slots % PAGE] = tokens
 
     def holds(self, part, pages, tokens):
@@ -85,7 +101,10 @@ class Device:
         self.pages[row], self.texts[row] = self.reading_pages, list(reading.prompt)
         self.lengths[row] = len(reading.prompt)
         # The drafter reads the prompt in the first round.
-        self.write(1, self.pages[row][1], 0, reading.prompt)
+        begin = self.draft_lengths[row] = self.reading_draft_length
+        if row % 4 < 3:
+            self.write(1, self.pages[row][1], begin, reading.prompt[begin:])
+            self.draft_lengths[row] = len(reading.prompt)
         return "the first token"
 
     def insert_saved(self, row, reading, saved):
@@ -104,10 +123,12 @@ class Device:
             for _ in range(num_rounds):
                 if len(text) + 1 < MOST:
                     drafts = rng.integers(1, 9, BLOCK).tolist()
-                    for part in range(2):
+                    for part in range(2 if row % 4 < 3 else 1):
                         self.write(part, self.pages[row][part], len(text), drafts)
                     text += drafts[: min(1 + rng.integers(BLOCK), MOST - 1 - len(text))]
             self.lengths[row] = len(text)
+            if row % 4 < 3:
+                self.draft_lengths[row] = len(text)
 
     def finish(self, row):
         del self.texts[row]
@@ -121,11 +142,13 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.device = Device(4)
         self.slots = BatchSlots(self.device, tree_pages, PAGE)
-        self.device.is_shared = lambda page: page in self.shared()
+        self.device.is_shared = lambda part, page: page in self.shared()[part]
         self.reading, self.order, self.waiting, self.num_paused = None, [], [], 0
 
     def shared(self):
-        return {page for node in self.slots.tree._by_use for page in node.page.pages}
+        nodes = [node.page for node in self.slots.tree._by_use]
+        target = [page for node in nodes for page in node.pages]
+        return target, [page for node in nodes for page in node.draft_pages]
 
     @rule(kind=st.integers(0, 2), length=st.integers(1, 5 * PAGE))
     def come(self, kind, length):
@@ -172,24 +195,38 @@ class Machine(RuleBasedStateMachine):
     def end(self, number):
         if self.order:
             row = self.order.pop(number % len(self.order))
-            self.slots.finish(row)
+            # The newest token of a text has no slot yet.
+            text = [*self.device.texts.get(row, ()), 0]
+            self.slots.finish(row, text=text if number % 3 else ())
             if self.reading is not None and self.reading[0] == row:
                 self.reading = None
 
     @invariant()
     def every_page_is_free_or_has_one_owner(self):
-        shared = [page for node in self.slots.tree._by_use for page in node.page.pages]
+        shared = self.shared()
         for part, pool in enumerate(self.slots.pools):
             held_pages = [page for held in self.slots._held.values() for page in held.own[part]]
-            everything = [*pool._free, *held_pages, *(shared if part == 0 else [])]
+            everything = [*pool._free, *held_pages, *shared[part]]
             assert sorted(everything) == list(range(1, pool.num_pages + 1))
         assert 0 <= self.slots.usage <= 1
 
     @invariant()
+    def every_node_holds_its_tokens(self):
+        """So no draft that was rejected is in the tree."""
+        tree = self.slots.tree
+        assert tree.num_bytes == sum(map(len, self.shared()))
+        assert tree.num_bytes <= tree.max_bytes
+        for node in tree._by_use:
+            assert self.device.holds(0, node.page.pages, node.chunk)
+            if node.page.draft_pages:
+                assert self.device.holds(1, node.page.draft_pages, node.chunk)
+
+    @invariant()
     def every_row_finds_its_text(self):
         for row, text in self.device.texts.items():
+            read = text, text[: self.device.draft_lengths[row]]
             for part in range(2):
-                assert self.device.holds(part, self.device.pages[row][part], text)
+                assert self.device.holds(part, self.device.pages[row][part], read[part])
 
     def teardown(self):
         for row in list(self.order):
@@ -217,14 +254,29 @@ def drive(num_steps, seed, tree_pages=100):
             machine.visit(1 + number % 20)
         if step % 100 == 0:
             machine.every_page_is_free_or_has_one_owner()
+            machine.every_node_holds_its_tokens()
             machine.every_row_finds_its_text()
     assert machine.num_paused > num_steps / 1000
     assert machine.slots.tree.num_evicted > num_steps / 1000 or not tree_pages
     machine.teardown()
 
 
-def test_thousands_of_operations():
-    drive(3_000, seed=0)
+@pytest.mark.parametrize("tree_pages", [7, 100])
+def test_thousands_of_operations(tree_pages):
+    drive(3_000 if tree_pages == 100 else 1_000, seed=0, tree_pages=tree_pages)
+
+
+def test_answers_of_drafters_that_count_are_not_kept():
+    device = Device(1)
+    slots = BatchSlots(device, 100, PAGE)
+    for device.keeps_answers, count in ((False, 0), (True, 2)):
+        slots.begin(0, Row(SamplingParams(), [1, 2], (0,), MOST))
+        slots.read(0)
+        slots.reserve(0, 40)
+        slots.run(40)
+        assert device.lengths[0] >= 2 * PAGE
+        slots.finish(0, text=[*device.texts[0][: 2 * PAGE + 3]])
+        assert len(slots.tree) == count
 
 
 @pytest.mark.slow

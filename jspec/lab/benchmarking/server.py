@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import queue
+import statistics
 import threading
 import time
 import urllib.parse
@@ -27,6 +28,11 @@ _COLUMNS = (
     "at once", "tokens/s", "answers", "to the first, ms: p50", "p99", "between, ms: p50", "p99",
 )  # fmt: skip
 
+_PARTS = {
+    "reading": "reading, ms", "device": "a round: device, ms", "host": "host, ms",
+    "outside": "outside an answer, ms",
+}  # fmt: skip
+
 
 class Reply(NamedTuple):
     """One streamed answer, times in seconds of one clock.
@@ -35,11 +41,15 @@ class Reply(NamedTuple):
       begin: when it was asked for.
       events: when each part of its text came.
       num_tokens: as the server counts them, or else the parts.
+      end: when all of it had come.
+      stats: what jspec's server says of its rounds; empty from others.
     """
 
     begin: float
     events: list[float]
     num_tokens: int
+    end: float = 0.0
+    stats: dict[str, Any] = {}  # noqa: RUF012
 
 
 class Client:
@@ -81,7 +91,7 @@ class Client:
         Raises:
           InputError: the server refuses, or breaks off.
         """
-        begin, events, num_tokens = time.perf_counter(), [], 0
+        begin, events, num_tokens, stats = time.perf_counter(), [], 0, {}
         try:
             with self._open("POST", "/v1/completions", json.dumps(body)) as reply:
                 if reply.status != 200:
@@ -94,10 +104,12 @@ class Client:
                     event = json.loads(data)
                     if any(choice.get("text") for choice in event.get("choices", ())):
                         events.append(time.perf_counter())
-                    num_tokens = (event.get("usage") or {}).get("completion_tokens") or num_tokens
+                    usage = event.get("usage") or {}
+                    num_tokens = usage.get("completion_tokens") or num_tokens
+                    stats = usage.get("jspec") or stats
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise InputError(f"expected a whole answer of {self._place}, got {error!r}") from None
-        return Reply(begin, events, num_tokens or len(events))
+        return Reply(begin, events, num_tokens or len(events), time.perf_counter(), stats)
 
     def _open(self, method: str, path: str, body: str | None = None) -> http.client.HTTPResponse:
         connection = self._kind(self._place, timeout=_TIMEOUT)
@@ -191,7 +203,32 @@ def figures(replies: Sequence[Reply]) -> dict[str, Any]:
         "tokens_per_second": num_tokens / seconds if seconds else None,
         "to_first_ms": _percentiles(first),
         "between_ms": _percentiles(between),
+        "parts_ms": _parts(replies),
     }
+
+
+def _parts(replies: Sequence[Reply]) -> dict[str, float] | None:
+    """Returns the medians of what a server's time goes into, in ms; None of other servers.
+
+    `reading` is of a prompt; `device` and `host` of a round, where the host's time includes reading
+    the prompts of others; `outside` of an answer: waiting for a slot, HTTP and the client itself.
+    """
+    parts = [
+        {
+            "reading": reply.stats["prefill_seconds"],
+            "device": reply.stats["device_seconds"] / reply.stats["num_rounds"],
+            "host": reply.stats["host_seconds"] / reply.stats["num_rounds"],
+            "outside": reply.end
+            - reply.begin
+            - reply.stats["prefill_seconds"]
+            - reply.stats["decode_seconds"],
+        }
+        for reply in replies
+        if reply.stats.get("num_rounds")
+    ]
+    if not parts:
+        return None
+    return {name: 1e3 * statistics.median(part[name] for part in parts) for name in parts[0]}
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -217,4 +254,12 @@ def format_load(lines: Sequence[dict[str, Any]]) -> str:
         ]
         for line in lines
     ]
-    return format_table(_COLUMNS, rows)
+    known = [line for line in lines if line.get("parts_ms")]
+    if not known:
+        return format_table(_COLUMNS, rows)
+    parts = [
+        [str(line["streams"]), *(number_cell(line["parts_ms"][key], ".2f") for key in _PARTS)]
+        for line in known
+    ]
+    titles = "at once", *_PARTS.values()
+    return format_table(_COLUMNS, rows) + "\n\n" + format_table(titles, parts)

@@ -113,3 +113,14 @@ def test_what_is_no_server_is_told():
         Client("127.0.0.1:8000")
     with pytest.raises(InputError, match=r"OpenAI's interface at 127\.0\.0\.1:1, got"):
         Client("http://127.0.0.1:1").model()
+
+
+def test_the_parts_of_a_served_answer():
+    """Of an answer whose end came 10 s after it was asked for; other servers tell nothing."""
+    told = {"prefill_seconds": 2.0, "decode_seconds": 5.0, "device_seconds": 4.0}
+    reply = Reply(1.0, [4.0, 9.0], 5, 11.0, told | {"host_seconds": 1.0, "num_rounds": 4})
+    line = figures([reply, Reply(0.0, [1.0], 1)])
+    expected = {"reading": 2000.0, "device": 1000.0, "host": 250.0, "outside": 3000.0}
+    assert line["parts_ms"] == expected
+    assert figures([Reply(0.0, [1.0], 1)])["parts_ms"] is None
+    assert "3000.00" in format_load([{"streams": 1} | line])

@@ -1,0 +1,160 @@
+"""The next turn of a conversation begins with an answer, which is not read again."""
+
+import jax
+import numpy as np
+import pytest
+
+from jspec.generation.request import Request, SamplingParams
+from jspec.generation.rows import Row
+from jspec.kernels import PAGE
+from tests.cases import slow_unless
+from tests.serving.test_paused import build
+from tests.serving.test_slots import answer, make
+from tests.tiny_models import shared_generator
+
+QUESTION = [1 + n * n % 97 for n in range(20)]
+MORE = [7, 8, 9]
+MANY = {"max_new_tokens": 62, "min_new_tokens": 60}
+SETTINGS = {
+    "greedy": SamplingParams(**MANY),
+    "sampled": SamplingParams(**MANY, temperature=0.9, seed=3),
+}
+# Drafter, acceptance, how tokens are chosen.
+CASES = [
+    ("model", "rejection", "sampled"),
+    ("model", "rejection", "greedy"),
+    *(
+        slow_unless(False, case)
+        for case in (
+            ("model", "coupled", "sampled"),
+            ("none", "rejection", "greedy"),
+            ("prompt_lookup", "rejection", "sampled"),
+            ("hierarchical", "rejection", "sampled"),
+            ("tree", "rejection", "greedy"),
+            ("eagle", "rejection", "sampled"),
+            ("dflash", "rejection", "sampled"),
+            ("mtp", "rejection", "sampled"),
+            ("medusa", "rejection", "sampled"),
+            ("translated", "rejection", "sampled"),
+        )
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make(shared_generator("model", batch_size=3))
+
+
+def single(drafter, acceptance="rejection"):
+    """Returns a Generator that reads all of its prompts."""
+    if drafter in ("translated", "eagle", "dflash", "mtp", "medusa"):
+        return build(drafter, acceptance=acceptance)
+    return shared_generator(drafter, acceptance=acceptance)
+
+
+def draft_length_of(scheduler, function):
+    """Returns the slots of the drafter's caches as the function began each prompt."""
+    batch, lengths = scheduler.slots._batch, []
+    begin_in = batch.begin_in
+
+    def noted(*arguments, **options):
+        lengths.append(options["draft_length"])
+        return begin_in(*arguments, **options)
+
+    batch.begin_in = noted
+    try:
+        function()
+    finally:
+        del batch.begin_in
+    return lengths
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_next_turn_reads_only_what_is_new(made, case):
+    """By the tokens that an undisturbed Generator gives; of the drafter's pages, too."""
+    drafter, acceptance, chosen = case
+    settings = SETTINGS[chosen]
+    if drafter == "model" and acceptance == "rejection":
+        generator, scheduler = made
+    elif drafter in ("translated", "eagle", "dflash", "mtp", "medusa"):
+        generator, scheduler = make(build(drafter, batch_size=3, acceptance=acceptance))
+    else:
+        own = shared_generator(drafter, batch_size=3, acceptance=acceptance)
+        generator, scheduler = make(own)
+    scheduler.slots.clear()
+    text, found = list(QUESTION), []
+    for _ in range(3):
+        num_known = max(len(text) - len(MORE) - 1, 0) // PAGE * PAGE if found else 0
+
+        def ask():
+            found.append(answer(generator, scheduler, text, settings))  # noqa: B023
+
+        (draft_length,) = draft_length_of(scheduler, ask)
+        num_cached, result = found[-1]
+        assert num_cached == num_known
+        if drafter in ("model", "hierarchical", "tree"):
+            assert draft_length == max(num_cached - PAGE, 0)
+        expected = single(drafter, acceptance).generate(Request(text, settings))
+        assert result.token_ids == expected.token_ids
+        text += [*result.token_ids, *MORE]
+    assert found[-1][0] == 2 * PAGE
+    assert all(node.num_pins == 0 for node in scheduler.slots.tree._by_use)
+
+
+def test_what_two_answers_share_is_not_written(made):
+    """Both go on from the same pages, of target and drafter, with other words."""
+    generator, scheduler = made
+    scheduler.slots.clear()
+    settings, slots = SETTINGS["sampled"], scheduler.slots
+    _, first = answer(generator, scheduler, QUESTION, settings)
+    _, second = answer(generator, scheduler, [*QUESTION, *first.token_ids, *MORE], settings)
+    text = [*QUESTION, *first.token_ids, *MORE, *second.token_ids]
+
+    def contents():
+        nodes = [node.page for node in slots.tree._by_use]
+        numbers = (
+            [page for node in nodes for page in node.pages],
+            [page for node in nodes for page in node.draft_pages],
+        )
+        return numbers, [
+            np.array(leaf[np.array(numbers[part])])
+            for part in range(2)
+            for leaf in jax.tree.leaves(slots._batch._layers[part])
+        ]
+
+    numbers, before = contents()
+    assert all(len(pages) == 2 for pages in numbers)
+    for word in (3, 4):  # one after another, after 128 tokens
+        num_cached, result = answer(generator, scheduler, [*text, word], settings)
+        assert num_cached == 2 * PAGE
+        expected = single("model").generate(Request([*text, word], settings))
+        assert result.token_ids == expected.token_ids
+    for part, pages in enumerate(numbers):
+        leaves = jax.tree.leaves(slots._batch._layers[part])
+        half = before[part * len(leaves) : (part + 1) * len(leaves)]
+        for leaf, old in zip(leaves, half, strict=True):
+            np.testing.assert_array_equal(np.array(leaf[np.array(pages)]), old)
+
+
+@pytest.mark.parametrize("drafter", ["recycle", "prompt_lookup+recycle"])
+def test_a_drafter_that_counts_cannot_be_cut(drafter):
+    """What it has counted up to the end of an answer is not what the beginning alone leaves."""
+    assert not build(drafter).engine.drafter.can_roll_back
+    assert build("prompt_lookup").engine.drafter.can_roll_back
+
+
+def test_sampled_rows_that_choose_find_what_they_would_find_alone(made):
+    """What a drafter has yet to read is among the costs by which they choose their tokens."""
+    batch = made[1].slots._batch
+    row = Row(SETTINGS["sampled"], QUESTION, (0,), 100)
+    assert batch.shares_drafter_pages(row)
+    engine = batch._engine
+    try:
+        engine.numbers = (0, 1, 2)
+        assert not batch.shares_drafter_pages(row)
+        assert batch.shares_drafter_pages(row._replace(settings=SETTINGS["greedy"]))
+        engine.is_coupled = True
+        assert batch.shares_drafter_pages(row)
+    finally:
+        engine.numbers, engine.is_coupled = (), False
