@@ -248,7 +248,8 @@ def measure_costs(
 
         ready, _ = ready_and_lagging(texts.rounds)
         seconds.append(_time_rounds(engine, params, ready, drafter, progress, place * num_each))
-        reading.append(_time_reading(engine, params, *ready_and_lagging(texts.reading), drafter))
+        ready, lagging = ready_and_lagging(texts.reading)
+        reading.append(_time_reading(engine, params, ready, lagging, drafter))
     return RoundCosts(
         tuple(contexts), engine.numbers, tuple(drafters), tuple(seconds), tuple(reading)
     )
