@@ -114,7 +114,7 @@ def run(mesh: Mesh | None) -> None:
 
 def read_texts() -> list[Prompt]:
     """Returns the prompts that the flags give."""
-    if (count := _PROMPT.present) > 1:
+    if (count := flags.FLAGS["prompt"].present) > 1:
         raise InputError(f"expected --prompt once, got it {count} times: see --prompts_file")
     return prompts_of(_PROMPT.value, _PROMPTS_FILE.value)
 

@@ -67,6 +67,7 @@ def test_what_other_answers_have_shown_lets_a_model_begin():
     tokens to come do not pay for, and the 96 of other answers do if drafts were accepted there.
     """
     control = make_control().replace(reading=jnp.array([[0.0, 0.1]]))
+    control = control.replace(num_undrafted=as_rows(9))  # the lookup has found nothing
     model, lag = as_rows(2), as_rows(100)
     assert choose(control, model, lag).tolist() == [0]
     accepted = np.array([[0, 0], [0, 0], [97, 291]], np.float32)
@@ -229,6 +230,8 @@ def test_a_path_ends_at_the_depth_of_the_tree():
 def with_reading(control, seconds, num_emitted):
     """Returns the control of rows so far in their answers, whose second drafter reads tokens."""
     reading = jnp.zeros_like(control.reading).at[:, 1].set(seconds)
+    undrafted = [number + 8 for number in num_emitted]  # no other drafter has found anything
+    control = control.replace(num_undrafted=as_rows(*undrafted))
     return control.replace(reading=reading, num_emitted=as_rows(*num_emitted))
 
 
