@@ -34,7 +34,7 @@ def subject_key(subject: Subject) -> dict[str, Any]:
     options = without_unread(subject.drafter, subject.drafter_options)
     head = with_shipped_head(subject.drafter, options, subject.target.name).draft_head
     settings = dataclasses.asdict(subject.settings)
-    return {
+    key = {
         "jspec": kernels.sources_digest(_SOURCES),
         "versions": {name: where["versions"][name] for name in _KNOWN},
         "device": {**kernels.describe_device(), "processor": where["processor"]},
@@ -50,6 +50,7 @@ def subject_key(subject: Subject) -> dict[str, Any]:
         "rule_options": dataclasses.asdict(subject.rule_options),
         "settings": {name: settings[name] for name in settings if name not in _UNREAD},
     }
+    return json.loads(json.dumps(key))  # tuples are lists there
 
 
 def _model_digests(model: LoadedModel) -> dict[str, str]:

@@ -116,7 +116,7 @@ def test_a_row_that_fails_stops_no_other_and_is_measured_again(ask, monkeypatch,
     monkeypatch.setattr(suite, "Generator", make_or_fail)
     last, record, number = measured(ask())
     assert not last.is_complete  # for want of audits
-    assert number == 5
+    assert number == 7  # after each row, after each that has no audit, and at the end
     failed = record["rows"]["prompt_lookup, block, T=1"]
     assert failed["error"] == "MemoryError: too much"
     said = "note: prompt_lookup, block, T=1 has failed: MemoryError: too much\n"
