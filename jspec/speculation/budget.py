@@ -11,7 +11,7 @@ of equal ones the earlier place goes first, so no draft is granted without those
     row 2   0.3                         of 3 rows and 5: 3, 2, 0
 
 How many are granted altogether: those that fill the size of a call for which the batch is expected
-to emit the most tokens per second, by the measured seconds of rounds of each size.
+to emit the most tokens per second, by the measured seconds of rounds of as many tokens.
 
 Only rows that say the same with any number of drafts share. The others have what they want: their
 tokens must not depend on their company.
