@@ -126,6 +126,7 @@ def in_narrowest(
         return verify(state, proposal)
     # The row with the most drafts decides: a batch has one width.
     num_needed = jnp.max(proposal.num_tokens)
+    verify = jax.jit(verify, inline=True)  # traced once for its shapes and for the loop
     shapes = jax.eval_shape(verify, state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     info = empty
