@@ -245,6 +245,7 @@ def if_wanted(
     propose: Callable[[Any], tuple[Proposal, Any]], state: Any, wanted: RowCounts
 ) -> tuple[Proposal, Any]:
     """Returns what `propose` does of the state; nothing is computed where no row wants drafts."""
+    propose = jax.jit(propose, inline=True)  # traced once for its shapes and for the loop
     shapes = jax.eval_shape(propose, state)[0]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 

@@ -121,7 +121,9 @@ def run_rounds(
     is meant to be donated. The infos of all rounds are stacked on a new first axis of `max_rounds`,
     and the last result is how many were run.
     """
-    # A loop's carry has a fixed shape, so room for all infos is made before the first round.
+    # A loop's carry has a fixed shape, so room for all infos is made before the first round. Under
+    # jit the step is traced once for its shapes and for the loop; inlined, it leaves no call.
+    step = jax.jit(step, inline=True)
     info = jax.eval_shape(step, params, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((max_rounds, *leaf.shape), leaf.dtype), info)
 

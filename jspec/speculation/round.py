@@ -155,6 +155,8 @@ def in_smallest(
     """
     if len(calls) == 1:
         return calls[0][1](state, proposal)
+    # Under jit the last one is traced once for its shapes and for the loop.
+    calls = [(size, jax.jit(verify, inline=True), width) for size, verify, width in calls]
     shapes = jax.eval_shape(calls[-1][1], state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     info = empty

@@ -1,6 +1,7 @@
 """The head of DFlash as drafter: its pass, its cache, and its drafts through the whole step."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -228,12 +229,6 @@ def fresh_cache(pair, config, head, tokens):
     return tiny_dflash.read_context(config, head, features, init_cache(config.layer, **shape))
 
 
-def play(pair, drafter, head, max_length=60, **options):
-    """Returns what a batch of rounds gave."""
-    engine = Engine(pair.apply, tiny.empty_cache, (pair.target, head), drafter)
-    return engine.generate(PROMPTS, max_length=max_length, **options)
-
-
 def check_cache(pair, head, result, config=tiny_dflash.CONFIG):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
     state = result.state.draft
@@ -253,10 +248,25 @@ def head(tiny_pair):
     return tiny_dflash.params_for(tiny_pair)
 
 
+@pytest.fixture(scope="module")
+def make_engine(tiny_pair, head):
+    """Returns a cached function from a rule and a drafter's class to compiled rounds."""
+
+    @functools.cache
+    def build(rule, kind=DflashDrafter):
+        drafter = kind(**vars(tiny_dflash.drafter(WIDTH)))
+        return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, rule)
+
+    return build
+
+
 @pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_equals_a_fresh_prefill(tiny_pair, head, temperature):
+def test_after_many_rounds_its_cache_equals_a_fresh_prefill(
+    tiny_pair, head, make_engine, temperature
+):
     """However many drafts were kept: masks and rejected tokens never stay."""
-    result = play(tiny_pair, tiny_dflash.drafter(WIDTH), head, temperature=temperature)
+    options = {"temperature": temperature, "max_length": 60}
+    result = make_engine("coupled").generate(PROMPTS, **options)
     assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
     check_cache(tiny_pair, head, result)
 
@@ -278,11 +288,11 @@ class Keeping(DflashDrafter):
 
 
 @pytest.mark.parametrize("wrong", [Leaking, Keeping])
-def test_a_mask_that_leaks_and_rejected_states_are_seen(tiny_pair, head, wrong):
+def test_a_mask_that_leaks_and_rejected_states_are_seen(tiny_pair, head, make_engine, wrong):
     """Negative controls of the test above."""
-    drafter = wrong(**vars(tiny_dflash.drafter(WIDTH)))
     # What is kept too much must have room in the caches.
-    result = play(tiny_pair, drafter, head, max_length=20, temperature=1.0)
+    engine = make_engine("rejection", wrong)
+    result = engine.generate(PROMPTS, temperature=1.0, max_length=20)
     with pytest.raises(AssertionError):
         check_cache(tiny_pair, head, result)
 
@@ -296,20 +306,16 @@ def plain(tiny_pair):
     ("rule", "temperature"),
     [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
 )
-def test_output_is_plain_output(tiny_pair, head, plain, rule, temperature):
-    """At temperature 0, and under `coupled` at any: in a batch, and of each row alone."""
-    engine = Engine(
-        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_dflash.drafter(WIDTH),
-        rule,
-    )  # fmt: skip
+def test_output_is_plain_output(make_engine, plain, rule, temperature):
+    """At temperature 0, and under `coupled` at any: whatever the neighbours are."""
+    engine = make_engine(rule)
     options = {"temperature": temperature, "max_length": 60}
     wanted = plain.generate(PROMPTS, **options).tokens
     result = engine.generate(PROMPTS, **options)
     assert result.tokens == wanted
     assert result.num_accepted.sum() > 0
-    for row in (0, 2):
-        alone = engine.generate(PROMPTS[row : row + 1], seeds=[row], **options)
-        assert alone.tokens[0] == wanted[row]
+    alike = engine.generate(PROMPTS[2:] * 3, seeds=[2] * 3, **options)
+    assert alike.tokens == wanted[2:] * 3
 
 
 @pytest.mark.parametrize(("says_next", "most"), [(False, 2), (True, 3)])

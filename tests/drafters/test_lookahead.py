@@ -15,6 +15,7 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_lookahead
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine, assert_committed_equal, settings_of
 from tests.tiny_heads import SAVE_HEAD
 
@@ -127,9 +128,11 @@ def engine_of(pair, drafter, params, rule="rejection", **options):
     return Engine(pair.apply, tiny.empty_cache, (pair.target, params), drafter, rule, **options)
 
 
-@pytest.mark.parametrize(("rule", "is_member"), [("rejection", False), ("coupled", True)])
+@pytest.mark.parametrize(
+    ("rule", "is_member"), [slow_unless(False, "rejection", False), ("coupled", True)]
+)
 def test_greedy_output_is_plain_output(tiny_pair, embeddings, rule, is_member):
-    """Alone, and behind a lookup; the first draft of a look ahead is always kept."""
+    """Behind a lookup, or alone (as in test_scales.py); its first draft is always kept."""
     plain = engine_of(tiny_pair, None, None)
     drafter, params = tiny_lookahead.drafter(WIDTH), embeddings
     if is_member:

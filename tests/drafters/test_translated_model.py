@@ -166,10 +166,21 @@ def plain(target):
     return jspec.Generator(model(target), drafter="none")
 
 
+@functools.cache
+def generator_of(target, draft, translation):
+    """Returns a Generator of a pair for three requests at a time, and the list of its notes."""
+    notes = []
+    options = DrafterOptions(draft_translation=translation)
+    generator = jspec.Generator(
+        model(target), model(draft, 0.01), batch_size=3, acceptance="coupled", num_draft_tokens=3,
+        drafter_options=options, notify=notes.append,
+    )  # fmt: skip
+    return generator, notes
+
+
 @pytest.mark.parametrize(("pair", "translation"), _IN_ANSWERS, ids=str)
 def test_answers_are_those_of_plain_decoding(pair, translation):
     """Greedy, and under `coupled` at any temperature: beside other rows, and one alone."""
-    target, draft = model(pair[0]), model(pair[1], 0.01)
     settings = [
         jspec.SamplingParams(max_new_tokens=24, temperature=t, seed=i, repetition_penalty=penalty)
         for i, (t, penalty) in enumerate([(0.0, 1.0), (1.0, 1.0), (0.7, 1.3)])
@@ -179,36 +190,40 @@ def test_answers_are_those_of_plain_decoding(pair, translation):
         for text, settings_of_row in zip(PROMPTS, settings, strict=False)
     ]
     expected = [result.token_ids for result in plain(pair[0]).generate(requests)]
-    options = {"acceptance": "coupled", "num_draft_tokens": 3}
-    options["drafter_options"] = DrafterOptions(draft_translation=translation)
-    generator = jspec.Generator(target, draft, batch_size=3, **options)
+    generator, _ = generator_of(*pair, translation)
     results = generator.generate(requests)
     assert [result.token_ids for result in results] == expected
     assert sum(result.stats.num_accepted for result in results) > 3
     if pair == PAIRS[0]:
-        alone = jspec.Generator(target, draft, **options).generate(requests[1])
-        assert alone.token_ids == expected[1]
+        assert generator.generate(requests[2]).token_ids == expected[2]
 
 
 def test_what_the_vocabularies_share_is_said():
     """In the settings of a run, and before it."""
-    begun = []
-    costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
-    models = model("bpe"), model("bytes", 0.01)
-    generator = jspec.Generator(
-        *models, drafter="model", num_draft_tokens="auto", notify=begun.append, costs=costs
-    )
-    result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
-    assert result.stats.num_accepted > 0
+    generator, notes = generator_of(*PAIRS[0], "auto")
+    settings = jspec.SamplingParams(max_new_tokens=24, repetition_penalty=1.3)  # as above
+    generator.generate("the cat", settings)
     expected = (
         r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
     )
-    assert any(re.search(expected, line) for line in begun)
+    assert any(re.search(expected, line) for line in notes)
+    models = model("bpe"), model("bytes", 0.01)
     behind = jspec.Generator(*models, drafter="prompt_lookup+model", num_draft_tokens=3)
     for described in (generator, behind):
         assert re.search(expected, described.describe()["draft_vocabulary"])
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
     assert same.describe()["draft_vocabulary"] is None
+
+
+@pytest.mark.slow
+def test_a_number_that_varies_drafts():
+    """By costs that were given."""
+    costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
+    generator = jspec.Generator(
+        model("bpe"), model("bytes", 0.01), drafter="model", num_draft_tokens="auto", costs=costs
+    )
+    result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
+    assert result.stats.num_accepted > 0
 
 
 def test_its_costs_are_measured_on_ordinary_text():
@@ -292,8 +307,12 @@ def test_the_audit_covers_it(translation):
 
 def test_a_prompt_shared_by_requests_is_read_as_by_one():
     """The server's rows share chunks of a prompt, and pages: drafts are those of a row alone."""
-    target, draft = model("bytes"), model("bpe", 0.01)
-    generator = jspec.Generator(target, draft, num_draft_tokens=3, batch_size=2)
+    # What "auto" does at this temperature, in a smaller program.
+    options = DrafterOptions(draft_translation="shared")
+    generator = jspec.Generator(
+        model("bytes"), model("bpe", 0.01), num_draft_tokens=3, batch_size=2,
+        drafter_options=options,
+    )  # fmt: skip
     _, scheduler = make(generator)
     settings = jspec.SamplingParams(max_new_tokens=16, temperature=0.8, seed=3)
     prompts = [list((TEXT + TEXT)[:140].encode() + end) for end in (b"a rat", b" the dog")]

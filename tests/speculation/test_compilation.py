@@ -2,13 +2,20 @@
 replaced.
 """
 
+import collections
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.speculation.plain import insert
+from jspec.speculation.round import speculative_step
+from tests import tiny
 from tests.cases import slow_unless
+from tests.speculation.drive import Engine
 from tests.tiny_heads import head_cases
 
 ENGINES = ["plain", "model", "prompt_lookup", slow_unless(False, "suffix"),
@@ -31,6 +38,31 @@ def test_a_second_request_compiles_nothing(engine, prompts):
         stop_ids=(3, 60), rounds_per_call=3,
     )  # fmt: skip
     assert (engine.prefill._cache_size(), engine.rounds._cache_size()) == sizes
+
+
+def test_a_round_is_traced_once(tiny_pair):
+    """And so is each width of its verify call.
+
+    Guards against another trace where only shapes are asked for: traced for them as well, the round
+    was traced twice and the widest call four times.
+    """
+    calls = collections.Counter()
+
+    def apply(params, tokens, cache, **options):
+        calls["target", tokens.shape[1]] += 1
+        return tiny_pair.apply(params, tokens, cache, **options)
+
+    class Counting(PromptLookupDrafter):
+        def propose(self, params, state, inputs):
+            calls["propose"] += 1
+            return super().propose(params, state, inputs)
+
+    params, step = (tiny_pair.target, None), functools.partial(speculative_step, widths=(0,))
+    engine = Engine(apply, tiny.empty_cache, params, Counting(4), step=step)
+    state = engine.start([[7]])
+    calls.clear()
+    engine.rounds.trace(engine.params, state, jnp.int32(1))
+    assert calls == {"propose": 1, ("target", 1): 1, ("target", 5): 1}
 
 
 def test_a_row_can_be_replaced(engine, prompts):
