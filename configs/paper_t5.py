@@ -6,13 +6,8 @@
 
 The paper fine-tunes T5 1.1 on each of two tasks, English to German (WMT) and summaries (CNN/DM),
 and does not publish these weights; those below, of its hub names, were only pre-trained. Each
-line of FILE has a prompt of the task, such as "translate English to German: ...". The paper's
-factors (a TPU v4, batch 1), with its best number of drafts:
-
-    draft (parameters)    translation, T=0    T=1          summaries, T=0    T=1
-    small (77M)           3.4  (7 drafts)     2.6  (7)     3.1  (5)          2.3  (5)
-    base (250M)           2.8  (7)            2.4  (5)     3.0  (5)          2.2  (3)
-    large (800M)          1.7  (7)            1.4  (3)     2.2  (3)          1.7  (3)
+line of FILE has a prompt of the task, such as "translate English to German: ...". The paper
+measures at temperatures 0 and 1.
 
 XXL takes 22 GB in bfloat16. Not run yet: no machine so far had these weights.
 """
@@ -22,7 +17,7 @@ from ml_collections import ConfigDict
 from jspec.lab.experiments.config import defaults, method, ordered
 
 _HUB = "google/t5-v1_1"
-# The paper's numbers of drafts, for either task and temperature.
+# Drafts a round.
 _NUMBERS = {"small": (5, 7), "base": (3, 5, 7), "large": (3, 7)}
 
 
