@@ -88,7 +88,7 @@ class Simulation:
             tokens = self._next(row, 2)
             yield Round(tokens, [TokenLogprob(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
 
-    def finish(self, row, answer=()):
+    def finish(self, row, answer=(), text=()):
         del self.held[row]
         if self.reading is not None and self.reading[0] == row:
             self.reading = None
