@@ -82,7 +82,7 @@ class Led(Machine):
         self.own, self.slots = self.slots, LeadingSlots(self.slots)
 
     def shared(self):
-        return set()
+        return set(), set()
 
     def pause(self, row):
         is_reading = self.reading is not None and row == self.reading[0]
