@@ -86,6 +86,8 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
     both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
     assert set(both.drafters) == {"model", "hierarchical"}
+    with pytest.raises(InputError, match=r"^expected a drafter that fits tiny, got model, eagle$"):
+        suite.fit_drafters(ask(drafters=["model", "eagle"]), target(), None)
     encoder = EncoderConfig(1, 1, 2, 2, 512)
     small = make_model(name="small")
     small = dataclasses.replace(small, config=dataclasses.replace(CONFIG, encoder=encoder))
@@ -166,7 +168,7 @@ def test_time_that_is_over_leaves_the_rest_to_the_same_command(ask, capsys):
     last, record, _ = measured(ask(minutes=0.0))
     assert not last.is_complete
     assert record["rows"] == {}
-    assert "--minutes=0 are over: the same command goes on\n" in capsys.readouterr().err
+    assert "--minutes=0 have passed; the same command continues\n" in capsys.readouterr().err
 
 
 def test_prompts_without_categories_are_refused(ask, tmp_path):
