@@ -320,6 +320,8 @@ def _audit(
         drafter_options=without_unread(row.drafter, asked.options),
     )
     stamp = find_stamp(subject)
+    if stamp and stamp.get("is_inconclusive") and stamp["num_rows"] < asked.audit_rows:
+        stamp = None  # more rows may tell
     if stamp is None and asked.audit_rows and clock.has_time(f"audit of {row.label}", num_left):
         try:
             checks = list(
