@@ -180,6 +180,8 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
         that none reads.
     """
     names = asked.drafters or [name for name in DRAFTERS if name != "none"]
+    if "none" in names:
+        raise InputError("expected no drafter none in a suite: all rows are beside plain decoding")
     wanted = parse_methods(names, asked.num_draft_tokens).values()
     fitting: dict[str, int] = {}
     left_out: dict[str, str] = {}

@@ -86,6 +86,8 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
     both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
     assert set(both.drafters) == {"model", "hierarchical"}
+    with pytest.raises(InputError, match=r"^expected no drafter none in a suite: all rows"):
+        suite.fit_drafters(ask(drafters=["none", "recycle"]), target(), None)
     with pytest.raises(InputError, match=r"^expected a drafter that fits tiny, got model, eagle$"):
         suite.fit_drafters(ask(drafters=["model", "eagle"]), target(), None)
     encoder = EncoderConfig(1, 1, 2, 2, 512)
