@@ -26,7 +26,7 @@ from jspec.generation import provenance
 from jspec.generation.auto import AUTO
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
-from jspec.lab.auditing.subject import Check, Subject
+from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
 from jspec.speculation.acceptance.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
@@ -59,13 +59,6 @@ _OUTPUT_JSON = flags.DEFINE_string(
 )
 
 _NUM_GUESSES = 2  # a round, where nothing else is asked for
-
-# a check that says nothing of the distribution when it fails, and what to do then
-_INCONCLUSIVE = {
-    "drafts": "no draft was accepted, so that the rule was not put to the test",
-    "negative control": "too few rows to tell: try --num_rows={more_rows}",
-    "tree control": "too few rows to tell: try --num_rows={more_rows}",
-}
 
 
 def main() -> None:
@@ -151,7 +144,7 @@ def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
     checks = []
     for check in outcomes:
         checks.append(check)
-        failure = "weak" if _kind(check) in _INCONCLUSIVE else "FAIL"
+        failure = "weak" if check.kind in INCONCLUSIVE else "FAIL"
         outcome = "pass" if check.has_passed else failure
         print(f"{outcome}  {check.name}: {check.detail}", flush=True)
     return checks
@@ -161,18 +154,14 @@ def _print_verdict(
     checks: Sequence[Check], is_lossless: bool, subject: str, seconds: float
 ) -> bool:
     """Prints the last line, and returns whether all is well."""
-    failed = {_kind(check) for check in checks if not check.has_passed}
+    failed = {check.kind for check in checks if not check.has_passed}
     has_passed = is_lossless and not failed
     verdict = "lossless" if has_passed else "NOT lossless"
-    if failed and failed <= _INCONCLUSIVE.keys():
-        reasons = " and ".join(dict.fromkeys(_INCONCLUSIVE[kind] for kind in sorted(failed)))
+    if failed and failed <= INCONCLUSIVE.keys():
+        reasons = " and ".join(dict.fromkeys(INCONCLUSIVE[kind] for kind in sorted(failed)))
         verdict = f"inconclusive, {reasons.format(more_rows=8 * _NUM_ROWS.value)}"
     print(f"{verdict}: {subject} ({seconds:.0f} s)")
     return has_passed
-
-
-def _kind(check: Check) -> str:
-    return check.name.partition(",")[0]
 
 
 def make_subject(mesh: Mesh | None) -> Subject:

@@ -123,8 +123,10 @@ class ResponseFormat(Body):
         Raises:
           InputError: no schema where there must be one, or one that cannot be said.
         """
-        if (self.json_schema is None) == (self.type == "json_schema"):
-            raise InputError("expected json_schema with the type json_schema, and only there")
+        if self.type == "json_schema" and self.json_schema is None:
+            raise InputError("expected a json_schema with the type json_schema, got none")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise InputError(f"expected no json_schema with the type {self.type}, got one")
         if self.json_schema is not None:
             return schema_pattern(self.json_schema.schema_)
         return None if self.type == "text" else schema_pattern({"type": "object"})

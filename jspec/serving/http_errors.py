@@ -25,6 +25,15 @@ _NAMES = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
     "top_logprobs and prompt_logprobs only with": "top_logprobs only with",
 }  # fmt: skip
+# What pydantic says of a wrong value, and what is said here to have been expected.
+_SAID = (
+    (r"Input should be a valid dictionary.*", "a JSON object"),
+    (r"Input should be ((?:greater|less) than .*)", r"a number \1"),
+    (r"Input should be (.*)", r"\1"),
+    (r"String should have (.*)", r"\1"),
+    (r"(?:List|Dictionary) should have (.*) after validation, .*", r"\1"),
+    (r"String should match pattern (.*)", r"a string that matches \1"),
+)
 
 
 class _Error(BaseModel):
@@ -133,7 +142,9 @@ def _describe(
         reason = f"{problem['ctx']['error']} at character {problem['loc'][-1]}"
         return f"expected a JSON object, got broken JSON: {reason}", None
     if len(problem["loc"]) == 1:
-        kind, received = headers.get("content-type", "none"), f"something else ({problem['msg']})"
+        kind, received = headers.get("content-type", "none"), _shown(body)
+        if isinstance(body, dict):
+            received = f"a wrong one ({problem['msg']})"
         if isinstance(body, bytes):
             received = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
         return f"expected a JSON object, got {'nothing' if body in (None, b'') else received}", None
@@ -148,10 +159,21 @@ def _describe(
         return f"expected fields that this server knows, got {place!r}", place
     if problem["type"] == "missing":
         return f"expected a field {place!r}, got none", place
-    said = " or ".join(dict.fromkeys(error["msg"] for where, error in places if where == deepest))
-    shown = repr(problem["input"])
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-    return f"{place}: {said.replace('Input should be', 'expected')}, got {shown}", place
+    said = dict.fromkeys(_expected(error["msg"]) for where, error in places if where == deepest)
+    return f"{place}: expected {' or '.join(said)}, got {_shown(problem['input'])}", place
+
+
+def _expected(said: str) -> str:
+    """Returns what was expected, by what pydantic says."""
+    for pattern, words in _SAID:
+        if match := re.fullmatch(pattern, said):
+            return match.expand(words)
+    return said
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
 
 
 def _place(problem: Any, value: Any) -> list[str]:

@@ -95,10 +95,13 @@ def demanded_call(choice: str | ToolChoice | None, tools: Sequence[Tool]) -> str
     """
     if choice in FREE_CHOICES:
         return None
-    if isinstance(choice, ToolChoice):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
     if not tools:
-        raise InputError("expected tool_choice of one of the tools, got none of that name")
+        raise InputError("expected tool_choice only with tools")
+    if isinstance(choice, ToolChoice):
+        name = choice.function.name
+        tools = [tool for tool in tools if tool.function.name == name]
+        if not tools:
+            raise InputError(f"expected tool_choice of one of the tools, got {name!r}")
     return f"(?:{'|'.join(tool.call_pattern() for tool in tools)})"
 
 

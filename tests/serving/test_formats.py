@@ -106,7 +106,7 @@ def num_programs(served):
 @pytest.mark.parametrize(
     ("path", "asked", "param", "part"),
     [
-        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "expected json_sc"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "got none"),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {
             "name": "x", "schema": {"type": "integer", "multipleOf": 2}}}}, "response_format",
          "in the JSON schema at schema, got 'multipleOf'"),
@@ -123,7 +123,7 @@ def num_programs(served):
         (TEXT, {"logprobs": 0, "echo": True, "stream": True}, "echo", "without stream"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        (CHAT, {"tool_choice": "required"}, "tool_choice", "of one of the tools"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "only with tools"),
         (CHAT, {"tool_choice": named("sub"), "tools": TOOLS}, "tool_choice", "of one of the tools"),
         (CHAT, {"tool_choice": "required", "tools": TOOLS, "pattern": "a"}, "tool_choice",
          "either pattern or tool_choice, got both"),

@@ -158,10 +158,11 @@ def visible(text: str) -> str:
 def describe(trace: Mapping[str, Any]) -> str:
     """Returns what was run, in a line."""
     draft = f" ({trace['draft']})" if trace.get("draft") else ""
+    most = trace.get("num_draft_tokens")
+    drafts = "as many drafts as pay" if most == "auto" else f"at most {most} drafts a round"
     return (
-        f"Target {trace.get('target')}, drafter {trace.get('drafter')}{draft}, at most "
-        f"{trace.get('num_draft_tokens')} drafts a round, rule {trace.get('acceptance')}, "
-        f"{_temperature(trace)}."
+        f"Target {trace.get('target')}, drafter {trace.get('drafter')}{draft}, {drafts}, "
+        f"rule {trace.get('acceptance')}, {_temperature(trace)}."
     )
 
 

@@ -19,7 +19,7 @@ from jspec.common.user_cache import cache_dir
 from jspec.drafters import with_shipped_head, without_unread
 from jspec.drafters.head_folder import find_head
 from jspec.generation import provenance
-from jspec.lab.auditing.subject import Check, Subject
+from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
 from jspec.weights.resolver import LoadedModel, find_model
 
 _FILE = "audits.json"
@@ -73,15 +73,17 @@ def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict
     """Keeps what the checks of an audit have found, and returns it.
 
     Returns:
-      `date`; `is_lossless`; the names of the checks that have `failed`; `num_checks`; `num_rows`,
-      those of the test of the distribution; and `of`, what it rests on, see `subject_key`.
+      `date`; `is_lossless`; the names of the checks that have `failed`, and whether all these say
+      nothing of the distribution (`is_inconclusive`); `num_checks`; `num_rows`, those of the test
+      of the distribution; and `of`, what it rests on, see `subject_key`.
     """
     key = subject_key(subject)
-    failed = [check.name for check in checks if not check.has_passed]
+    bad = [check for check in checks if not check.has_passed]
     stamp = {
         "date": datetime.date.today().isoformat(),
-        "is_lossless": subject.rule.is_lossless and not failed,
-        "failed": failed,
+        "is_lossless": subject.rule.is_lossless and not bad,
+        "failed": [check.name for check in bad],
+        "is_inconclusive": bool(bad) and all(check.kind in INCONCLUSIVE for check in bad),
         "num_checks": len(checks),
         "num_rows": num_rows,
         "of": key,

@@ -15,6 +15,13 @@ from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.weights.resolver import LoadedModel
 
+# A check that says nothing of the distribution when it fails, and what to do then.
+INCONCLUSIVE = {
+    "drafts": "no draft was accepted, so that the rule was not put to the test",
+    "negative control": "too few rows to tell: try --num_rows={more_rows}",
+    "tree control": "too few rows to tell: try --num_rows={more_rows}",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -24,6 +31,11 @@ class Check:
     has_passed: bool
     detail: str
     data: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Its name without details."""
+        return self.name.partition(",")[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import title_of
 from jspec.common.memory import tree_bytes
+from jspec.common.progress import counted
 from jspec.drafters import (
     DRAFTERS,
     check_options,
@@ -157,7 +158,7 @@ class _Clock:
         now = time.monotonic()
         if now - self._begin >= self._limit:
             if not self.is_over:
-                text = f"--minutes={self._limit / 60:g} are over: the same command goes on"
+                text = f"--minutes={self._limit / 60:g} have passed; the same command continues"
                 print(text, file=sys.stderr, flush=True)
             self.is_over = True
             return False
@@ -165,7 +166,8 @@ class _Clock:
             self._usual = (now - self._first) / self._num_begun
         self._num_begun += 1
         estimate = min(num_left * self._usual, self._limit - (now - self._begin)) / 60
-        text = f"{label} ({num_left} left, about {estimate:.0f} minutes)"
+        about = f"about {counted(round(estimate), 'minute')}" if estimate >= 1 else "under a minute"
+        text = f"{label} ({num_left} left, {about})"
         print(text, file=sys.stderr, flush=True)
         return True
 
@@ -174,9 +176,12 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
     """Returns the drafters that can draft for the target, each with its number of drafts.
 
     Raises:
-      InputError: a draft model with which none of them drafts, or an option that none reads.
+      InputError: no drafter that fits, a draft model with which none of them drafts, or an option
+        that none reads.
     """
     names = asked.drafters or [name for name in DRAFTERS if name != "none"]
+    if "none" in names:
+        raise InputError("expected no drafter none in a suite: all rows are beside plain decoding")
     wanted = parse_methods(names, asked.num_draft_tokens).values()
     fitting: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -189,6 +194,8 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
         else:
             left_out[drafter] = reason
             print(f"note: {drafter} is left out: {reason}", file=sys.stderr, flush=True)
+    if not fitting and draft is None:
+        raise InputError(f"expected a drafter that fits {target.name}, got {', '.join(names)}")
     if draft is not None and not any(map(needs_draft_model, fitting)):
         reasons = [left_out[name] for name in drafters_needing("draft") if name in left_out]
         reason = reasons[0] if reasons else f"--drafters={','.join(names)}"
@@ -315,6 +322,8 @@ def _audit(
         drafter_options=without_unread(row.drafter, asked.options),
     )
     stamp = find_stamp(subject)
+    if stamp and stamp.get("is_inconclusive") and stamp["num_rows"] < asked.audit_rows:
+        stamp = None  # more rows may tell
     if stamp is None and asked.audit_rows and clock.has_time(f"audit of {row.label}", num_left):
         try:
             checks = list(

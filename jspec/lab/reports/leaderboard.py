@@ -34,7 +34,8 @@ _NOTES = [
     "`coupled`, where there is one text.",
     "Drafter MB: memory beside the target's: parameters, and state at the longest context.",
     "Audit: the checks of `python -m jspec.audit` that passed on this machine with these files, "
-    "and the rows of the test of the distribution.",
+    "and the rows of the test of the distribution; inconclusive: no draft was accepted, or there "
+    "were too few rows (`--audit_rows`).",
 ]  # fmt: skip
 
 
@@ -130,16 +131,19 @@ def _row_cells(row: Mapping[str, Any]) -> dict[str, str]:
         number_cell(row["acceptance_rate"], ".0%"),
         NOTHING if same is None else f"{same} of {row['num_prompts']}",
         number(memory / 1e6, 1),
-        _audit_cell(row.get("audit")),
+        audit_cell(row.get("audit")),
     )
     return dict(zip(_COLUMNS, cells, strict=True))
 
 
-def _audit_cell(audit: Mapping[str, Any] | None) -> str:
+def audit_cell(audit: Mapping[str, Any] | None) -> str:
+    """Returns what an audit has found, in a cell of the table; see `stamps.keep_stamp`."""
     if audit is None:
         return NOTHING
     if "error" in audit:
         return "failed"
+    if audit.get("is_inconclusive"):
+        return f"inconclusive, {audit['num_rows']} rows"
     if not audit["is_lossless"]:
         return f"not passed: {', '.join(audit['failed'])}"
     return f"{audit['num_checks']} of {audit['num_checks']}, {audit['num_rows']} rows"

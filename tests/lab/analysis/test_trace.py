@@ -9,6 +9,7 @@ from jspec.lab.analysis.trace import (
     TracedToken,
     answer_tokens,
     check_trace,
+    describe,
     round_lines,
     round_tokens,
     summary,
@@ -39,6 +40,13 @@ def test_the_answer_is_what_was_said():
     said = "".join(token.text for token in answer_tokens(trace()))
     assert said == "A big black\n\033[31mx"
     assert summary(trace()) == "5 tokens from 3 calls of the target; 3 of 5 drafts accepted."
+
+
+@pytest.mark.parametrize(
+    ("most", "words"), [(3, "at most 3 drafts a round"), ("auto", "as many drafts as pay")]
+)
+def test_the_most_drafts_are_said_in_words(most, words):
+    assert f", {words}, rule " in describe(trace() | {"num_draft_tokens": most})
 
 
 TREE = {

@@ -13,7 +13,7 @@ from jspec.lab.auditing.subject import Check, Subject
 from jspec.lab.benchmarking import suite
 from jspec.lab.benchmarking.measurement import Measurement
 from jspec.lab.reports.document import to_markdown
-from jspec.lab.reports.leaderboard import leaderboard_page, leaderboard_text
+from jspec.lab.reports.leaderboard import audit_cell, leaderboard_page, leaderboard_text
 from jspec.models.config import EncoderConfig
 from jspec.speculation.acceptance import get_rule
 from tests.tiny_models import CONFIG, draft, make_model, save_folder, target
@@ -86,6 +86,10 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
     both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
     assert set(both.drafters) == {"model", "hierarchical"}
+    with pytest.raises(InputError, match=r"^expected no drafter none in a suite: all rows"):
+        suite.fit_drafters(ask(drafters=["none", "recycle"]), target(), None)
+    with pytest.raises(InputError, match=r"^expected a drafter that fits tiny, got model, eagle$"):
+        suite.fit_drafters(ask(drafters=["model", "eagle"]), target(), None)
     encoder = EncoderConfig(1, 1, 2, 2, 512)
     small = make_model(name="small")
     small = dataclasses.replace(small, config=dataclasses.replace(CONFIG, encoder=encoder))
@@ -166,7 +170,7 @@ def test_time_that_is_over_leaves_the_rest_to_the_same_command(ask, capsys):
     last, record, _ = measured(ask(minutes=0.0))
     assert not last.is_complete
     assert record["rows"] == {}
-    assert "--minutes=0 are over: the same command goes on\n" in capsys.readouterr().err
+    assert "--minutes=0 have passed; the same command continues\n" in capsys.readouterr().err
 
 
 def test_prompts_without_categories_are_refused(ask, tmp_path):
@@ -203,6 +207,26 @@ def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
     assert record["rows"]["prompt_lookup, block, T=1"]["audit"] == block
     assert "audit" not in record["rows"]["prompt_lookup, coupled, T=1"]
     assert len(audited) == 4
+
+
+def test_more_rows_decide_an_inconclusive_audit(ask, monkeypatch):
+    """Guards against a lossless row that counts as one that failed, and stays so."""
+    monkeypatch.setattr(suite, "_measure", lambda *_: {"speedup": None})
+    monkeypatch.setattr(suite, "leaderboard_text", lambda _: "")
+    audited = []
+
+    def run_checks(subject, num_rows, **_):
+        audited.append(num_rows)
+        yield Check("negative control", num_rows >= 8, "", {})
+
+    monkeypatch.setattr(checks, "run_checks", run_checks)
+    cells = []
+    for num_rows in (4, 2, 8, 16):
+        _, record, _ = measured(ask(audit_rows=num_rows))
+        audit = record["rows"]["prompt_lookup, block, T=1"]["audit"]
+        cells.append(audit_cell(audit))
+    assert cells == ["inconclusive, 4 rows"] * 2 + ["1 of 1, 8 rows"] * 2
+    assert audited == [4] * 3 + [8] * 3
 
 
 def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
