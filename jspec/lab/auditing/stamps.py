@@ -53,9 +53,11 @@ def subject_key(subject: Subject) -> dict[str, Any]:
     return json.loads(json.dumps(key))  # tuples are lists there
 
 
-def _model_digests(model: LoadedModel) -> dict[str, str]:
+def _model_digests(model: LoadedModel) -> dict[str, str | None]:
+    """Returns what a model's weights follow from: its files, and how they were rounded."""
     path = find_model(model.name)
-    return {"random weights": model.name} if path is None else file_digests(path)
+    digests = {"random weights": model.name} if path is None else file_digests(path)
+    return {**digests, "quantization": model.quantization}
 
 
 def file_digests(path: pathlib.Path) -> dict[str, str]:

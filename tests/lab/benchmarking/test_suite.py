@@ -224,6 +224,8 @@ def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
         {"num_draft_tokens": "auto"},
         {"settings": dataclasses.replace(settings, temperature=0.9)},
         {"target": make_model(name=str(other))},
+        {"target": dataclasses.replace(model, quantization="int8")},
+        {"draft": dataclasses.replace(model, quantization="packed_a8")},
     ):
         assert stamps.find_stamp(dataclasses.replace(subject, **changes)) is None, changes
     lossy = dataclasses.replace(subject, acceptance="typical")
