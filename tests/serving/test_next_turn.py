@@ -159,8 +159,11 @@ def test_sampled_rows_that_choose_find_what_they_would_find_alone(made):
     try:
         engine.numbers = (0, 1, 2)
         assert not batch.shares_drafter_pages(row)
-        assert batch.shares_drafter_pages(row._replace(settings=SETTINGS["greedy"]))
-        engine.is_coupled = True
+        greedy = row._replace(settings=SETTINGS["greedy"])
+        assert batch.shares_drafter_pages(greedy)
+        engine.is_lossless = False
+        assert not batch.shares_drafter_pages(greedy), "its tokens follow from its drafts, too"
+        engine.is_lossless = engine.is_coupled = True
         assert batch.shares_drafter_pages(row)
     finally:
-        engine.numbers, engine.is_coupled = (), False
+        engine.numbers, engine.is_coupled, engine.is_lossless = (), False, True
