@@ -7,6 +7,7 @@ has changed, nothing is known.
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
@@ -66,9 +67,16 @@ def file_digests(path: pathlib.Path) -> dict[str, str]:
     digests = {}
     for file in files:
         name = file.name if file == path else file.relative_to(path).as_posix()
-        with file.open("rb") as opened:
-            digests[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+        about = file.stat()
+        digests[name] = _file_digest(file, about.st_size, about.st_mtime_ns)
     return digests
+
+
+@functools.cache  # a suite asks for those of the same gigabytes for each of its rows
+def _file_digest(file: pathlib.Path, size: int, modified: int) -> str:
+    del size, modified  # of another file of this name
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -203,6 +204,17 @@ def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
     assert record["rows"]["prompt_lookup, block, T=1"]["audit"] == block
     assert "audit" not in record["rows"]["prompt_lookup, coupled, T=1"]
     assert len(audited) == 4
+
+
+def test_a_file_that_has_changed_has_another_digest(tmp_path):
+    """Each is read once, unless it was written anew."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = stamps.file_digests(path)
+    assert stamps.file_digests(path) == first
+    path.write_bytes(b"two")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert stamps.file_digests(path) != first
 
 
 def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
