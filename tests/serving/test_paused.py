@@ -146,16 +146,15 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
         if settings.logprobs:
             np.testing.assert_allclose(result.raw_logprobs, expected.raw_logprobs, atol=1e-4)
     target, draft = scheduler.slots.pools
-    assert draft.num_free == num_pages
-    assert target.num_free == num_pages - len(scheduler.slots.tree)  # of a page each
+    nodes = list(scheduler.slots.tree._by_use)
+    assert draft.num_free == num_pages - sum(len(node.page.draft_pages) for node in nodes)
+    assert target.num_free == num_pages - len(nodes)  # of a page each
     assert scheduler.slots.usage == 0
-    # Answers that were read anew are not in the tree, nor is any draft.
-    texts = [
-        [i for node_of_path in path(node) for i in node_of_path.chunk]
-        for node in scheduler.slots.tree._by_use
-    ]
+    # The tree has beginnings of prompts and their answers, and no draft that was refused.
+    texts = [[i for node_of_path in path(node) for i in node_of_path.chunk] for node in nodes]
     assert texts
-    assert all(any(prompt[: len(text)] == text for prompt in PROMPTS) for text in texts)
+    whole = [[*prompt, *result.token_ids] for prompt, result in zip(PROMPTS, results, strict=True)]
+    assert all(any(one[: len(text)] == text for one in whole) for text in texts)
 
 
 def test_an_answer_paused_while_it_is_read_again_goes_on():
