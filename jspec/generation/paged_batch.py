@@ -244,8 +244,9 @@ class PagedBatch(Batch):
             return False
         if not engine.drafter.has_slot_per_token:
             return False
-        is_free = not engine.numbers or engine.is_coupled
-        return request is None or is_free or request.settings.temperature < COLDEST
+        if request is None or not engine.numbers or engine.is_coupled:
+            return True
+        return engine.is_lossless and request.settings.temperature < COLDEST
 
     def draft_length(self, row: int) -> int:
         """Returns how many slots all of the drafter's caches have in a row."""

@@ -7,8 +7,9 @@
 A row reads shared pages and never writes them: they hold full chunks of its prompt, and it writes
 from the end of its text on. The nodes are pinned as long as the row has them. A chunk that was read
 becomes a node, which then owns the row's pages of it; so do, once an answer has ended, the chunks
-that it has filled with tokens. With them the nodes get the drafter's pages. The drafter may rewrite
-the newest slot that it has, so a row shares none of the last node that it has found.
+that it has filled with tokens. With them the nodes get the drafter's pages, each node those of the
+chunk before it: a drafter's slot may follow from the token after its own, too, and the newest slot
+that it has may be rewritten.
 """
 
 import dataclasses
@@ -32,7 +33,8 @@ class Shared:
     Attributes:
       pages: those of its chunk.
       snapshot: what else reading it has left.
-      draft_pages: the drafter's, none until all its caches have read the chunk.
+      draft_pages: the drafter's, of the chunk before, whose last slot may follow from this chunk's
+        first token; none until all its caches have read that chunk.
     """
 
     pages: list[int]
@@ -158,7 +160,7 @@ class BatchSlots:
         """Returns the drafter's pages of the nodes that were found, up to a node without any."""
         if not self._batch.shares_drafter_pages(request):
             return []
-        shared = [node.page.draft_pages for node in nodes[:-1]]
+        shared = [node.page.draft_pages for node in nodes[1:]]
         return [page for pages in itertools.takewhile(bool, shared) for page in pages]
 
     def _grow(self, held: _Held, length: int, num_rounds: int, spare: int = 0) -> bool:
@@ -267,14 +269,14 @@ class BatchSlots:
     def _give_draft_pages(self, held: _Held, num_full: int) -> None:
         """Gives the drafter's first pages of a row that has ended to the nodes that have none."""
         begin, pages = 0, (held.draft_pages + held.own[1])[:num_full]
-        for node in path(held.node):
+        for node, after in itertools.pairwise(path(held.node)):
             count = len(node.page.pages)
             end = begin + count
-            is_new = begin >= len(held.draft_pages) and not node.page.draft_pages
+            is_new = begin >= len(held.draft_pages) and not after.page.draft_pages
             if end > len(pages):
                 break
-            if is_new and self.tree.enlarge(node, count * self._batch.page_bytes[1]):
-                node.page.draft_pages = pages[begin:end]
+            if is_new and self.tree.enlarge(after, count * self._batch.page_bytes[1]):
+                after.page.draft_pages = pages[begin:end]
             begin = end
         given = {page for node in path(held.node) for page in node.page.draft_pages}
         held.own = held.own[0], [page for page in held.own[1] if page not in given]

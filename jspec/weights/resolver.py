@@ -58,7 +58,7 @@ class LoadedModel:
         a different model from the one of that name; "packed" if they stay as they are in a GGUF
         file; "packed_a8" if products also round their inputs, which is another model, too; None if
         they are the checkpoint's in floats.
-      is_quantization_chosen: whether nobody asked for it: a trial on this device did.
+      is_quantization_chosen: whether nobody asked for it: it is faster on this device.
     """
 
     config: DecoderConfig

@@ -1,5 +1,8 @@
 """The next turn of a conversation begins with an answer, which is not read again."""
 
+import pathlib
+import tempfile
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.kernels import PAGE
+from tests import meshes
 from tests.cases import slow_unless
 from tests.serving.test_paused import build
 from tests.serving.test_slots import answer, make
@@ -39,6 +43,7 @@ CASES = [
         )
     ),
 ]
+TRAINED = ("eagle", "dflash", "mtp", "medusa")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +51,16 @@ def made():
     return make(shared_generator("model", batch_size=3))
 
 
-def single(drafter, acceptance="rejection"):
-    """Returns a Generator that reads all of its prompts."""
-    if drafter in ("translated", "eagle", "dflash", "mtp", "medusa"):
-        return build(drafter, acceptance=acceptance)
-    return shared_generator(drafter, acceptance=acceptance)
+def of(drafter, acceptance="rejection", batch_size=1):
+    """Returns a Generator; one of a single row reads all of its prompts."""
+    options = {"acceptance": acceptance, "batch_size": batch_size}
+    if drafter == "translated":
+        return build(drafter, **options)
+    if drafter not in TRAINED:
+        return shared_generator(drafter, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        head = meshes.drafter_options(drafter, pathlib.Path(folder))
+        return meshes.make_generator(drafter, None, drafter_options=head, **options)
 
 
 def draft_length_of(scheduler, function):
@@ -75,13 +85,9 @@ def test_the_next_turn_reads_only_what_is_new(made, case):
     """By the tokens that an undisturbed Generator gives; of the drafter's pages, too."""
     drafter, acceptance, chosen = case
     settings = SETTINGS[chosen]
-    if drafter == "model" and acceptance == "rejection":
-        generator, scheduler = made
-    elif drafter in ("translated", "eagle", "dflash", "mtp", "medusa"):
-        generator, scheduler = make(build(drafter, batch_size=3, acceptance=acceptance))
-    else:
-        own = shared_generator(drafter, batch_size=3, acceptance=acceptance)
-        generator, scheduler = make(own)
+    is_made = drafter == "model" and acceptance == "rejection"
+    generator, scheduler = made if is_made else make(of(drafter, acceptance, batch_size=3))
+    alone = of(drafter, acceptance)
     scheduler.slots.clear()
     text, found = list(QUESTION), []
     for _ in range(3):
@@ -93,9 +99,9 @@ def test_the_next_turn_reads_only_what_is_new(made, case):
         (draft_length,) = draft_length_of(scheduler, ask)
         num_cached, result = found[-1]
         assert num_cached == num_known
-        if drafter in ("model", "hierarchical", "tree"):
+        if drafter in ("model", "hierarchical", "tree", "eagle", "dflash", "mtp"):
             assert draft_length == max(num_cached - PAGE, 0)
-        expected = single(drafter, acceptance).generate(Request(text, settings))
+        expected = alone.generate(Request(text, settings))
         assert result.token_ids == expected.token_ids
         text += [*result.token_ids, *MORE]
     assert found[-1][0] == 2 * PAGE
@@ -124,11 +130,11 @@ def test_what_two_answers_share_is_not_written(made):
         ]
 
     numbers, before = contents()
-    assert all(len(pages) == 2 for pages in numbers)
+    assert list(map(len, numbers)) == [2, 1]
     for word in (3, 4):  # one after another, after 128 tokens
         num_cached, result = answer(generator, scheduler, [*text, word], settings)
         assert num_cached == 2 * PAGE
-        expected = single("model").generate(Request([*text, word], settings))
+        expected = of("model").generate(Request([*text, word], settings))
         assert result.token_ids == expected.token_ids
     for part, pages in enumerate(numbers):
         leaves = jax.tree.leaves(slots._batch._layers[part])
@@ -153,8 +159,11 @@ def test_sampled_rows_that_choose_find_what_they_would_find_alone(made):
     try:
         engine.numbers = (0, 1, 2)
         assert not batch.shares_drafter_pages(row)
-        assert batch.shares_drafter_pages(row._replace(settings=SETTINGS["greedy"]))
-        engine.is_coupled = True
+        greedy = row._replace(settings=SETTINGS["greedy"])
+        assert batch.shares_drafter_pages(greedy)
+        engine.is_lossless = False
+        assert not batch.shares_drafter_pages(greedy), "its tokens follow from its drafts, too"
+        engine.is_lossless = engine.is_coupled = True
         assert batch.shares_drafter_pages(row)
     finally:
-        engine.numbers, engine.is_coupled = (), False
+        engine.numbers, engine.is_coupled, engine.is_lossless = (), False, True

@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
         for node in tree._by_use:
             assert self.device.holds(0, node.page.pages, node.chunk)
             if node.page.draft_pages:
-                assert self.device.holds(1, node.page.draft_pages, node.chunk)
+                assert self.device.holds(1, node.page.draft_pages, node.parent.chunk)
 
     @invariant()
     def every_row_finds_its_text(self):
@@ -277,6 +277,26 @@ def test_answers_of_drafters_that_count_are_not_kept():
             slots.run(5)
         slots.finish(0, text=[*device.texts[0][: 2 * PAGE + 3]])
         assert len(slots.tree) == count
+
+
+def test_a_drafters_slot_follows_from_the_next_token_too():
+    """That of a pair of tokens, at the end of a page: texts that part there share no such page."""
+    device = Device(1)
+    slots = BatchSlots(device, 100, PAGE)
+    beginning, first, second = ([word] * PAGE for word in (1, 2, 3))
+
+    def ask(prompt):
+        slots.begin(0, Row(SamplingParams(), prompt, (0,), MOST))
+        while slots._reading is not None:
+            slots.read(0)
+        slots.finish(0, text=[*prompt, 5])
+        return device.reading_draft_length, device.reading_pages[1][0]
+
+    (_, (length, page)), (_, (other_length, other_page)) = (
+        [ask([*beginning, *own, 4]) for _ in range(2)] for own in (first, second)
+    )
+    assert (length, other_length) == (PAGE, PAGE)
+    assert page != other_page
 
 
 @pytest.mark.slow

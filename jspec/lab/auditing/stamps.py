@@ -7,6 +7,7 @@ has changed, nothing is known.
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
@@ -53,9 +54,11 @@ def subject_key(subject: Subject) -> dict[str, Any]:
     return json.loads(json.dumps(key))  # tuples are lists there
 
 
-def _model_digests(model: LoadedModel) -> dict[str, str]:
+def _model_digests(model: LoadedModel) -> dict[str, str | None]:
+    """Returns what a model's weights follow from: its files, and how they were rounded."""
     path = find_model(model.name)
-    return {"random weights": model.name} if path is None else file_digests(path)
+    digests = {"random weights": model.name} if path is None else file_digests(path)
+    return {**digests, "quantization": model.quantization}
 
 
 def file_digests(path: pathlib.Path) -> dict[str, str]:
@@ -64,9 +67,16 @@ def file_digests(path: pathlib.Path) -> dict[str, str]:
     digests = {}
     for file in files:
         name = file.name if file == path else file.relative_to(path).as_posix()
-        with file.open("rb") as opened:
-            digests[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+        about = file.stat()
+        digests[name] = _file_digest(file, about.st_size, about.st_mtime_ns)
     return digests
+
+
+@functools.cache  # a suite asks for those of the same gigabytes for each of its rows
+def _file_digest(file: pathlib.Path, size: int, modified: int) -> str:
+    del size, modified  # of another file of this name
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict[str, Any]:

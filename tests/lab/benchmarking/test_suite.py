@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -229,6 +230,17 @@ def test_more_rows_decide_an_inconclusive_audit(ask, monkeypatch):
     assert audited == [4] * 3 + [8] * 3
 
 
+def test_a_file_that_has_changed_has_another_digest(tmp_path):
+    """Each is read once, unless it was written anew."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = stamps.file_digests(path)
+    assert stamps.file_digests(path) == first
+    path.write_bytes(b"two")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert stamps.file_digests(path) != first
+
+
 def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
     """Guards against a stamp that another model, rule or temperature would get."""
     ask()
@@ -248,6 +260,8 @@ def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
         {"num_draft_tokens": "auto"},
         {"settings": dataclasses.replace(settings, temperature=0.9)},
         {"target": make_model(name=str(other))},
+        {"target": dataclasses.replace(model, quantization="int8")},
+        {"draft": dataclasses.replace(model, quantization="packed_a8")},
     ):
         assert stamps.find_stamp(dataclasses.replace(subject, **changes)) is None, changes
     lossy = dataclasses.replace(subject, acceptance="typical")
