@@ -105,7 +105,7 @@ def spoil(tmp_path):
         ("--compare=none --draft_layers=1", "draft_layers with a drafter that reads it"),
         ("--compare=none,ngram --lenience=0.3", "(lenient, lenient_argmax), got it with 'ngram'"),
         ("--compare=none --draft_temperature=1", "expected draft_temperature with a drafter that"),
-        ("--compare=none --max_seq_len=3 --prompt=hello", "prompt 0: expected a prompt of fewer"),
+        ("--compare=none --max_seq_len=2", "prompt 0: expected a prompt of fewer"),
         ("--chat", "no chat template: expected --nochat (in Python chat=False)"),
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),

@@ -292,7 +292,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
         )
     assert done.returncode == 2
     device, error = without_notices(done.stderr.decode())
-    assert device.endswith(" tokens)")
+    assert device.endswith(" slots)")
     assert error == "error: standard output cannot be written: No space left on device"
     assert len(read(path)) == 1
 
