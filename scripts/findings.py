@@ -1,6 +1,6 @@
 """Draws the figures of docs/findings.md from what experiments have left.
 
-    python -m scripts.findings --heat=benchmarks/draft_temperature --folder=docs/pictures
+    python -m scripts.findings --heat=benchmarks/results/2026-11-27-cpu-draft-temperature --folder=docs/pictures
 
 The predictions are those of configs/paper_walltime.py (`benchmarks/paper_walltime`), the trees
 those of configs/trees.py (`benchmarks/results`), the drafts' temperatures those of
@@ -35,7 +35,9 @@ _TREES = flags.DEFINE_list(
     "Results of two runs of configs/trees.py: of SmolLM2, and of a pair.",
 )
 _HEAT = flags.DEFINE_string(
-    "heat", "benchmarks/draft_temperature", "Folder of a run of configs/draft_temperature.py."
+    "heat",
+    "benchmarks/results/2026-11-27-cpu-draft-temperature",
+    "Folder of a run of configs/draft_temperature.py.",
 )
 _FOLDER = flags.DEFINE_string("folder", "docs/pictures", "Where the pictures are written.")
 

@@ -1,6 +1,7 @@
-"""scripts/gpu_train.py: its plan, what it keeps, what it refuses; a rehearsal trains a head."""
+"""scripts/gpu_train: its plan, what it keeps, what it refuses; a rehearsal trains a head."""
 
 import json
+import pathlib
 import re
 
 import jax
@@ -8,13 +9,14 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.training.chain_loss import SCORE
-from scripts import gpu_train
-from scripts.gpu_train import CALL_SECONDS, Plan, keep, steps_of
+from scripts.gpu_train import steps as gpu_steps
+from scripts.gpu_train.steps import Plan, keep, steps_of
 from tests import tiny_models
 from tests.programs import environment, run
 from tests.tiny_heads import SAVE_HEAD
 from tests.training.folders import read_metrics
 
+ROOT = pathlib.Path(__file__).parents[2]
 MODULE = "scripts.gpu_train"
 MOST_BYTES = 16 << 20  # of a file that comes back
 
@@ -26,8 +28,10 @@ def make_plan(folder, drafter="eagle", fields=None):
 def test_the_plan_fits_into_one_call(tmp_path):
     """And the text of --help has the steps and their seconds."""
     steps = steps_of(make_plan(tmp_path))
-    assert sum(step.seconds for step in steps) <= CALL_SECONDS
-    rows = re.findall(r"^\| (\w+) \| (\d+) \|", gpu_train.__doc__, re.MULTILINE)
+    text = (ROOT / "scripts" / "gpu_train" / "__main__.py").read_text()  # its flags are global
+    most = int(re.search(r"^CALL_SECONDS = (\d+)$", text, re.MULTILINE)[1])
+    assert sum(step.seconds for step in steps) <= most < 600
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", text, re.MULTILINE)
     assert rows == [(step.name, str(step.seconds)) for step in steps]
 
 
@@ -44,7 +48,7 @@ def test_fields_of_the_flags_come_last(tmp_path, drafter):
 
 def test_what_is_kept_fits_and_joins(tmp_path, monkeypatch):
     """The head in int8 and, in parts, the file that was trained; an earlier head is replaced."""
-    monkeypatch.setattr(gpu_train, "_PIECE", 5000)
+    monkeypatch.setattr(gpu_steps, "_PIECE", 5000)
     workdir, results = tmp_path / "run", tmp_path / "results"
     results.mkdir()
     SAVE_HEAD["eagle"](workdir / "head", tiny_models.CONFIG)
@@ -56,7 +60,7 @@ def test_what_is_kept_fits_and_joins(tmp_path, monkeypatch):
     whole = (workdir / "head" / "model.safetensors").read_bytes()
     assert b"".join(part.read_bytes() for part in parts) == whole
     assert 0 < (results / "head" / "model.safetensors").stat().st_size < len(whole)
-    assert gpu_train._PIECE < MOST_BYTES
+    assert gpu_steps._PIECE < MOST_BYTES
 
 
 @pytest.mark.slow
