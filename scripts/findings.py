@@ -1,6 +1,6 @@
 """Draws the figures of docs/findings.md from what experiments have left.
 
-    python -m scripts.findings --heat=benchmarks/results/2026-11-27-cpu-draft-temperature --folder=docs/pictures
+    python -m scripts.findings --folder=docs/pictures
 
 The predictions are those of configs/paper_walltime.py (`benchmarks/paper_walltime`), the trees
 those of configs/trees.py (`benchmarks/results`), the drafts' temperatures those of
