@@ -102,7 +102,7 @@ class Device:
         self.lengths[row] = len(reading.prompt)
         # The drafter reads the prompt in the first round.
         begin = self.draft_lengths[row] = self.reading_draft_length
-        if row % 4 < 3:
+        if row % 4 != 1:
             self.write(1, self.pages[row][1], begin, reading.prompt[begin:])
             self.draft_lengths[row] = len(reading.prompt)
         return "the first token"
@@ -123,11 +123,11 @@ class Device:
             for _ in range(num_rounds):
                 if len(text) + 1 < MOST:
                     drafts = rng.integers(1, 9, BLOCK).tolist()
-                    for part in range(2 if row % 4 < 3 else 1):
+                    for part in range(2 if row % 4 != 1 else 1):
                         self.write(part, self.pages[row][part], len(text), drafts)
                     text += drafts[: min(1 + rng.integers(BLOCK), MOST - 1 - len(text))]
             self.lengths[row] = len(text)
-            if row % 4 < 3:
+            if row % 4 != 1:
                 self.draft_lengths[row] = len(text)
 
     def finish(self, row):
