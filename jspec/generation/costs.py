@@ -246,9 +246,10 @@ def measure_costs(
                 for row in (ready, lagging)
             ]
 
-        ready, _ = ready_and_lagging(texts.rounds)
+        ready, lagging = ready_and_lagging(texts.rounds)
         seconds.append(_time_rounds(engine, params, ready, drafter, progress, place * num_each))
-        ready, lagging = ready_and_lagging(texts.reading)
+        if drafter.has_lag and texts.reading != texts.rounds:
+            ready, lagging = ready_and_lagging(texts.reading)
         reading.append(_time_reading(engine, params, ready, lagging, drafter))
     return RoundCosts(
         tuple(contexts), engine.numbers, tuple(drafters), tuple(seconds), tuple(reading)
