@@ -45,6 +45,7 @@ from jspec.lab.benchmarking.measurement import (
     methods_asked_for,
     wants_transformers,
 )
+from jspec.lab.benchmarking.operations import measure_operations
 from jspec.lab.benchmarking.roofline import measure_roofline
 from jspec.lab.benchmarking.server import measure_server
 from jspec.lab.benchmarking.suite import measure_suite
@@ -92,6 +93,7 @@ _MODES: dict[str, Callable[[Measurement], Iterator[Outcome]]] = {
     "methods": compare,
     "suite": measure_suite,
     "round": measure_roofline,
+    "operations": measure_operations,
     "server": measure_server,
 }
 

@@ -1,6 +1,7 @@
 """The flags of `python -m jspec.benchmark`, and which mode of measuring reads which of them."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -29,11 +30,13 @@ _READ_BY = {  # besides those of `_ALWAYS`
     "suite": f"suite target dtype {_MODELS} {_PROMPTS} per_category repeats temperature "
     "max_seq_len minutes audit_rows",
     "round": f"target dtype {_MODELS} quick trace_folder",
+    "operations": f"target dtype {_MODELS} {_PROMPTS} per_category temperature batch_sizes",
     "server": f"url streams {_PROMPTS} per_category repeats temperature",
 }
 _MEASURE = (
     "What to measure. methods: whole answers of jspec and of other libraries, side by side; round: "
-    "calls and rounds beside the least time that this machine needs; server: a running server, "
+    "calls and rounds beside the least time that this machine needs; operations: a round of each "
+    "drafter by its operations, in batches of --batch_sizes; server: a running server, "
     "asked by several clients at once; suite: what --suite names."
 )
 # What a suite takes where nobody says otherwise: it has many rows.
@@ -131,6 +134,7 @@ _HOLDERS = [
     ),
     flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server."),
     flags.DEFINE_list("streams", ["1", "2", "4", "8"], "Numbers of clients that ask at once."),
+    flags.DEFINE_list("batch_sizes", ["1", "4", "8", "16"], "Numbers of rows answered at once."),
     flags.DEFINE_string(
         "output_json", None, "Write everything to this JSON file, as it is measured. The same "
         "command goes on with a run of methods that was broken off."
@@ -170,7 +174,19 @@ def read_flags() -> dict[str, Any]:
                 f"{mode}"
             )
     _check_values(values)
+    for name in {"streams", "batch_sizes"} & {*names}:
+        values[name] = _read_counts(name, values[name])
     return {name: values[name] for name in names}
+
+
+def _read_counts(name: str, texts: Sequence[str]) -> list[int]:
+    """Returns the whole numbers of a list; refuses an empty one."""
+    if not texts or not all(text.isdecimal() for text in texts):
+        given = ",".join(texts) or "none"
+        raise InputError(f"expected --{name} as whole numbers, got {given!r}")
+    for text in texts:
+        check_range(name, int(text), 1, 4096)
+    return [int(text) for text in texts]
 
 
 def _check_suite(values: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from jspec.kernels.backend import (
     awaits_graph_trial,
     compiling_for,
     one_graph_options,
+    row_major,
     run_options,
     trying_options,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "reads_rows_in_place",
     "rms_norm",
     "rotate_heads",
+    "row_major",
     "run_if",
     "run_options",
     "smallest_rank",

@@ -61,6 +61,17 @@ def pinned(layer: Float[Array, "b k s h"]) -> Float[Array, "b k s h"]:
     return with_layout_constraint(layer, Layout(major_to_minor=order))
 
 
+def row_major(logits: Float[Array, "*b v"]) -> Float[Array, "*b v"]:
+    """Returns logits, on a CPU laid out as the product that made them leaves them.
+
+    Else a branch that is not taken, such as that of sampling, may choose a layout for all, and XLA
+    copies what the kernels read. Such a copy also moves the program to another thread.
+    """
+    if backend() != "cpu":
+        return logits
+    return with_layout_constraint(logits, Layout(major_to_minor=tuple(range(logits.ndim))))
+
+
 def run_options() -> dict[str, int | str] | None:
     """Returns XLA's options for the program of many rounds; None for its defaults.
 

@@ -51,8 +51,8 @@ _CPP_COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 240  # of a compilation at most
 _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
-    "smallest_rank", "first_argmax", "write_rows", "grouped_product", "attend_pages", "write_pages",
-    "unwritten",
+    "smallest_rank", "first_argmax", "table_rows", "write_rows", "grouped_product", "attend_pages",
+    "write_pages", "unwritten",
 )  # fmt: skip
 _PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 _IN_PLACE = {"write_rows": {0: 0}, "write_pages": {0: 0}}  # operands that are changed and returned

@@ -58,6 +58,15 @@ def table_rows(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     if isinstance(table, PackedKernel):
         return packed_rows(table, ids)
     assert not isinstance(table, JoinedKernel)  # a table is one tensor
+    return _float_rows(table, ids)
+
+
+@library.in_cpp(
+    "table_rows",
+    lambda table, ids: jax.ShapeDtypeStruct((*ids.shape, table.shape[1]), table.dtype),
+    lambda table, ids: table.dtype in _FEW_ROWS and ids.dtype == jnp.int32 and len(table) > 0,
+)
+def _float_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     return table[ids]
 
 

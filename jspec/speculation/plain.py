@@ -26,10 +26,12 @@ def plain_step(
     """Feeds the newest token of every row to the target, and draws the next token."""
     cache = state.target_cache
     # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
-    logits, _, cache = target(params.target, state.last_token[:, None], cache)
+    with jax.named_scope("target"):
+        logits, _, cache = target(params.target, state.last_token[:, None], cache)
     settings = state.settings.after(state.last_token)
     logits = as_read(logits, settings)
-    token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
+    with jax.named_scope("choice"):
+        token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
     token = token[:, None]
     ones = jnp.ones_like(state.last_token)
     num_tokens, is_done = cut_at_end(state, token, ones)

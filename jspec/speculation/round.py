@@ -24,6 +24,7 @@ slots after `length`. Those are not visible, and the next block overwrites them.
 In the order of the file: the verify call, in the width that is needed; the verdict, which is the
 acceptance rule applied to the target's logits; what is emitted, and where a row ends, which is at a
 stop token or the length limit, inside a block as in plain decoding; and the round made of these.
+Scopes name the parts, so that a profile can add up their operations.
 """
 
 import functools
@@ -46,7 +47,7 @@ from jspec.common.typing import (
     TargetProbs,
     Tokens,
 )
-from jspec.kernels import run_if, whole
+from jspec.kernels import row_major, run_if, whole
 from jspec.sampling.distribution import sample, token_logprobs
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, Switches, process_drafts
@@ -69,6 +70,7 @@ from jspec.speculation.types import (
 _State = TypeVar("_State")
 
 
+@jax.named_scope("target")
 def call_on_block(
     target: ApplyFn,
     params: Params,
@@ -183,6 +185,7 @@ def in_smallest(
     return state, info
 
 
+@jax.named_scope("choice")
 def judge(
     rule: AcceptanceRule,
     logits: AnyLogits,
@@ -322,6 +325,7 @@ def speculative_step(
     return verify(params, state, proposal, widths=widths, **shared)
 
 
+@jax.named_scope("draft")
 def propose(
     params: ModelParams,
     state: SpecState,
@@ -441,6 +445,7 @@ def _verify_and_commit(
     logits, hidden, cache = call_on_block(
         target, params.target, block, cache, proposal, tree, drafter.hidden_layers, packing
     )
+    logits = jax.tree.map(row_major, logits)  # a device's part, where they are split
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings  # they have seen the last token: see `propose`
     # The cache holds every token but the newest, so the round's first token has position
@@ -467,10 +472,12 @@ def _verify_and_commit(
     # the accepted drafts. So the first `num_tokens` tokens of the block are committed.
     valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
     last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
+    with jax.named_scope("observe"):
+        draft = drafter.observe(params.draft, state.draft, block, hidden, valid)
     # Rejected drafts are rolled back by not being committed: `length` stops before their slots.
     state = state.replace(
         target_cache=cache.commit(num_tokens, verdict.path),
-        draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
+        draft=draft,
         last_token=jnp.where(state.is_done, state.last_token, last),
         settings=settings.after_all(block[:, 1:], valid[:, 1:]),
     )
