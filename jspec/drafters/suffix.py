@@ -38,13 +38,10 @@ from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
     DraftingTrees,
     Shape,
-    TreeSizeOptions,
     certain_tree_shape,
-    option,
 )
 from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.acceptance.types import Proposal
@@ -125,42 +122,6 @@ _NUM_PLACES = MOST_PLACES // 2  # that are asked in the text, and as many in all
 # prompts of Spec-Bench at temperature 0.
 _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (0.75, 0.76),
             (0.8, 0.85), (0.93, 0.97))  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class SuffixOptions(TreeSizeOptions):
-    """Of `suffix`."""
-
-    draft_corpus: str | None = option(
-        None,
-        "For suffix: a file of earlier answers (.jsonl, as --output_json writes) or of one plain "
-        "text, in which the text's end is looked up, too.",
-    )
-    suffix_growth: float = option(
-        4.0,
-        "For suffix: propose at most this times the length of the match.",
-        between=(1, 100),
-    )
-    suffix_min_share: float = option(
-        0.1,
-        "For suffix: stop where a smaller share of the places that match go on like this.",
-        between=(0, 1),
-    )
-    # A cascade's other members have better drafts than those of one token's match. A tree has room
-    # for theirs as well.
-    suffix_min_match: int = option(
-        0,
-        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade of chains. "
-        "Tokens that match in --draft_corpus count one less.",
-        between=(0, MAX_MATCH),
-    )
-    draft_memory: int = option(
-        0,
-        "For suffix: look the text's end up in this many earlier answers of this run or server, "
-        "too, where the answer does not depend on drafts: at temperature 0, or with --acceptance="
-        "coupled.",
-        between=(0, 4096),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +213,8 @@ class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
         return best_of_matches(self.shape, matches, scores, inputs, kind), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter, of chains or of trees."""
     options, shape = spec.options, certain_tree_shape(spec)
     sources: tuple[Corpus | AnswerMemory, ...] = ()
     if options.draft_corpus is not None:
@@ -270,12 +232,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     if shape is not None:
         drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, sources)
-
-
-ENTRY = DrafterEntry(
-    name="suffix",
-    build=_build,
-    proposes="what most often followed text that ended like this",
-    source="2411.04975",
-    options=SuffixOptions,
-)

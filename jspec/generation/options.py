@@ -22,7 +22,7 @@ from jspec.drafters import (
     read_options,
     with_shipped_head,
 )
-from jspec.drafters.spec import LIKELIEST
+from jspec.drafters.options import LIKELIEST
 from jspec.generation.costs import RoundCosts
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from jspec.common.timing import Loop, seconds_each, timed
 from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import ENTRY, make_eagle_drafter
+from jspec.drafters.eagle import make_eagle_drafter
 from jspec.drafters.eagle_head import init_eagle_params
+from jspec.drafters.registry import REGISTRY
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
@@ -246,7 +247,7 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
         f"1B, {kind}": Generator(target, load("1b", quantization=kind), drafter="model", **options)
         for kind in _DRAFT_WEIGHTS
     }
-    eagle = dataclasses.replace(ENTRY, build=_build_eagle)
+    eagle = dataclasses.replace(REGISTRY["eagle"], build=_build_eagle)
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
     generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)

@@ -22,10 +22,10 @@ from jspec.drafters import (
 )
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.options import option_title
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
-from jspec.drafters.registry import drafters_table
-from jspec.drafters.spec import REGISTRY, option_title
+from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter, count_ngrams, save_table
 from jspec.speculation.types import Drafter

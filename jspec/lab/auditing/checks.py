@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafters.spec import TreeOptions
+from jspec.drafters.options import TreeOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
 from jspec.generation.options import settings_read_by

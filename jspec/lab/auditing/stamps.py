@@ -18,7 +18,7 @@ from jspec import kernels
 from jspec.common.kept import keep, read_kept
 from jspec.common.user_cache import cache_dir
 from jspec.drafters import with_shipped_head, without_unread
-from jspec.drafters.head_folder import find_head
+from jspec.drafters.spec import find_head
 from jspec.generation import provenance
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
 from jspec.weights.resolver import LoadedModel, find_model

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import head_folder as shipped
+from jspec.drafters import spec as shipped
 from jspec.lab.auditing.checks import (
     check_edges,
     check_parity,
