@@ -11,6 +11,7 @@ from jspec.common.errors import InputError
 from jspec.kernels import PackedKernel
 from jspec.models import init_cache, make_apply
 from jspec.models.families import FAMILIES as KNOWN
+from jspec.models.families import find_family, find_gguf_family
 from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
@@ -67,6 +68,15 @@ def test_logits_equal_those_of_transformers(family):
             "logits_scale": hf_config.logits_scale,
         }
         assert dataclasses.replace(config, **kept, **rounded) == hf_config
+
+
+def test_the_list_of_families_agrees_with_their_files():
+    """Guards against a line that names another family's file, or another GGUF architecture."""
+    for model_type, family in KNOWN.items():
+        assert family.model_type == model_type
+        assert find_family([family.architecture], model_type) is family
+        if (form := family.gguf) is not None:
+            assert find_gguf_family(form.architecture, form.has_experts) == (family, form)
 
 
 def test_every_family_that_llama_cpp_has_is_written_here():

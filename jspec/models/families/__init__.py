@@ -1,25 +1,63 @@
-"""The families of models that jspec can run: one file and one line here for each."""
+"""The families of models that jspec can run: one file and one line here for each.
+
+A family's file is imported when a model of it is loaded.
+"""
 
 import difflib
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jspec.models.families.family import Family, GgufForm
-from jspec.models.families.gemma import GEMMA2, GEMMA3
-from jspec.models.families.granite import GRANITE
-from jspec.models.families.llama import LLAMA
-from jspec.models.families.mistral import MISTRAL, MIXTRAL
-from jspec.models.families.olmo2 import OLMO2
-from jspec.models.families.phi3 import PHI3
-from jspec.models.families.qwen import MIMO, QWEN2, QWEN3, QWEN3_MOE
-from jspec.models.families.smollm3 import SMOLLM3
-from jspec.models.families.t5 import T5
-from jspec.models.families.whisper import WHISPER
 
-_ALL = (
-    LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA2, GEMMA3, PHI3, OLMO2, SMOLLM3, GRANITE, MIXTRAL, QWEN3_MOE,
-    MIMO, T5, WHISPER,
-)  # fmt: skip
-FAMILIES = {family.model_type: family for family in _ALL}  # by `DecoderConfig.family`
+
+class _Line(NamedTuple):
+    """What files of models call a family, and where it is."""
+
+    architecture: str  # in config.json
+    model_type: str  # the other name there, and `DecoderConfig.family`
+    file: str  # in this folder
+    name: str  # in that file
+    gguf: str | None = None  # architecture in GGUF files; None if llama.cpp does not write it
+    has_experts: bool = False
+
+
+_LINES = (
+    _Line("LlamaForCausalLM", "llama", "llama", "LLAMA", "llama"),
+    _Line("Qwen2ForCausalLM", "qwen2", "qwen", "QWEN2", "qwen2"),
+    _Line("Qwen3ForCausalLM", "qwen3", "qwen", "QWEN3", "qwen3"),
+    _Line("MistralForCausalLM", "mistral", "mistral", "MISTRAL"),
+    _Line("Gemma2ForCausalLM", "gemma2", "gemma", "GEMMA2", "gemma2"),
+    _Line("Gemma3ForCausalLM", "gemma3_text", "gemma", "GEMMA3", "gemma3"),
+    _Line("Phi3ForCausalLM", "phi3", "phi3", "PHI3", "phi3"),
+    _Line("Olmo2ForCausalLM", "olmo2", "olmo2", "OLMO2", "olmo2"),
+    _Line("SmolLM3ForCausalLM", "smollm3", "smollm3", "SMOLLM3", "smollm3"),
+    _Line("GraniteForCausalLM", "granite", "granite", "GRANITE", "granite"),
+    _Line("MixtralForCausalLM", "mixtral", "mistral", "MIXTRAL", "llama", has_experts=True),
+    _Line("Qwen3MoeForCausalLM", "qwen3_moe", "qwen", "QWEN3_MOE", "qwen3moe", has_experts=True),
+    _Line("MiMoForCausalLM", "mimo", "qwen", "MIMO"),
+    _Line("T5ForConditionalGeneration", "t5", "t5", "T5"),
+    _Line("WhisperForConditionalGeneration", "whisper", "whisper", "WHISPER"),
+)
+
+
+class _Families(Mapping[str, Family]):
+    """All families by `model_type`; each is imported when it is looked up."""
+
+    _lines = {line.model_type: line for line in _LINES}
+
+    def __getitem__(self, model_type: str) -> Family:
+        line = self._lines[model_type]
+        return getattr(importlib.import_module(f"jspec.models.families.{line.file}"), line.name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+FAMILIES = _Families()
 
 
 def find_family(architectures: Sequence[str] | None, model_type: str | None) -> Family:
@@ -28,18 +66,18 @@ def find_family(architectures: Sequence[str] | None, model_type: str | None) -> 
     Raises:
       ValueError: it is none of those that jspec knows, or the two keys disagree.
     """
-    by_name = {family.architecture: family for family in _ALL}
     if not architectures:
-        names, known, families = [model_type or "llama"], list(FAMILIES), FAMILIES
+        names, types = [model_type or "llama"], {name: name for name in FAMILIES}
     else:
-        names, known, families = list(architectures), list(by_name), by_name
-    if len(names) != 1 or names[0] not in known:
-        nearest = difflib.get_close_matches(str(names[0]), known, 1, 0.0)[0]
+        names = list(architectures)
+        types = {line.architecture: line.model_type for line in _LINES}
+    if len(names) != 1 or names[0] not in types:
+        nearest = difflib.get_close_matches(str(names[0]), types, 1, 0.0)[0]
         raise ValueError(
-            f"expected an architecture among {', '.join(known)}; got {', '.join(map(str, names))}, "
+            f"expected an architecture among {', '.join(types)}; got {', '.join(map(str, names))}, "
             f"to which {nearest} is the nearest"
         )
-    family = families[names[0]]
+    family = FAMILIES[types[names[0]]]
     if model_type not in (None, family.model_type):
         expected = f"expected model_type to be {family.model_type!r}"
         raise ValueError(f"{expected}, as {family.architecture} has it; got {model_type!r}")
@@ -52,11 +90,12 @@ def find_gguf_family(architecture: object, has_experts: bool) -> tuple[Family, G
     Raises:
       ValueError: an architecture that jspec does not know.
     """
-    forms = [(family, family.gguf) for family in _ALL if family.gguf is not None]
-    for family, form in forms:
-        if (form.architecture, form.has_experts) == (architecture, has_experts):
-            return family, form
-    known = sorted({form.architecture for _, form in forms})
+    for line in _LINES:
+        if line.gguf is not None and (line.gguf, line.has_experts) == (architecture, has_experts):
+            family = FAMILIES[line.model_type]
+            assert family.gguf is not None
+            return family, family.gguf
+    known = sorted({line.gguf for line in _LINES if line.gguf is not None})
     nearest = difflib.get_close_matches(str(architecture), known, 1, 0.0)[0]
     experts = " with experts" if has_experts else " without experts"
     experts = experts if architecture in known else ""
