@@ -22,7 +22,7 @@ from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_dflash
 from tests.weights.tokenizers.test_tokenizer import make_backend
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jspec import kernels
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.common.typing import ApplyFn, Params
@@ -316,7 +316,7 @@ class Engine:
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
         # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
         # Of other processes' rows each must know the tokens: they decide alike what comes next.
-        infos, counts = exchange.fetch((infos, counts))
+        infos, counts = processes.fetch((infos, counts))
         return jax.tree.map(lambda leaf: leaf[: counts.max()], infos)
 
     def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:

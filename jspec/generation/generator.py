@@ -37,10 +37,10 @@ from jspec.generation.options import (
     choose_method,
     make_spec,
 )
+from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
-from jspec.generation.sources import encode_text, read_prompt
 from jspec.sampling.processors import Processor
 from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.acceptance import BUILT_IN

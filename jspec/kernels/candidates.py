@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.kept import note
+from jspec.common.user_cache import note
 from jspec.kernels import library
 from jspec.kernels.backend import backend, has_bfloat16, is_foreign
 from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, fastest, race

@@ -29,8 +29,8 @@ import numpy as np
 from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.kept import note
 from jspec.common.memory import available_bytes, tree_bytes
+from jspec.common.user_cache import note
 from jspec.kernels.backend import run_options
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
 from jspec.kernels.verdicts import Verdict

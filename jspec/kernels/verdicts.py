@@ -20,8 +20,7 @@ import jax
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import read_json
-from jspec.common.kept import keep, note, read_kept
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, keep, note, read_kept
 from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`

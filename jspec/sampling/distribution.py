@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import AnyLogits, Logits, Probs
+from jspec.common.typing import AnyLogits, Logits, Probs, RowCounts, RowSeeds, RowTokens
 from jspec.kernels import (
     SplitLogits,
     first_largest,
@@ -30,6 +30,7 @@ from jspec.kernels import (
     whole,
     with_own_part,
 )
+from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
 
 MOST_OF_A_PART = 64
@@ -235,3 +236,29 @@ def token_logprobs(
     # Half a millisecond a row: only where somebody asks.
     ids, best = jax.lax.cond(settings.wants_top.any(), top, none)
     return logprobs.replace(top_ids=ids, top=best)
+
+
+def draw_next(
+    logits: AnyLogits, settings: SamplingSettings, seed: RowSeeds, position: RowCounts
+) -> tuple[RowTokens, Probs | None]:
+    """Draws each row's next token as plain decoding does.
+
+    The logits [b v] are those before the processors; see `speculation.round.as_read`.
+
+    The token's position, counted from the start of the prompt, keys the noise. Where
+    log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.
+    """
+    logits, settings = settings.process(logits), settings.without_processors()
+    has_logprobs = settings.switches.logprobs
+
+    def by_distribution() -> tuple[RowTokens, Probs | None]:
+        probs = sampling_probs(logits[:, None], settings)
+        noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
+        return sample(probs[:, 0], noise), probs if has_logprobs else None
+
+    def by_best() -> tuple[RowTokens, Probs | None]:
+        probs = sampling_probs(logits[:, None], settings) if has_logprobs else None
+        return best_token(logits), probs
+
+    # Where all temperatures are 0, no distribution over the vocabulary need be computed.
+    return jax.lax.cond(settings.is_random, by_distribution, by_best)

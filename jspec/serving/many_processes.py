@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.answer import Round
 from jspec.generation.rows import Row
 from jspec.serving.slots import BatchSlots
@@ -72,7 +72,7 @@ class LeadingSlots:
         self._untold.append((name, arguments))
         if name != "reserve":  # which runs no program: it is told with the next call
             unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
-            exchange.broadcast((self._untold, unwanted))
+            processes.broadcast((self._untold, unwanted))
             self._untold = []
             self._calls.forget(unwanted)
         return None if name == _STOP else self._calls.make(name, arguments)
@@ -140,7 +140,7 @@ def follow(slots: BatchSlots) -> None:
         signal.signal(number, signal.SIG_IGN)
     calls = _Calls(slots)
     while True:
-        told, unwanted = exchange.broadcast(None)
+        told, unwanted = processes.broadcast(None)
         calls.forget(unwanted)
         for name, arguments in told:
             if name == _STOP:

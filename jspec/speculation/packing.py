@@ -22,8 +22,7 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import AnyLogits, Params, RowCounts, RowSeeds, TargetProbs
 from jspec.kernels import whole
-from jspec.sampling.distribution import best_token
-from jspec.sampling.draw import draw_next
+from jspec.sampling.distribution import best_token, draw_next
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import match_tokens
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict

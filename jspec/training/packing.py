@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, init_cache, make_apply
@@ -141,7 +141,7 @@ def compute_by_text(
     longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
     by_text = {}
     for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
-        values = exchange.fetch(compute(batch))
+        values = processes.fetch(compute(batch))
         by_text |= {ids: values[span] for span, ids in _spans(batch)}
     return by_text
 

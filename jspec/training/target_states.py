@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from jaxtyping import Array, Float, Float32
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.typing import Params
@@ -101,7 +101,7 @@ class StateStore:
         model, sizes = _digest_of(target, layers), {"seq_len": seq_len, "batch_size": batch_size}
         paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
         # The first of several processes writes, in a folder that all see.
-        is_stored = exchange.of_first(lambda: [path.exists() for path in paths])
+        is_stored = processes.of_first(lambda: [path.exists() for path in paths])
         num_done = sum(is_stored)
         progress = Progress(len(paths), num_done, "hidden-state file")
         nothing = np.zeros([0, *shape], jnp.bfloat16)  # of a text without tokens
@@ -109,7 +109,7 @@ class StateStore:
             if not is_there:
                 by_text = compute_by_text(functools.partial(run, target.params), group, **sizes)
                 whole = np.concatenate([by_text.get(text.ids, nothing) for text in group])
-                exchange.of_first(functools.partial(_write, path, whole))
+                processes.of_first(functools.partial(_write, path, whole))
                 num_done += 1
                 progress.show(num_done)
             ends = np.cumsum([len(text.ids) for text in group])
@@ -154,7 +154,7 @@ def _digest_of(target: LoadedModel, layers: tuple[int, ...]) -> str:
     """Returns a digest of a model and some of its layers, made of a sample of its weights."""
     digest = hashlib.sha256(repr((target.config, layers)).encode())
     for leaf in jax.tree.leaves(target.params):
-        digest.update(exchange.fetch(leaf.reshape(-1)[:_SAMPLE]).tobytes())
+        digest.update(processes.fetch(leaf.reshape(-1)[:_SAMPLE]).tobytes())
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from jspec.models import PRESETS, DecoderConfig
 from jspec.weights.published import MODELS, PublishedModel
 from jspec.weights.random_weights import random_params
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
 SIZES = "1b", "3b"

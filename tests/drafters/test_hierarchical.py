@@ -18,7 +18,7 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.request import SamplingParams
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny
 from tests.cases import slow_unless
 from tests.speculation.drive import QUICK, assert_committed_equal, request_settings

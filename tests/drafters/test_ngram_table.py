@@ -11,7 +11,7 @@ import safetensors.numpy
 from jspec.common.errors import InputError
 from jspec.drafters import tables as counting
 from jspec.drafters.tables import count_ngrams, load_table, save_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
 TEXTS = [np.random.default_rng(i).integers(0, 9, 40 * i).tolist() for i in range(5)]

@@ -16,7 +16,7 @@ from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.patterns import compile_pattern, forced_bytes, token_table, utf8_ranges
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG
 from tests.tiny_models import make_generator, shared_generator

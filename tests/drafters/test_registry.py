@@ -29,7 +29,7 @@ from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter, count_ngrams, save_table
 from jspec.speculation.types import Drafter
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
 from jspec.drafters.corpus import MAX_MATCH, corpus_matches, load_corpus, make_corpus
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.drafters.test_suffix import agreeing
 

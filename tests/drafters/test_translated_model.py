@@ -18,8 +18,7 @@ from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
 from jspec.models import init_cache, make_apply
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from jspec.weights.tokenizers.tokenizer import learn_bpe
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, learn_bpe
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject

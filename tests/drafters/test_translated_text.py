@@ -20,8 +20,8 @@ from jspec.drafters.vocabulary_map import (
 from jspec.kernels import NARROW_CHUNK
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.speculation.drive import QUICK
 from tests.weights.tokenizer_texts import many_texts
 from tests.weights.tokenizers.made import MADE, REAL, load, make

@@ -18,7 +18,7 @@ from jspec.speculation.types import SourceView
 from jspec.weights.encoders import check_decoder, have_same_encoder
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
 from tests.tiny_models import make_model
 

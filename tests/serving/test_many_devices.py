@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.request import Request, SamplingParams
 from jspec.kernels import PAGE
 from jspec.serving import many_processes
@@ -69,7 +69,7 @@ def told(monkeypatch):
             return value
         return calls.get(timeout=60)
 
-    monkeypatch.setattr(exchange, "broadcast", broadcast)
+    monkeypatch.setattr(processes, "broadcast", broadcast)
     monkeypatch.setattr(many_processes.signal, "signal", lambda *_: None)  # of main threads alone
     return calls
 

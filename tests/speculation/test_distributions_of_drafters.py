@@ -32,7 +32,7 @@ from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.round import speculative_step
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_blockwise, tiny_dflash, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings

@@ -7,7 +7,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters.token_texts import read_token_texts
 from jspec.training.texts import Text, read_texts, split
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.training.folders import save_texts
 
 TOKENIZER = ByteTokenizer(128, bos_id=1, eos_ids=(0,))

@@ -36,7 +36,7 @@ from jspec.weights.quantize import (
 )
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jspec import kernels
-from jspec.common.kept import keep, read_kept
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, keep, read_kept
 from jspec.drafters import with_shipped_head, without_unread
 from jspec.drafters.spec import find_head
 from jspec.generation import provenance

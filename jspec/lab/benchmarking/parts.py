@@ -23,7 +23,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.kernels import first_argmax, run_options
 from jspec.models import init_cache, make_apply
-from jspec.sampling.draw import draw_next
+from jspec.sampling.distribution import draw_next
 from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal

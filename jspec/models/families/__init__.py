@@ -41,20 +41,21 @@ _LINES = (
 )
 
 
+_BY_TYPE = {line.model_type: line for line in _LINES}
+
+
 class _Families(Mapping[str, Family]):
     """All families by `model_type`; each is imported when it is looked up."""
 
-    _lines = {line.model_type: line for line in _LINES}
-
     def __getitem__(self, model_type: str) -> Family:
-        line = self._lines[model_type]
+        line = _BY_TYPE[model_type]
         return getattr(importlib.import_module(f"jspec.models.families.{line.file}"), line.name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
+        return iter(_BY_TYPE)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(_BY_TYPE)
 
 
 FAMILIES = _Families()

@@ -18,7 +18,7 @@ from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import SamplingParams
 from jspec.lab.experiments.draft_distributions import ForwardPass
 from jspec.lab.experiments.estimates import Estimator
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.lab.analysis import references
 from tests.tiny_models import CONFIG, draft, make_model, target
 
