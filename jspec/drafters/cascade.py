@@ -113,6 +113,11 @@ class CascadeDrafter(Drafter):
         return any(member.reads_text for member in self.members)
 
     @property
+    def keeps_answers(self) -> bool:
+        """Whether any member looks up earlier answers."""
+        return any(member.keeps_answers for member in self.members)
+
+    @property
     def num_runners_up(self) -> int:
         """As many as the member that observes most of them."""
         return max(member.num_runners_up for member in self.members)

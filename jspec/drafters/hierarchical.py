@@ -204,6 +204,11 @@ class HierarchicalDrafter(Drafter):
         return self.inner.can_roll_back
 
     @property
+    def keeps_answers(self) -> bool:
+        """Whether the inner drafter looks up earlier answers."""
+        return self.inner.keeps_answers
+
+    @property
     def has_slot_per_token(self) -> bool:
         """Whether the inner drafter's caches have."""
         return self.inner.has_slot_per_token

@@ -133,12 +133,14 @@ class SuffixDrafter(Remembering):
       growth: at most this times the length of the match are proposed.
       min_share: a draft is proposed if this share of the places that match go on like this.
       min_match: tokens that must match for a draft to be made, one more in the corpus.
+      keeps_answers: whether its sources have earlier answers.
     """
 
     num_draft_tokens: int
     growth: float = 4.0
     min_share: float = 0.1
     min_match: int = 0
+    keeps_answers: bool = False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -228,6 +230,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
         growth=options.suffix_growth,
         min_share=options.suffix_min_share,
         min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),
+        keeps_answers=options.draft_memory > 0,
     )
     if shape is not None:
         drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)

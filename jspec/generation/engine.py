@@ -15,7 +15,6 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.common.typing import ApplyFn, Params
 from jspec.common.user_cache import compile_listeners
-from jspec.drafters.answer_memory import forget, remember
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.models import make_apply
@@ -246,12 +245,21 @@ class Engine:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
         return self.put_request(self.empty_state(1, capacity, switches), row)
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether the drafter looks up earlier answers, which its parameters hold."""
+        return self.drafter is not None and self.drafter.keeps_answers
+
     def remember(self, params: ModelParams, token_ids: Sequence[int]) -> ModelParams:
         """Returns the parameters of the next rounds, which may look up an answer that has ended."""
+        from jspec.drafters.answer_memory import remember  # few drafters do
+
         return params._replace(draft=self.layout.place(remember(params.draft, token_ids)))
 
     def forget(self, params: ModelParams) -> ModelParams:
         """Returns the parameters without the answers that were remembered."""
+        from jspec.drafters.answer_memory import forget
+
         return params._replace(draft=self.layout.place(forget(params.draft)))
 
     def put_request(self, state: SpecState, row: Row) -> SpecState:

@@ -7,8 +7,7 @@ which device or processor it runs on: what follows from that is answered here by
 (`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
-from jspec.kernels.argmax import first_argmax
-from jspec.kernels.attention import attend, attend_capped, reads_rows_in_place
+from jspec.kernels.attention import TAIL, attend, attend_capped, reads_rows_in_place, write_rows
 from jspec.kernels.backend import (
     allow_one_graph,
     awaits_graph_trial,
@@ -17,7 +16,6 @@ from jspec.kernels.backend import (
     run_options,
     trying_options,
 )
-from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.candidates import (
     Fallback,
     await_choices,
@@ -55,6 +53,7 @@ from jspec.kernels.split import (
     MODEL_AXIS,
     SplitKernel,
     SplitLogits,
+    first_argmax,
     first_largest,
     own_part,
     own_part_of,

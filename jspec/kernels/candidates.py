@@ -15,8 +15,8 @@ from jaxtyping import Array
 from jspec.common.errors import InputError, describe_error
 from jspec.common.user_cache import note
 from jspec.kernels import library
-from jspec.kernels.backend import backend, has_bfloat16, is_foreign
-from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, fastest, race
+from jspec.kernels.backend import XLA, asked_kernels, backend, has_bfloat16, is_foreign
+from jspec.kernels.contest import Candidate, Contest, fastest, race
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.trial import (
     WIDTHS,

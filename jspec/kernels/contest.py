@@ -17,7 +17,6 @@ Verdicts are kept in the user's cache. `JSPEC_KERNELS=NAME` in the environment o
 import dataclasses
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from jspec.common.errors import InputError, describe_error
+from jspec.common.errors import describe_error
 from jspec.common.memory import available_bytes, tree_bytes
 from jspec.common.user_cache import note
 from jspec.kernels.backend import run_options
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
 from jspec.kernels.verdicts import Verdict
-
-XLA = "xla"
-NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates
 
 # A candidate rounds where XLA does, and adds in another order. So it has XLA's error but for
 # chance, which moves the largest of some dozen vectors by less than half. A slot too many or too
@@ -126,18 +122,6 @@ class Check(NamedTuple):
     call: Operands
     precise: tuple[Any, Any]
     bounds: Array
-
-
-def asked_kernels() -> str | None:
-    """Returns the candidate that `JSPEC_KERNELS` names; None where a contest decides.
-
-    Raises:
-      InputError: there is no such candidate.
-    """
-    name = os.environ.get("JSPEC_KERNELS") or None
-    if name is not None and name not in NAMES:
-        raise InputError(f"expected JSPEC_KERNELS among {', '.join(NAMES)}; got {name!r}")
-    return name
 
 
 def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:

@@ -13,8 +13,7 @@ from jax.typing import DTypeLike
 
 from jspec.common.errors import InputError
 from jspec.kernels import library
-from jspec.kernels.backend import backend
-from jspec.kernels.contest import asked_kernels
+from jspec.kernels.backend import asked_kernels, backend
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jspec.kernels.cache_write import TAIL
+from jspec.kernels.attention import TAIL
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, unpack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import QuantizedKernel, quantized_rows

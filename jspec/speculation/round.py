@@ -51,7 +51,7 @@ from jspec.sampling.distribution import sample, token_logprobs
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, Switches, process_drafts
 from jspec.speculation.acceptance.chain import match
-from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
+from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.budget import CallSize, grant, smallest_call
 from jspec.speculation.control import Control, agree
@@ -90,7 +90,9 @@ def call_on_block(
         options["first_layer"] = proposal.prefix.num_layers
     if packing is not None:
         return packing.call(target, params, inputs, cache, **options)
-    options |= tree_call(tree, cache.length)
+    if tree is not None:
+        positions = cache.length[:, None] + tree.depths
+        options |= {"positions": positions, "block_mask": tree.mask}
     return target(params, inputs, cache, **options)
 
 

@@ -109,6 +109,7 @@ class Drafter:
       has_lag: whether it may have to read tokens that it was shown before it can propose.
       reads_text: whether what it costs depends on the text: measured on one token repeated, it
         would be wrong.
+      keeps_answers: whether its parameters hold earlier answers, which it looks up.
       can_roll_back: whether its state, cut to the first tokens of its text, is what these alone
         would have left: it has slots of tokens, lengths, and nothing that was counted up.
       has_slot_per_token: whether slot i of its caches follows from the first i + 2 tokens.
@@ -123,6 +124,7 @@ class Drafter:
     num_runners_up: int = 0
     has_lag: bool = False
     reads_text: bool = False
+    keeps_answers: bool = False
     can_roll_back: bool = False
     has_slot_per_token: bool = True
     summary: str = ""

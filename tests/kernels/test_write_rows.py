@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import cache_write
+from jspec.kernels import attention
 from jspec.kernels import library as native
-from jspec.kernels.cache_write import TAIL, write_rows
+from jspec.kernels.attention import TAIL, write_rows
 
 write_rows_by_xla = write_rows.__wrapped__
 pytestmark = pytest.mark.usefixtures("library")
@@ -67,7 +67,7 @@ def test_what_a_gpu_writes_is_the_same(starts, monkeypatch):
 def test_what_a_tpu_writes_is_the_same(num_tokens, monkeypatch):
     """By slices alone, as it would copy a layer to scatter into it."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(cache_write, "pinned", lambda layer: layer)  # this is no TPU
+    monkeypatch.setattr(attention, "pinned", lambda layer: layer)  # this is no TPU
     starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 30], np.int32)
     leaves = overflowing(starts, num_tokens, SLOTS + TAIL)
     layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)

@@ -126,18 +126,6 @@ def tree_of(proposal: Proposal) -> Tree:
     )
 
 
-def tree_call(tree: Tree | None, length: RowCounts) -> dict[str, Array]:
-    """Returns the arguments that a model takes with a block that is a tree; none for a chain.
-
-    The block follows `length` committed tokens of each row.
-    """
-    return (
-        {}
-        if tree is None
-        else {"positions": length[:, None] + tree.depths, "block_mask": tree.mask}
-    )
-
-
 def kept_path(tree: Tree, is_accepted: Bool[Array, "b w"]) -> tuple[Int32[Array, "b p"], RowCounts]:
     """Returns the slots of the path that goes on while a child is accepted, and its drafts' number.
 
