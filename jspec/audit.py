@@ -27,7 +27,7 @@ from jspec.generation.auto import AUTO
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

@@ -36,8 +36,7 @@ from jspec.lab.auditing.rows import Context, Rows, build_drafter
 from jspec.lab.auditing.subject import Subject
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.types import Drafter
+from jspec.speculation.types import AcceptanceRule, Drafter
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer

@@ -41,8 +41,7 @@ from jspec.models import DecoderConfig
 from jspec.models.layers import finish_logits, head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}

@@ -41,13 +41,14 @@ from jspec.drafters.memory import hand_on
 from jspec.drafters.options import LIKELIEST
 from jspec.drafters.spec import BuiltDrafter
 from jspec.speculation.acceptance.tree import NEVER, best_tree, tree_of
-from jspec.speculation.acceptance.types import Proposal, as_tree
 from jspec.speculation.types import (
     Drafter,
     Kind,
     LimitFn,
+    Proposal,
     RoundInputs,
     SourceView,
+    as_tree,
 )
 
 _States = tuple[Any, ...]

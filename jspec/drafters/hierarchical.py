@@ -47,8 +47,7 @@ from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings, process_drafts
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs, SourceView, TargetView
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs, SourceView, TargetView
 
 
 class HierarchicalParams(NamedTuple):

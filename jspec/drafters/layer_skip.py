@@ -29,8 +29,7 @@ from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, make_apply
 from jspec.models.cache import Source
-from jspec.speculation.acceptance.types import Proposal, TargetPrefix
-from jspec.speculation.types import Kind, RoundInputs, SourceView
+from jspec.speculation.types import Kind, Proposal, RoundInputs, SourceView, TargetPrefix
 
 _KIND = Kind("layer_skip", 0.3, 0.5, is_certain=True)  # they were not trained for it
 

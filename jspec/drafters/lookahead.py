@@ -33,8 +33,7 @@ from jspec.drafters.memory import hand_on
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models.cache import KVCache
 from jspec.models.layers import Kernel, look_up
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_tokens": "lookahead_num_tokens"}

@@ -56,8 +56,7 @@ from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.sampling.distribution import best_tokens
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}

@@ -61,8 +61,7 @@ from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
 from jspec.models.layers import head_of_ids
 from jspec.speculation.acceptance.tree import kept_path, tree_of
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs, SourceView
+from jspec.speculation.types import Kind, Proposal, RoundInputs, SourceView
 
 HEAD_IDS = "head_ids"  # beside the draft model's parameters
 

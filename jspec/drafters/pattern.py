@@ -21,8 +21,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling.patterns import compile_pattern, forced_tokens, token_table
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
 from jspec.weights import TokenizerLike
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"

@@ -39,8 +39,7 @@ from jspec.drafters.spec import (
     certain_tree_shape,
 )
 from jspec.speculation.acceptance.tree import NEVER
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 _NUM_PLACES = 8  # that a tree asks; later ones are hardly ever right
 _NOTHING = -1  # agreement of a place that does not agree

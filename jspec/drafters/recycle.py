@@ -28,8 +28,7 @@ from jspec.drafters.spec import (
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
 
 Table = Int32[Array, "b v k"]
 

@@ -44,8 +44,7 @@ from jspec.drafters.spec import (
     certain_tree_shape,
 )
 from jspec.speculation.acceptance.tree import NEVER
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 # A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
 _BASE, _MOST_TOKENS_LESS = 4.0, 6

@@ -36,8 +36,7 @@ from jspec.common.new_files import new_file
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights import TokenizerLike, vocabulary_digest
 
 _MERGE_AT = 1 << 22  # pairs that are held before they are merged into counts

@@ -50,8 +50,7 @@ from jspec.drafters.vocabulary_map import (
 from jspec.kernels import run_if
 from jspec.models import KVCache, make_apply
 from jspec.sampling.settings import COLDEST, SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 _HOW = {
     SHARED: "drawn from the shared tokens",

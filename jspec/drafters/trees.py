@@ -55,8 +55,7 @@ from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import RoundInputs
+from jspec.speculation.types import Proposal, RoundInputs
 
 
 class StaticTree(NamedTuple):

@@ -20,7 +20,7 @@ from jspec.common.user_cache import cache_dir, keep, note, read_kept
 from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
 from jspec.generation.engine import Engine
-from jspec.generation.provenance import environment
+from jspec.kernels import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 from jspec.weights.resolver import LoadedModel

@@ -22,12 +22,18 @@ from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.budget import CallSize, call_sizes
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import reads_logits, speculative_step, with_whole_logits
-from jspec.speculation.types import Drafter, ModelParams, SourceView, SpecState, StepInfo
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    ModelParams,
+    SourceView,
+    SpecState,
+    StepInfo,
+)
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 

@@ -29,6 +29,7 @@ from jspec.kernels.device import (
     check_device,
     describe_device,
     devices_per_memory,
+    environment,
     prefers_unrolled_loops,
     timed_products,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "describe_device",
     "devices_per_memory",
     "driver_version",
+    "environment",
     "explained_failures",
     "first_argmax",
     "first_largest",

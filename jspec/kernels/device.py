@@ -1,10 +1,16 @@
 """What the rest of jspec needs to know of the device, by purpose rather than by name."""
 
+import contextlib
+import datetime
+import importlib.metadata
 import logging
+import os
+import pathlib
+import platform
 import re
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +26,7 @@ _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of 
 
 
 _FEW_TOKENS = 64
+_PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
 
 
 class TimedProducts(NamedTuple):
@@ -68,6 +75,33 @@ def describe_device() -> dict[str, str | None]:
     kind = jax.devices()[0].device_kind
     native = library.cpp_recipe().fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}
+
+
+def environment() -> dict[str, Any]:
+    """Returns date, device, processor, C++ library and versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        **describe_device(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def _processor() -> str:
+    """Returns the processor's name, from Linux where it is Linux."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def check_device() -> None:

@@ -36,9 +36,16 @@ from jspec.kernels import run_if
 from jspec.sampling.noise import KEY_TYPE
 from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.round import call_on_block, emitted_tokens, in_narrowest
-from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    Proposal,
+    RoundInputs,
+    SpecState,
+    TargetView,
+    Verdict,
+)
 
 EARLY_STOPPING = (False, True, "never")  # by the number that a program is given
 

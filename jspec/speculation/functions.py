@@ -52,7 +52,6 @@ from jspec.common.errors import InputError, check_among, check_count
 from jspec.kernels import while_any
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise, Purpose
 from jspec.speculation.acceptance import rejection
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.distributions import (
     Categorical,
     draw,
@@ -71,6 +70,7 @@ from jspec.speculation.function_checks import (
     is_pytree,
     latest,
 )
+from jspec.speculation.types import AcceptanceRule, Proposal
 
 _MOST_STEPS, _MOST_DRAFTS = 10**8, 4096
 _NO_FAULT, _FAULT_OF_F, _FAULT_OF_G = 0, 1, 2

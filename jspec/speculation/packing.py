@@ -25,7 +25,7 @@ from jspec.kernels import whole
 from jspec.sampling.distribution import best_token, draw_next
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import match_tokens
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 class Packing(struct.PyTreeNode):

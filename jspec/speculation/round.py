@@ -52,18 +52,20 @@ from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, Switches, process_drafts
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_of
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.budget import CallSize, grant, smallest_call
 from jspec.speculation.control import Control, agree
 from jspec.speculation.packing import Packing, judge_packed
 from jspec.speculation.types import (
+    AcceptanceRule,
     Drafter,
     LimitFn,
     ModelParams,
+    Proposal,
     RoundInputs,
     SpecState,
     StepInfo,
     TargetView,
+    Verdict,
 )
 
 _State = TypeVar("_State")

@@ -62,8 +62,8 @@ from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
-from jspec.generation.provenance import environment, git_state
-from jspec.kernels import library
+from jspec.generation.provenance import git_state
+from jspec.kernels import environment, library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
 from scripts.gpu_session.session import ROOT, Session, Step, run_steps
 from scripts.gpu_session.subjects import join_models

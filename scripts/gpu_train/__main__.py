@@ -44,7 +44,7 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
 from jspec.generation.prompts import read_prompts
-from jspec.generation.provenance import environment
+from jspec.kernels import environment
 from jspec.weights.published import SMOLLM2
 from scripts.gpu_session import BEGIN
 from scripts.gpu_session.session import Session, run_steps

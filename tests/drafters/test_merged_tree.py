@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.cascade import Branches, branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.tree import prune
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import QUICK
 

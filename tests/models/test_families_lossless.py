@@ -19,7 +19,7 @@ from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Subject
 from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer

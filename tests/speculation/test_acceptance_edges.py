@@ -9,7 +9,7 @@ from jspec.common.errors import InputError
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RULES, RuleOptions, chain, get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
 
 ALMOST_ONE = np.float32(1 - 2**-24)

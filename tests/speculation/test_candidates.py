@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance import chain, siblings
 from jspec.speculation.acceptance.tree import tree_of
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.enumeration import random_distributions, without_earlier
 
 VOCAB = 4

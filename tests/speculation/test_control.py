@@ -7,8 +7,8 @@ import pytest
 
 from jspec.speculation import round as step
 from jspec.speculation.acceptance.tree import path_of, tree_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control, Kind
+from jspec.speculation.types import Proposal, Verdict
 
 NUMBERS = (0, 1, 3, 7)
 KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))

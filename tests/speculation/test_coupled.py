@@ -10,7 +10,7 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, plain_noise, shared_noise
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 

@@ -17,8 +17,8 @@ from jspec.sampling.distribution import NO_TOKEN, sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import RULES, get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import judge
+from jspec.speculation.types import Proposal
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH = 3, 3

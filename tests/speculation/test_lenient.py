@@ -10,7 +10,7 @@ from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection
-from jspec.speculation.acceptance.types import Proposal, Temperatures, Verdict
+from jspec.speculation.types import Proposal, Temperatures, Verdict
 from tests.speculation.drive import Engine, settings_of
 from tests.speculation.enumeration import (
     NUM_TOKENS,

@@ -15,7 +15,7 @@ from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, RuleOptions, block, chain, get_rule, rejection
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from tests.speculation.drive import settings_of
 from tests.speculation.enumeration import (
     all_counts,

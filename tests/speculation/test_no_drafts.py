@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import speculative_step
-from jspec.speculation.types import Drafter
+from jspec.speculation.types import Drafter, Proposal
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache

@@ -14,9 +14,9 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, best_tokens
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
 from jspec.speculation.round import learn, speculative_step
+from jspec.speculation.types import Proposal, Verdict
 from tests import tiny
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_copies import make_state

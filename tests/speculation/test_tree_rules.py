@@ -19,7 +19,7 @@ from jspec.speculation.acceptance import (
     tree,
 )
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
-from jspec.speculation.acceptance.types import Proposal, as_tree
+from jspec.speculation.types import Proposal, as_tree
 from tests.cases import slow_unless
 from tests.speculation import enumeration
 from tests.speculation.enumeration import (

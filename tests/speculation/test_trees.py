@@ -9,7 +9,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.speculation.acceptance import RULES, get_rule, siblings, tree
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.enumeration import joint_distribution, target_joint

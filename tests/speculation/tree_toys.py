@@ -12,8 +12,7 @@ from flax import struct
 from jspec.drafters.memory import History
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance.tree import end_of, tree_of
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind
+from jspec.speculation.types import Drafter, Kind, Proposal
 
 # Parents of the drafts; -1 is the last committed token.
 SHAPES = {

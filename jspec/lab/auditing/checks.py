@@ -29,12 +29,7 @@ from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.tree import tree_of
-from jspec.speculation.acceptance.types import (
-    AcceptanceRule,
-    Proposal,
-    Temperatures,
-    as_tree,
-)
+from jspec.speculation.types import AcceptanceRule, Proposal, Temperatures, as_tree
 
 _TEXTS = (
     "Why is the sky blue?",

@@ -24,8 +24,7 @@ from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_no
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.tree import Tree, TreeRule, along, end_of, path_of, tree_of
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.types import Drafter, RoundInputs
+from jspec.speculation.types import AcceptanceRule, Drafter, Proposal, RoundInputs, Verdict
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:

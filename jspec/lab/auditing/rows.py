@@ -24,9 +24,9 @@ from jspec.lab.auditing.subject import Subject
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
-from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
+    AcceptanceRule,
     Drafter,
     ModelParams,
     RoundInputs,

@@ -26,8 +26,8 @@ from jspec.models import init_cache, make_apply
 from jspec.sampling.distribution import draw_next
 from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import judge
+from jspec.speculation.types import Proposal
 from jspec.weights.resolver import LoadedModel
 
 _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill

@@ -47,7 +47,7 @@ from jspec.lab.benchmarking.by_task import columns_by_method
 from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts, parse_methods
 from jspec.lab.reports.leaderboard import leaderboard_text
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel, find_model, has_mtp_layer
 
 _GREEDY = "greedy"

@@ -12,9 +12,9 @@ import numpy as np
 from jspec.generation.answer import Drafts
 from jspec.generation.batch import drafts_of
 from jspec.generation.generator import Generator
-from jspec.generation.provenance import environment
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
+from jspec.kernels import environment
 from jspec.speculation.plain import plain_step
 from jspec.speculation.round import propose, verify
 from jspec.speculation.types import StepInfo

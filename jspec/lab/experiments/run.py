@@ -17,7 +17,8 @@ from jspec.common.progress import Progress, counted
 from jspec.drafters import entries_of
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
-from jspec.generation.provenance import environment, git_state
+from jspec.generation.provenance import git_state
+from jspec.kernels import environment
 from jspec.lab.analysis import theory
 from jspec.lab.analysis.byte_model import predict_table
 from jspec.lab.experiments.cells import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.common.errors import InputError, check_numbers, check_type
-from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.speculation.types import AcceptanceRule
 
 
 @dataclasses.dataclass(frozen=True)

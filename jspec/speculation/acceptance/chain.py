@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float32
 from jspec.common.typing import AnyLogits, RowCounts, TargetProbs, Tokens
 from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:

@@ -30,7 +30,7 @@ from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, gumbel_noise, round_keys
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
 from jspec.speculation.acceptance.tree import Tree, TreeRule, at_parents, end_of, kept_path, path_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 
 class Trial(NamedTuple):

@@ -30,7 +30,7 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
 from jspec.speculation.acceptance.siblings import is_candidate, rest_at, tree_noise, try_all
 from jspec.speculation.acceptance.tree import Tree, TreeRule, at_parents, path_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 _Weights = tuple[Float32[Array, "b t"], Float32[Array, "b t v"]]
 

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 _Leaves = TypeVar("_Leaves")
 

@@ -12,7 +12,7 @@ from jspec.lab.analysis.acceptance import (
     lenient_next_token_probs,
 )
 from jspec.speculation.acceptance import lenient, rejection
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 
 VOCAB = 6
 LENIENCES = [1.0, 0.6, 0.2, 0.0]
