@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jspec.generation.generator import Generator
     from jspec.generation.request import Request, SamplingParams
     from jspec.generation.result import Chunk, Result, Stats
-    from jspec.sampling.processors import Processor
+    from jspec.sampling.settings import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
     from jspec.speculation.distributions import Categorical, Gaussian
     from jspec.speculation.functions import Speculation, speculate
@@ -35,7 +35,7 @@ _HOMES = {
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
     "Chunk": "jspec.generation.result",
-    "Processor": "jspec.sampling.processors",
+    "Processor": "jspec.sampling.settings",
     "Proposal": "jspec.speculation.types",
     "Request": "jspec.generation.request",
     "Result": "jspec.generation.result",

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import RowFlags, RowTokens
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from jspec.weights import TokenizerLike
 
 SECONDS = 0.02  # of a timestamp

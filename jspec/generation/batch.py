@@ -40,8 +40,7 @@ from jspec.generation.rows import Row, next_smaller
 from jspec.models import KVCache
 from jspec.models.cache import PagedKVCache, caches_in, map_caches
 from jspec.sampling.distribution import TokenLogprobs
-from jspec.sampling.processors import PROCESSORS, Processor
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import PROCESSORS, Processor, Switches
 from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.control import drafters_of
 from jspec.speculation.plain import insert

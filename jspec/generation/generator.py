@@ -40,8 +40,7 @@ from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
-from jspec.sampling.processors import Processor
-from jspec.sampling.settings import COLDEST, Switches
+from jspec.sampling.settings import COLDEST, Processor, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams
 from jspec.weights.published import SMOLLM2

@@ -7,7 +7,15 @@ which device or processor it runs on: what follows from that is answered here by
 (`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
-from jspec.kernels.attention import TAIL, attend, attend_capped, reads_rows_in_place, write_rows
+from jspec.kernels.attention import (
+    TAIL,
+    apply_rope,
+    attend,
+    attend_capped,
+    reads_rows_in_place,
+    rotate_heads,
+    write_rows,
+)
 from jspec.kernels.backend import (
     allow_one_graph,
     awaits_graph_trial,
@@ -48,7 +56,6 @@ from jspec.kernels.product import (
     table_rows,
 )
 from jspec.kernels.quantized import QuantizedKernel
-from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.rows import take_rows
 from jspec.kernels.split import (
     MODEL_AXIS,

@@ -2,7 +2,7 @@
 
 Speculative decoding is exact only if the acceptance rule is told the very distribution that a draft
 was drawn from. So draft and target go through the same function, in float32 and in the same order:
-the processors (`sampling.processors`), then temperature, then top-k, top-p and min-p, as in
+the processors (`sampling.settings`), then temperature, then top-k, top-p and min-p, as in
 transformers.
 
 No filter sorts the vocabulary. Each keeps the tokens whose logits are at or above a threshold,

@@ -13,8 +13,7 @@ from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
-from jspec.sampling.processors import PROCESSORS
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import PROCESSORS, Switches
 from jspec.serving.job import Job, Update
 from jspec.serving.many_processes import LeadingSlots
 from jspec.serving.scheduler import Scheduler

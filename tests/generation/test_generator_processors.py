@@ -8,7 +8,7 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_generator, shared_generator, target
 

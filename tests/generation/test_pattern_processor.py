@@ -11,7 +11,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.pattern_processor import apply, make_tables, update
 from jspec.generation.request import Request, SamplingParams
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import make_generator, shared_generator, target
 

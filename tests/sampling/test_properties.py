@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
-from jspec.sampling.processors import PROCESSORS
-from jspec.sampling.settings import SamplingSettings, Switches, process_drafts
+from jspec.sampling.settings import PROCESSORS, SamplingSettings, Switches, process_drafts
 
 VOCAB = 23
 STOP_IDS = [4, 9]
