@@ -66,7 +66,7 @@ from jspec.generation.provenance import environment, git_state
 from jspec.kernels import library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
 from scripts.gpu_session.session import ROOT, Session, Step, run_steps
-from scripts.gpu_session.subjects import join_models
+from scripts.gpu_session.subjects import check_backend, check_models, join_models
 
 ALL_SECONDS = 900  # that there are, the start of the machine included
 CALL_SECONDS = 600  # of one call at most
@@ -115,11 +115,11 @@ _COMMIT = flags.DEFINE_string(
 
 def main() -> None:
     """Runs the steps of the flags; the exit status is 1 if one has failed or was ended."""
-    backend = jax.default_backend()
-    if backend != "gpu" and not _REHEARSE.value:
-        raise InputError(
-            f"expected a GPU that JAX can use, or --rehearse; its backend is {backend}"
-        )
+    if _RESULTS.value is not None:
+        check_results(pathlib.Path(_RESULTS.value))
+    if _MODELS.value is not None:
+        check_models(_MODELS.value)
+    backend = check_backend(is_rehearsal=_REHEARSE.value)
     is_rehearsal, scale = _REHEARSE.value, _PATIENCE if _REHEARSE.value else 1
     usual = (CALL_SECONDS - _MARGIN) * scale
     until = usual if _UNTIL.value is None else _UNTIL.value
@@ -166,14 +166,24 @@ def _journal_path(backend: str) -> pathlib.Path:
     folder = usual if _RESULTS.value is None else pathlib.Path(_RESULTS.value)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise InputError(
             f"expected a folder in --results, got {folder}: {error.strerror}"
         ) from None
-    if others and FILE not in others:
-        raise InputError(f"expected an empty folder or one with {FILE} in --results, got {folder}")
+    check_results(folder)
     return folder / FILE
+
+
+def check_results(folder: pathlib.Path) -> None:
+    """Refuses a folder for results that is a file, or that holds files but no journal."""
+    try:
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    except OSError as error:
+        raise InputError(
+            f"expected a folder in --results, got {folder}: {error.strerror}"
+        ) from None
+    if names and FILE not in names:
+        raise InputError(f"expected an empty folder or one with {FILE} in --results, got {folder}")
 
 
 def _begin_call(session: Session) -> None:

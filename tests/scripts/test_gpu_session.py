@@ -431,6 +431,8 @@ def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
         ("--part=3",): "part",
         ("--until=x", "--rehearse"): "until",
         (): "a GPU that JAX can use, or --rehearse",
+        ("--models=/no/such/folder",): "a folder in --models",
+        (f"--results={foreign}",): "an empty folder or one with session.jsonl",
         ("--rehearse", "--models=/no/such/folder"): "a folder in --models",
         ("--rehearse", f"--results={foreign}"): "an empty folder or one with session.jsonl",
         ("--rehearse", f"--results={rehearsal}"): "a journal of a rehearsal",
