@@ -80,7 +80,10 @@ def _file_digest(file: pathlib.Path, size: int, modified: int) -> str:
 
 
 def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict[str, Any]:
-    """Keeps what the checks of an audit have found, and returns it.
+    """Keeps the finding of an audit, unless a kept one outweighs it; returns the kept finding.
+
+    A kept finding with more rows stays, but gives way to a check that fails, and, where it is
+    inconclusive itself, to a finding that is not.
 
     Returns:
       `date`; `is_lossless`; the names of the checks that have `failed`, and whether all these say
@@ -99,8 +102,20 @@ def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict
         "of": key,
     }
     path = cache_dir() / _FILE
-    keep(path, read_kept(path) | {_digest(key): stamp}, "the audit")
+    stamps = read_kept(path)
+    earlier = stamps.get(_digest(key))
+    if earlier is not None and _outweighs(earlier, stamp):
+        return earlier
+    keep(path, stamps | {_digest(key): stamp}, "the audit")
     return stamp
+
+
+def _outweighs(earlier: dict[str, Any], stamp: dict[str, Any]) -> bool:
+    """Returns whether an earlier finding says more than a new one of the same subject."""
+    if earlier["num_rows"] <= stamp["num_rows"]:
+        return False
+    has_passed = not stamp["failed"]
+    return stamp["is_inconclusive"] or (has_passed and not earlier["is_inconclusive"])
 
 
 def find_stamp(subject: Subject) -> dict[str, Any] | None:

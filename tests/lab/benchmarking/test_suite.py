@@ -266,3 +266,25 @@ def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
         assert stamps.find_stamp(dataclasses.replace(subject, **changes)) is None, changes
     lossy = dataclasses.replace(subject, acceptance="typical")
     assert not stamps.keep_stamp(lossy, [Check("seeds", True, "", {})], 64)["is_lossless"]
+
+
+def test_a_smaller_audit_overwrites_no_larger_finding(ask, folder):
+    """Guards against 64 rows that replace 4,096, and against a failure that is hidden."""
+    ask()
+    settings = SamplingParams(8, temperature=1.0)
+    subject = Subject(make_model(name=str(folder)), None, "prompt_lookup", 2, "coupled", settings)
+    passed, failed = Check("seeds", True, "", {}), Check("seeds", False, "", {})
+    unsure = Check("negative control", False, "", {})
+
+    def kept_rows(check, num_rows):
+        stamp = stamps.keep_stamp(subject, [check], num_rows)
+        assert stamps.find_stamp(subject) == stamp
+        return stamp["num_rows"]
+
+    assert kept_rows(unsure, 512) == 512
+    assert kept_rows(passed, 64) == 64
+    assert kept_rows(passed, 4096) == 4096
+    assert kept_rows(passed, 64) == 4096
+    assert kept_rows(unsure, 64) == 4096
+    assert kept_rows(failed, 64) == 64
+    assert kept_rows(passed, 64) == 64
