@@ -194,7 +194,8 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     worker = Worker(scheduler, observe, lambda: loop.call_soon_threadsafe(stop))
     server = Server(
         worker, generator, metrics, traces, name, settings, flags.FLAGS["seed"].present > 0,
-        api_key, _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
+        flags.FLAGS["max_new_tokens"].present > 0, api_key, _MAX_BODY_MB.value * 2**20,
+        _MAX_SECONDS.value,
     )  # fmt: skip
     config = uvicorn.Config(
         make_app(server), log_level="warning", server_header=False, ws="none",

@@ -95,6 +95,11 @@ class AnswerRequest(Body):
         return False
 
     @property
+    def fills_context(self) -> bool:
+        """Whether an answer without a limit may fill the context."""
+        return False
+
+    @property
     def pattern_field(self) -> str:
         """The field that says what the answer must look like."""
         return "pattern"
@@ -214,6 +219,11 @@ class ChatRequest(AnswerRequest):
     def has_calls(self) -> bool:
         """Whether calls of tools are taken out of the text."""
         return self.tools is not None and self.tool_choice != "none"
+
+    @property
+    def fills_context(self) -> bool:
+        """Whether an answer without a limit may fill the context."""
+        return self.most_new_tokens is None
 
     @property
     def pattern_field(self) -> str:

@@ -90,6 +90,23 @@ def test_the_guides_example_runs_as_it_stands(served, monkeypatch, capsys):
     assert reply.choices[0].message.content
 
 
+def test_a_chat_without_a_limit_may_fill_the_context(served):
+    """As at OpenAI and in vLLM, unless the server was given a limit; a completion may not."""
+    most, text = {"seed": 1, "temperature": 1, "ignore_eos": True}, {"prompt": "Hello?"}
+    chat, context = {"messages": say("Hello?")}, served.generator.max_seq_len
+    for has_limit in (False, True):
+        options = {"defaults": SamplingParams(max_new_tokens=5), "has_limit": has_limit}
+        with Served(served.generator, **options) as server:
+            usage = server.post(CHAT, chat | most)[1]["usage"]
+            assert server.post(TEXT, text | most)[1]["usage"]["completion_tokens"] == 5
+            asked = chat | most | {"max_completion_tokens": 3}
+            assert server.post(CHAT, asked)[1]["usage"]["completion_tokens"] == 3
+        if has_limit:
+            assert usage["completion_tokens"] == 5
+        else:
+            assert usage["total_tokens"] == context
+
+
 def test_refusals_are_the_clients_own_exceptions(served, client):
     asked = {"model": served.model, "messages": say("Hello?")}
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
