@@ -368,25 +368,33 @@ FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
 MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
 
 
-def agree(
-    control: Control,
-    costs: Costs,
-    kind: RowCounts,
-    wanted: RowCounts,
-    is_running: RowFlags,
-    is_free: RowFlags,
-) -> RowCounts:
-    """Returns how many drafts each row has, [b]: at most those that it wants.
+class Demand(NamedTuple):
+    """The drafts that the rows of a batch want in one round, and what decides how many they get.
 
-    Args:
-      control: of the rows; where it knows of one row alone, they have what they want.
+    Attributes:
+      control: of the rows.
       costs: see `Control.round_costs`.
       kind: of each row's proposal.
       wanted: drafts that each row wants, or has.
       is_running: whether the row takes part.
-      is_free: whether the row's tokens are the same with any number of drafts; others keep theirs,
-        as what they say must not depend on their company.
+      is_free: whether the row's tokens are the same with any number of drafts; others keep their
+        drafts, as their tokens must not depend on the other rows.
     """
+
+    control: Control
+    costs: Costs
+    kind: RowCounts
+    wanted: RowCounts
+    is_running: RowFlags
+    is_free: RowFlags
+
+
+def agree(demand: Demand) -> RowCounts:
+    """Returns how many drafts each row gets, [b], where all rows have blocks of one width.
+
+    That is at most what a row wants; all of it where the batch, or the control, has one row.
+    """
+    control, costs, kind, wanted, is_running, is_free = demand
     if control.num_rows == 1 or kind.shape[0] == 1:
         return wanted
     numbers = jnp.asarray(control.numbers, jnp.int32)

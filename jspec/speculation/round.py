@@ -54,7 +54,7 @@ from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.budget import CallSize, grant, smallest_call
-from jspec.speculation.control import Control, agree
+from jspec.speculation.control import Control, Demand, agree
 from jspec.speculation.packing import Packing, judge_packed
 from jspec.speculation.types import (
     Drafter,
@@ -379,8 +379,8 @@ def _weigh(
     if proposal.parents is None:
         # Each row may have found drafts: they share a call, or one row alone makes all wait.
         share = functools.partial(grant, sizes=sizes) if sizes else agree
-        shared = share(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
-        proposal = proposal.replace(num_tokens=shared)
+        demand = Demand(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
+        proposal = proposal.replace(num_tokens=share(demand))
     return proposal, control
 
 
@@ -521,7 +521,7 @@ def _wanted(
         wanted = jnp.minimum(wanted, state.control.choose(costs, kind, lag, room))
         # As if all rows had proposals of their kind, so that none is made for nothing. Where blocks
         # lie side by side, a draft that was looked up costs nothing before it is verified.
-        agreed = agree(state.control, costs, kind, wanted, ~state.is_done, is_free)
+        agreed = agree(Demand(state.control, costs, kind, wanted, ~state.is_done, is_free))
         is_cheap = is_side_by_side & ~state.control.runs_model(kind)
         wanted = jnp.where(is_cheap, wanted, agreed)
     return jnp.where(state.is_done, 0, wanted)

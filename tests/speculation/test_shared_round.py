@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.control import agree
+from jspec.speculation.control import Demand, agree
 from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
 
 ALL = jnp.ones([4], bool)
@@ -14,7 +14,7 @@ ALONE = np.array([[0.3, 0.31, 0.33, 0.37]] * 2, np.float32)
 
 
 def agreed(control, *arguments):
-    return agree(control, control.costs, *arguments)
+    return agree(Demand(control, control.costs, *arguments))
 
 
 def shared(costs, num_rows=4, count=4):
