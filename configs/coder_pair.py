@@ -5,7 +5,7 @@
 
 The first run fetches both models, 1.6 GB. The report has the paper's table for the pair: alpha by
 category, c, and the speed-up that they predict beside the measured one; c is measured apart from
-the answers, by rounds that are timed one by one. The draft model's head is that over 96,000 tokens,
+the answers, by rounds that are timed one at a time. The draft model's head is that over 96,000 tokens,
 but for one method. Ten minutes on two cores (AMD EPYC, 2026-11-25, benchmarks/coder_pair: with 3
 drafts 1.21 [1.13, 1.30] times plain decoding at temperature 0, 1.25 predicted by Theorem 3.8; 1.03
 [0.93, 1.15] at temperature 1). Spec-Bench's prompts, one of each category:

@@ -57,7 +57,7 @@ _MAX_SEQ_LEN = flags.DEFINE_integer(
     "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's context."
 )
 _STREAM = flags.DEFINE_bool(
-    "stream", True, "Print text as it is generated, where prompts are answered one by one."
+    "stream", True, "Print text as it is generated, where prompts are answered one at a time."
 )
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write one JSON object per prompt to this file, as soon as it is answered."

@@ -1,6 +1,6 @@
 """Serves a model over HTTP: `python -m jspec.serve --port=8000`, with OpenAI's interface.
 
-Requests that come at any time are answered together, and each may have settings of its own. The
+Requests that come at any time are answered together, and each may have its own settings. The
 sampling flags are what a request that says nothing gets. Ctrl-C and SIGTERM let the answers in
 progress end. Needs more packages: `pip install -e ".[serve]"`.
 """

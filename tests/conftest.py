@@ -58,7 +58,7 @@ if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
 
 
 def pytest_configure(config):
-    """Leaves the device alone where programs are only compiled for another one.
+    """Leaves the device alone where programs are only compiled for another.
 
     The extra compile-gpu has a compiler, but not all of CUDA's libraries: JAX could not start it.
     """

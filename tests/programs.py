@@ -1,4 +1,4 @@
-"""Runs the programs: in a process of their own, or in this one where that is too slow."""
+"""Runs the programs: in their own process, or in this one where that is too slow."""
 
 import json
 import os

@@ -347,7 +347,7 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
 
 
 def test_patterns(refuse, folder):
-    """Guards against a pattern that is taken for another one, or ends in a traceback."""
+    """Guards against a pattern that is taken for another, or ends in a traceback."""
     message = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
     assert "'(ab': missing ), unterminated subpattern at position 0" in message
     message = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')

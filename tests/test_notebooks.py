@@ -37,7 +37,7 @@ def kinds_of(notebook):
 
 
 def execute(notebook, env, folder):
-    """Returns the notebook as it is after a run in a process of its own."""
+    """Returns the notebook as it is after a run in its own process."""
     fresh = copy.deepcopy(notebook)
     for cell in code_of(fresh):
         cell.outputs, cell.execution_count = [], None

@@ -143,7 +143,7 @@ def test_bad_flags(flags, said, monkeypatch, capsys):
 
 
 def test_a_coordinator_that_does_not_answer(monkeypatch):
-    """Guards against the C++ of JAX, which ends the process with a page of its own."""
+    """Guards against the C++ of JAX, which ends the process with its own page."""
     monkeypatch.setattr(processes, "PATIENCE", 0.3)
     with pytest.raises(InputError, match=r"process 0, to answer at localhost:1 within 0\.3 s"):
         processes._await("localhost", 1)
@@ -214,7 +214,7 @@ def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize("mesh", ["model", "data"])
 def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_path):
-    """Also of several devices each; rows of prompts on the processes of their own."""
+    """Also of several devices each; rows of prompts on the their own processes."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "prompt number {i}"}}\n' for i in range(6)))
     flags = [f"--target={folder}", "--drafter=prompt_lookup", *_USUAL[:-1]]
@@ -242,7 +242,7 @@ def test_every_drafter_in_processes(start):
 
 @pytest.mark.slow
 def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, capsys):
-    """By the costs of the first one, measured by both; then those that it remembers.
+    """By the costs of the first, measured by both; then those that it remembers.
 
     Else each would run other rounds, and wait for the other.
     """

@@ -51,7 +51,7 @@ _LEAST_GAIN = 0.03  # medians of a few runs differ by 1 or 2 %
 _COLD_BYTES = 256 << 20  # more than a GPU's caches hold; small blocks stay in them
 _MOST_BLOCKS = 32  # of a program
 _TURNS = 16  # over all blocks, in a run
-_WARM_UP = 3  # runs: XLA makes a graph in the second one, and may change it in the third
+_WARM_UP = 3  # runs: XLA makes a graph in the second, and may change it in the third
 _REPEATS = 7
 
 

@@ -287,7 +287,7 @@ def architecture_of(capability: str) -> str:
     if (major, minor) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise OSError(f"expected compute capability {oldest} or newer, got {capability}")
-    # What only this architecture has is in a name of its own.
+    # What only this architecture has is in its own name.
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
@@ -385,7 +385,7 @@ def call(name: str, reference: Callable[..., Any], result: Any, *operands: Any) 
     return with_derivatives_of(reference, functools.partial(_call, name, result), *operands)
 
 
-# Under jit, so that the call stays a function of its own: within a loop that also carries an empty
+# Under jit, so that the call stays its own function: within a loop that also carries an empty
 # array, XLA would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(name: str, result: Any, *operands: Array) -> Any:

@@ -30,7 +30,7 @@ class SplitKernel(struct.PyTreeNode):
     Attributes:
       own: the part, any other kind of kernel.
       count: number of devices.
-      by_inputs: whether the parts are inputs, the last axis, or rows, the first one.
+      by_inputs: whether the parts are inputs, the last axis, or rows, the first.
     """
 
     own: Any

@@ -66,7 +66,7 @@ def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b
 
 
 def min_p_mask(logits: Logits, min_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
-    """Marks the tokens at least `min_p` times as likely as the best one, whose logit is 0."""
+    """Marks the tokens at least `min_p` times as likely as the best, whose logit is 0."""
     return logits >= jnp.log(min_p)
 
 
@@ -116,7 +116,7 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     is_greedy = rows.temperature < COLDEST
     best, highest = _best_of(logits)
     one_hot = own_part(_one_hot(best, logits))
-    # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
+    # Relative to the best, so that a temperature near 0 makes the others -inf and none inf.
     part = own_part(logits) - highest[..., None]
     part = part / jnp.where(is_greedy, 1.0, rows.temperature)
     switches = settings.switches

@@ -1,7 +1,7 @@
 """Requests that wait for a slot: who has waited longest, whose key has had least, who is urgent.
 
 Among the requests of the smallest `priority` the key goes first that has been served the fewest
-tokens, of prompts and answers together, and of its requests the first one. A key that comes anew,
+tokens, of prompts and answers together, and of its requests the first. A key that comes anew,
 or again, begins with what the least served of those that are there has had: it neither makes up
 for the time it was away, nor is it held against anybody (arXiv 2401.00588). With one key the queue
 is first come, first served.

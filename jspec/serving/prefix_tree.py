@@ -74,7 +74,7 @@ class PrefixTree:
         return child
 
     def add(self, node: Node, chunk: PageTokens, page: Any, num_bytes: int) -> Node | None:
-        """Adds a chunk that follows another one.
+        """Adds a chunk that follows another.
 
         Returns:
           The new node, or the one that is there; None if the cache is full.

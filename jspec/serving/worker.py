@@ -161,7 +161,7 @@ def make_row(
 
 
 class Worker:
-    """Steps the scheduler in a thread of its own, as long as there is anything to do.
+    """Steps the scheduler in its own thread, as long as there is anything to do.
 
     Attributes:
       error: what has ended the thread, in one line; None while all is well.

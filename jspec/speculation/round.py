@@ -151,7 +151,7 @@ def in_smallest(
       proposal: cut to each call's width.
 
     Returns:
-      The call's results; the info, the second one, is padded to its shape at full width.
+      The call's results; the info, the second, is padded to its shape at full width.
     """
     if len(calls) == 1:
         return calls[0][1](state, proposal)

@@ -104,7 +104,7 @@ class Drafter:
         too.
       tree_depth: the greatest depth of its trees; 0 if it drafts chains.
       hidden_layers: the target's layers whose outputs it observes, by the number of layers run; ()
-        is the normed output of the last one.
+        is the normed output of the last.
       num_runners_up: how many of the target's most likely tokens it observes after each token.
       has_lag: whether it may have to read tokens that it was shown before it can propose.
       reads_text: whether what it costs depends on the text: measured on one token repeated, it

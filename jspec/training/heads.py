@@ -45,7 +45,7 @@ class Heads(NamedTuple):
       ids: tokens that they can propose, [u].
       num_steps: of a chain.
       decay: weight of each step's loss relative to the one before.
-      layers: of the target whose outputs they read, besides the last one.
+      layers: of the target whose outputs they read, besides the last.
       is_frugal: see `chain_loss`.
     """
 

@@ -55,7 +55,7 @@ def target_states(
 ) -> TargetStates:
     """Returns the states of a target, which runs if the rows lack its outputs.
 
-    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last one.
+    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last.
     """
     outputs = rows.outputs
     if outputs is None:

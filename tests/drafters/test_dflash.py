@@ -281,7 +281,7 @@ class Leaking(DflashDrafter):
 
 
 class Keeping(DflashDrafter):
-    """The other one: it remembers the hidden states of all drafts that were verified."""
+    """The other: it remembers the hidden states of all drafts that were verified."""
 
     def observe(self, params, state, tokens, hidden, valid):
         return super().observe(params, state, tokens, hidden, valid | valid[:, :1])

@@ -108,7 +108,7 @@ def make_tensors(name, raw):
     if name == "DeepSeek":
         tensors |= {"embed_tokens.weight": draw(V, D), "lm_head.weight": draw(V, D)}
     if name == "speculators, DFlash":
-        # In an order of their own, as some publish them.
+        # In their own order, as some publish them.
         ids = CUT[np.random.default_rng(1).permutation(len(CUT))]
         known = np.isin(np.arange(V), CUT)
         tensors |= {"lm_head.weight": draw(len(CUT), D), "d2t": ids - np.arange(len(CUT))}

@@ -118,7 +118,7 @@ def test_a_lagging_drafter_catches_up_without_a_hole(drafter, tiny_pair, text, f
 def test_the_last_missing_token_is_read(drafter, tiny_pair, text, fresh, missing):
     """Guards against one token too few: a wider call or a neighbour's often reads it by chance.
 
-    Here every row misses the same number, which leaves one token for a call of its own.
+    Here every row misses the same number, which leaves one token for its own call.
     """
     lengths = np.full(3, missing + 1)
     state = observe(drafter, drafter.init(3, CAPACITY), text[:, : missing + 1], lengths)

@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 
 def start(program, cache):
-    """Returns what a program prints, whose compiled programs are in a folder of their own."""
+    """Returns what a program prints, whose compiled programs are in their own folder."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     done = subprocess.run(
         [sys.executable, "-c", program], env=env | {"JSPEC_CACHE": str(cache)},

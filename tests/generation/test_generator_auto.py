@@ -70,7 +70,7 @@ def model_engine():
 
 
 def make_stranger(costs):
-    """Returns a Generator whose draft has weights of its own, which seldom agrees."""
+    """Returns a Generator whose draft has its own weights, which seldom agrees."""
     stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
     generator = Generator(target(), stranger, drafter="model", num_draft_tokens="auto", costs=costs)
     generator.engine = model_engine()

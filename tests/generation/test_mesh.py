@@ -1,6 +1,6 @@
 """Models on a mesh of 8 virtual devices: the same texts, two sums a layer, rows that share nothing.
 
-The devices are those of a process of its own, as JAX has them from its start.
+The devices are those of its own process, as JAX has them from its start.
 """
 
 import pytest
@@ -51,7 +51,7 @@ def found():
 
 
 def test_answers_are_those_of_one_device(found):
-    """Guards against a shard that reads another's heads, and rows of noise of their own."""
+    """Guards against a shard that reads another's heads, and rows of their own noise."""
     assert found["data:2,model:4"] == found["None"]
     for texts, num_accepted in found["None"]:
         assert num_accepted > 0

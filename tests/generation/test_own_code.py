@@ -11,7 +11,7 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.generation.own_code import digest_of_own_code
 
-# In a process of its own, as the tests' runtime checks of shapes would find some of them first.
+# In its own process, as the tests' runtime checks of shapes would find some of them first.
 _PROGRAM = """
 import dataclasses, json
 import jax.numpy as jnp

@@ -112,7 +112,7 @@ def test_drafts_and_neighbours_change_nothing(pair, plain, options):
 
 
 def test_the_target_accepts_its_own_drafts(pair, plain):
-    """A draft model that lacked the source, or read another one, would be refused."""
+    """A draft model that lacked the source, or read another, would be refused."""
     generator = Generator(pair[1], pair[1], drafter="model", num_draft_tokens=3)
     for result, token_ids in zip(answers(generator, GREEDY), plain[1], strict=True):
         assert result.token_ids == token_ids

@@ -63,7 +63,7 @@ def test_presets_have_the_published_number_of_parameters(name, expected):
      ("llama3.1-8b", 8, False), ("llama3.1-70b", 8, False)],
 )  # fmt: skip
 def test_llama3_presets_scale_rope(name, factor, tied):
-    """3.2 scales by 32, 3.1 by 8; the large ones have a head of their own."""
+    """3.2 scales by 32, 3.1 by 8; the large ones have their own head."""
     config = get_preset(name)
     assert config.rope_scaling == RopeScaling(factor, 1.0, 4.0, 8192)
     assert config.rope_theta == 500_000.0

@@ -78,7 +78,7 @@ def test_tokens_do_not_depend_on_company(scheduler):
 
 
 def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies(monkeypatch):
-    """Alone by a program of one row, whose rounds have costs of their own, and in company."""
+    """Alone by a program of one row, whose rounds have their own costs, and in company."""
     monkeypatch.setattr("jspec.generation.paged_batch.row_counts", lambda num_rows: (1, num_rows))
     drafters, options = ("prompt_lookup", "ngram"), {"batch_size": 2, "num_draft_tokens": "auto"}
     numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers

@@ -1,6 +1,6 @@
 """Invariant 8: samples through the real compiled loop follow the target; wrong rules are rejected.
 
-Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with seeds of their own,
+Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with their own seeds,
 from toy tables, and compares their joint counts with the exact joint distribution. Seeds are fixed,
 so a test passes or fails for good; by chance alone some of the NUM_RIGHT right cells would fail for
 one in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.

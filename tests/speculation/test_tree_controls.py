@@ -28,7 +28,7 @@ ROWS, CAPACITY = 12, 48
 
 
 def texts(drafter, rule="coupled", apply=tree_apply):
-    """Returns the tokens of rows with seeds of their own, with penalties."""
+    """Returns the tokens of rows with their own seeds, with penalties."""
     engine = Engine(apply, toy_cache, TABLES, drafter, rule, capacity=CAPACITY)
     prompts = [[0, 1, 2]] * ROWS
     state = engine.start(prompts, temperature=1.0)

@@ -146,7 +146,7 @@ def test_shapes_that_cannot_be_are_refused(fields, message):
 
 
 def test_shapes_follow_the_target():
-    """What is 0 is the target's; a draft of another width has heads of its own."""
+    """What is 0 is the target's; a draft of another width has its own heads."""
     large = DecoderConfig(
         **(CONFIG.__dict__ | {"qkv_bias": True, "out_bias": True, "rope_theta": 5e5})
     )

@@ -31,7 +31,7 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
     """Returns the task of each prompt of a file.
 
     Spec-Bench's categories are grouped to its six tasks if the file has prompts of all six; names
-    such as "coding" mean something else elsewhere. Other categories are tasks of their own.
+    such as "coding" mean something else elsewhere. Other categories are their own tasks.
     """
     task_of = {category: task for task, members in TASKS.items() for category in members}
     if not set(TASKS) <= {task_of.get(category or "") for category in categories}:

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     record: dict[str, Any]
     text: str = ""
-    is_complete: bool = True  # of the last one: whether the same command has nothing to go on with
+    is_complete: bool = True  # of the last: whether the same command has nothing to go on with
 
 
 class Measurement(types.SimpleNamespace):

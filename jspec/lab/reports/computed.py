@@ -201,7 +201,7 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 
 def curves_of(record: Mapping[str, Any]) -> list[Curves]:
-    """Returns the curves of a table, those of each kind of value in a panel of their own.
+    """Returns the curves of a table, those of each kind of value in their own panel.
 
     Columns of one unit belong together; "speed, 3 drafts" (or "speed at 3 drafts") and
     "operations, 3 drafts" do not.

@@ -37,7 +37,7 @@ def cost_lines(
 ) -> dict[tuple[str, int], dict[int, list[float]]]:
     """Returns costs of rounds by (drafter, context) and number of drafts, in plain steps.
 
-    Methods that differ in the number alone are one line, each in plain steps of its own. Under
+    Methods that differ in the number alone are one line, each in plain its own steps. Under
     number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
     """
     name_of = {m: name for name, entry in families(methods).items() for m in entry}

@@ -40,7 +40,7 @@ def make_report(workdir: Workdir) -> list[Block]:
     """Returns the report of an experiment, finished or not.
 
     Raises:
-      InputError: a kind of experiment that is not known, or cells of another one.
+      InputError: a kind of experiment that is not known, or cells of another.
     """
     kind = workdir.config.get("kind", "generate")
     if kind not in _CHAPTERS:

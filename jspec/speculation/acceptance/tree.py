@@ -11,7 +11,7 @@ its position is that of its depth, so its logits are those of the path alone. A 
 path from the root on. Its slots are moved together in the caches (`KVCache.commit`), and the round
 goes on as if the path had been a chain of drafts.
 
-The parents are data: every row may have a tree of its own, another one in every round. Only the
+The parents are data: every row may have its own tree, another one in every round. Only the
 number of drafts and the greatest depth are static.
 
 A node's score is the logarithm of an estimate of the probability that the target says its whole

@@ -1,6 +1,6 @@
 """The program jspec.audit, from its flags to its exit status.
 
-In a process of its own: its flags have the names of jspec.generate's. What the slow tests audit is
+In its own process: its flags have the names of jspec.generate's. What the slow tests audit is
 compiled as users get it, which most other tests' programs are not.
 """
 

@@ -99,7 +99,7 @@ def test_decoding_counts_no_prompt(programs):
 
 
 def test_speculation_has_the_numbers_and_the_files_of_the_pair(programs):
-    """Lookup has a number of its own, or that of the draft model."""
+    """Lookup has its own number, or that of the draft model."""
     for answer in make_methods(programs).values():
         answer([1, 2], 0)
     model = arguments_of(programs, "llama-speculative-simple")

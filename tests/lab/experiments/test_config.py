@@ -97,7 +97,7 @@ def test_a_pair_has_all_its_fields():
 
 
 def test_a_config_file_may_take_an_argument():
-    """Guards against a pair of one's own that needs a config file of one's own."""
+    """Guards against a pair of one's own that needs one's own config file."""
     config = load_config("configs/predict.py:llama3.1-8b,llama3.2-1b")
     assert list(config.predict) == ["mine"]
     for text in ("x", "x,", ",x"):

@@ -52,7 +52,7 @@ NUM_ANSWERS, NUM_NEW = 192, 40
 
 
 def answers_of(drafter, first_seed, **options):
-    """Returns answers at temperature 1 to prompts of their own."""
+    """Returns answers at temperature 1 to their own prompts."""
     generator = make_generator(drafter, batch_size=32, max_seq_len=80, **options)
     rng = np.random.default_rng(1)
     prompts = rng.integers(1, CONFIG.vocab_size, (NUM_ANSWERS, 6)).tolist()
