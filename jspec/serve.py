@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 flags.adopt_module_key_flags(mesh_flags)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
-_PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes a free one.")
+_PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes any free port.")
 _MAX_SLOTS = flags.DEFINE_integer("max_slots", 8, "Most answers in progress at once.")
 _MAX_QUEUE = flags.DEFINE_integer("max_queue", 64, "Most requests that wait for a slot.")
 _MAX_SEQ_LEN = flags.DEFINE_integer(
@@ -147,7 +147,7 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
         notify=_say,
     )  # fmt: skip
     if jax.process_count() > 1:
-        generator.costs  # noqa: B018  # measured now, by all together
+        generator.costs  # noqa: B018  # measured here, by all together
     return generator
 
 

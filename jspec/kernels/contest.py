@@ -4,7 +4,7 @@ XLA is the reference and the first candidate. On first use of a shape on a devic
 must be right, and then at least 3 % faster, or XLA stays:
 
 - Right: at widths 1, 5 and 16 of the same tokens, several times, bit for bit the same, in memory
-  that held NaN. Its distance from a precise computation is at most twice XLA's own. A packed
+  that held NaN. Its distance from a precise computation is at most twice that of XLA. A packed
   product's is the host's, in float64. A block's is XLA's own block in float32: the decoder would
   have to be written a second time for float64, and what float32 rounds is a thousandth of what
   bfloat16 does. A candidate that promises a token the same result at every width must keep that.
@@ -192,7 +192,7 @@ def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:
 
 @jax.jit
 def _errors(operands: Operands, results: Any, precise: Any) -> Float32[Array, "parts"]:
-    """Returns the largest distance of a token's change, a key and a value, as a share of each."""
+    """Returns the largest relative distances of changes, keys and values."""
     (outputs, state), (expected, expected_state) = results, precise
     pairs = [(outputs, expected)]
     if operands.state != ():  # a block's

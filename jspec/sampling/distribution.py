@@ -44,10 +44,10 @@ def top_k_mask(logits: AnyLogits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "
         return smallest_rank(_rank(logits), counts, top_k.astype(jnp.float32))
 
     if isinstance(logits, SplitLogits):
-        count = min(MOST_OF_A_PART, logits.own.shape[-1])
+        count = min(MOST_OF_A_PART, logits.part.shape[-1])
 
         def of_largest(logits: SplitLogits) -> Int32[Array, "b t 1"]:
-            return threshold(whole(logits.replace(own=jax.lax.top_k(logits.own, count)[0])))
+            return threshold(whole(logits.replace(part=jax.lax.top_k(logits.part, count)[0])))
 
         def of_all(logits: SplitLogits) -> Int32[Array, "b t 1"]:
             return threshold(whole(logits))
@@ -214,7 +214,7 @@ def token_logprobs(
     """Returns the log-probabilities of tokens, each with the target's unprocessed logits at its
     position and the distribution that was sampled from there.
     """
-    # log softmax of one token each: the whole [b t v] of logarithms is never made.
+    # log softmax of one token a position: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]

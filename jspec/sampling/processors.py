@@ -36,7 +36,7 @@ class Processor(NamedTuple):
       is_used: settings -> whether a request needs the processor at all; it is compiled into a
         program only if some request of the run does.
       init: (settings, *, prompt, stop_ids, vocab_size) -> the state of a row that has emitted
-        nothing, arrays without the row's axis; the default settings give a neutral one.
+        nothing, arrays without the row's axis; the default settings give a neutral state.
       apply: (state, logits [b v]) -> logits [b v], where -inf forbids a token.
       update: (state, token [b]) -> the state after one more token, by default the same. Leaves that
         no token changes should be returned as they are.

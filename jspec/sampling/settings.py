@@ -37,7 +37,7 @@ class SamplingSettings(struct.PyTreeNode):
       top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
       top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
       min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
-      states: of the processors, one each: what each row has committed so far.
+      states: one for each processor: what each row has committed so far.
       wants_top: [b]; rows that want the log-probabilities of the likeliest tokens; None where the
         switch for them is off.
       switches: what is compiled in.

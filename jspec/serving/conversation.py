@@ -121,7 +121,7 @@ class ResponseFormat(Body):
         """Returns the expression of the answers that are allowed; None for all.
 
         Raises:
-          InputError: no schema where there must be one, or one that cannot be said.
+          InputError: no schema where there must be one or it cannot be expressed.
         """
         if self.type == "json_schema" and self.json_schema is None:
             raise InputError("expected a json_schema with the type json_schema, got none")

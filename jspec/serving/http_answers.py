@@ -40,7 +40,7 @@ class Server(NamedTuple):
       traces: what is shown at /v1/jspec/trace.
       model: the model's name, as clients call it.
       defaults: settings of what a request does not name.
-      has_seed: whether the defaults' seed counts; else a request without a seed gets a random one.
+      has_seed: whether the defaults' seed counts; else a request without a seed gets a random seed.
       has_limit: whether the defaults' `max_new_tokens` counts in chats; else the reply to a chat
         without a limit ends, at the latest, where the context does.
       api_key: what clients must show; None lets everybody in.
@@ -101,7 +101,7 @@ async def answer(
         if not collect.done():
             return Response(status_code=_GONE)
         results = collect.result()
-        if (error := next((one.error for one in results if one.error), None)) is not None:
+        if (error := next((result.error for result in results if result.error), None)) is not None:
             is_stopping = server.worker.error or error == str(DrainingError())
             status = UNAVAILABLE if is_stopping else 422
             raise RefusalError(status, error, kind="server_error")
@@ -167,7 +167,7 @@ def _make_jobs(
 
 
 def _without_tokens(update: Update) -> Update:
-    """Returns the update of an answer that was to have no token: the device always draws one."""
+    """Returns the update of an answer that was to have no token, as the device always draws."""
     result = update.chunk.result
     if result is not None and result.error is None:
         known = None if result.token_logprobs is None else []

@@ -37,7 +37,7 @@ class Slots(Protocol):
         """Begins to read a prompt into a slot, no other being read.
 
         Returns how many of its tokens need not be read, as an earlier prompt began with them; None
-        if there is no memory for it now. To go on with what `pause` has saved, the prompt is all
+        if there is no memory for it yet. To go on with what `pause` has saved, the prompt is all
         tokens but the newest.
         """
         ...
@@ -92,7 +92,7 @@ class Job:
       priority: smaller numbers run first.
       deadline: moment on the scheduler's clock at which the answer ends with what it has; None
         for no such moment.
-      key: whose it is; those of different keys get their share of the device each.
+      key: whose it is; each key gets an equal share of the device.
       submitted: when it came, on that clock.
       started: when it got a slot; None until then.
       num_cached: tokens of its prompt that were not read again.

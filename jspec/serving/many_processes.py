@@ -43,11 +43,11 @@ class _Calls:
         if name == "begin":
             row, request, number = arguments
             return self.slots.begin(row, request, None if number is None else self._saved[number])
-        found = getattr(self.slots, name)(*arguments)
-        if name != "pause" or found is None:
-            return found
+        result = getattr(self.slots, name)(*arguments)
+        if name != "pause" or result is None:
+            return result
         number = next(self._numbers)
-        self._saved[number] = found
+        self._saved[number] = result
         return number
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -135,7 +135,7 @@ class LeadingSlots:
 
 
 def follow(slots: BatchSlots) -> None:
-    """Makes the calls that process 0 tells of, until it stops; signals to end are its own."""
+    """Makes the calls that process 0 tells of, until it stops; signals to end go to process 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     calls = _Calls(slots)

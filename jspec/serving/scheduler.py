@@ -147,7 +147,7 @@ class Scheduler:
                     yield self._update(slot, [first], [])
 
     def _take_next(self) -> bool:
-        """Begins to read the next prompt into a free slot; False without one of each, or memory."""
+        """Begins to read the next prompt into a free slot; False without prompt, slot or memory."""
         with self._lock:
             free = [slot for slot in self.slots.rows if slot not in self._running]
             if not free or not self._waiting:
@@ -199,17 +199,17 @@ class Scheduler:
 
     def _end_unwanted(self) -> Iterator[Update]:
         """Ends the answers that were cancelled or are past their deadlines, waiting or running."""
-        now = self.clock()
+        moment = self.clock()
         for slot, (job, answer) in list(self._running.items()):
-            self._end(job, answer, now)
+            self._end(job, answer, moment)
             if answer.finish_reason is not None:
                 yield self._update(slot, [], [])
         with self._lock:
-            ended = self._waiting.take_all(lambda job: self._reason_to_end(job, now) is not None)
+            ended = self._waiting.take_all(lambda job: self._reason_to_end(job, moment) is not None)
         for job in ended:
             answer = self._begin(job)
-            self._end(job, answer, now)
-            yield Update(job, answer.take_chunk(), [], [], [], [], now)
+            self._end(job, answer, moment)
+            yield Update(job, answer.take_chunk(), [], [], [], [], moment)
 
     def _end(self, job: Job, answer: Answer, moment: float) -> None:
         """Says why an answer ends, if it does; as the server stops, one without a token fails."""
@@ -218,7 +218,8 @@ class Scheduler:
             answer.finish_reason, answer.error = "failed", str(DrainingError())
 
     def _reason_to_end(self, job: Job, moment: float) -> str | None:
-        limits = [one for one in (job.deadline, self._drained_at) if one is not None]
+        ends = (job.deadline, self._drained_at)
+        limits = [limit for limit in ends if limit is not None]
         reason = EXPIRED if limits and moment >= min(limits) else None
         return CANCELLED if job.is_cancelled else reason
 

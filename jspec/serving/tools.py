@@ -126,7 +126,7 @@ class CallReader:
         self._is_bare, self._spaces = True, ""
 
     def push(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Adds text; returns what is known to be content now, and the new calls, as a delta."""
+        """Adds text; returns what is newly known to be content, and the new calls, as a delta."""
         self._rest += text
         content, calls = "", list[dict[str, Any]]()
         while (begin := self._rest.find(_BEGIN)) >= 0:

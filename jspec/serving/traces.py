@@ -66,6 +66,6 @@ class Traces:
             answers = self._replies.get(reply_id)
             if answers is None:
                 return None
-            found = [answers[index] | {"rounds": list(answers[index]["rounds"])}
+            copies = [answers[index] | {"rounds": list(answers[index]["rounds"])}
                      for index in sorted(answers)]  # fmt: skip
-        return {"id": reply_id, "object": "jspec.trace", "answers": found}
+        return {"id": reply_id, "object": "jspec.trace", "answers": copies}

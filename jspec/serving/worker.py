@@ -1,4 +1,4 @@
-"""The thread that computes: it alone touches the device, and hands out what it has found."""
+"""The thread that computes: it alone touches the device, and hands out the results."""
 
 import threading
 import time

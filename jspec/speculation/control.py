@@ -25,7 +25,7 @@ where no draft is ever accepted, the answer takes 1 % more than plain decoding, 
 
 A tree is drafted whole or not at all. The drafter's own estimates say how many nodes to verify.
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
-later one that always has one, where that promises more tokens per second.
+later drafter that always has a draft, where that promises more tokens per second.
 
 In a batch the rows' blocks lie side by side, and `budget` grants drafts out of what rows want.
 Where that cannot be, a round is as wide as its widest row, and all rows wait for it: what a row
@@ -88,7 +88,7 @@ class Control(struct.PyTreeNode):
 
     Attributes:
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
-      alone: seconds of the same rounds where the row is the only one, [b m c].
+      alone: seconds of the same rounds where the row is alone, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
       assumed: probabilities, before any round, that a first and a later draft of each kind is
         accepted, [b k 2].
@@ -181,7 +181,7 @@ class Control(struct.PyTreeNode):
         per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
         for index, rival_kind in enumerate(self.kinds):
-            # A drafter that may find nothing is no reason to give up a draft that was found.
+            # A drafter that may find nothing is no reason to give up a draft that it has.
             if rival_kind.is_certain and rival_kind.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
                 promised = self._seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
@@ -351,7 +351,7 @@ class Control(struct.PyTreeNode):
         rates = kept / (tried + _DOUBT)
         if not is_proven:
             prior = self.assumed[jnp.arange(len(kind)), kind]
-            # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
+            # Rounds of 1 draft try no later draft. As much more often, or less, as first drafts are
             # accepted than was assumed, later ones are assumed to be.
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
             prior = prior.at[:, 1].add(more).clip(0.0, 1.0)

@@ -80,11 +80,11 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
     if kind != kind_after:
         raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
     whose = "the default update (the value is the next state)" if update is latest else "update"
-    for (path, leaf), (_, other) in zip(paths, others, strict=True):
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+    for (path, leaf), (_, leaf_after) in zip(paths, others, strict=True):
+        if (leaf.shape, leaf.dtype) != (leaf_after.shape, leaf_after.dtype):
             raise InputError(
                 f"expected {whose} to give {leaf.dtype}{list(leaf.shape)} for state"
-                f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
+                f"{jax.tree_util.keystr(path)}, got {leaf_after.dtype}{list(leaf_after.shape)}"
             )
 
 

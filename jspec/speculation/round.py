@@ -196,7 +196,7 @@ def judge(
 
     The logits are the target's at each block token, [b w+1 v], after the processors, which the
     settings no longer have. The position of the round's first token keys the noise. The tree is the
-    proposal's, if it is one. The target's distributions, [b w+1 v], are returned too if the
+    proposal's, if it is a tree. The target's distributions, [b w+1 v], are returned too if the
     settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
@@ -528,7 +528,7 @@ def _wanted(
 
 
 def _kinds(proposal: Proposal) -> RowCounts:
-    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one."""
+    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one kind."""
     return jnp.zeros_like(proposal.num_tokens) if proposal.kind is None else proposal.kind
 
 

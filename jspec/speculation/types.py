@@ -99,7 +99,7 @@ class Drafter:
 
     Attributes:
       num_draft_tokens: width of its proposals, in drafts.
-      kinds: the kinds of proposals it makes; at least one.
+      kinds: the kinds of proposals it makes, one or more.
       may_be_silent: whether it may propose nothing; then a verify call without drafts is compiled
         too.
       tree_depth: the greatest depth of its trees; 0 if it drafts chains.
@@ -136,7 +136,8 @@ class Drafter:
     ) -> Any:
         """Takes in newly committed tokens, of the prompt or of the output.
 
-        It sees every token of both, once and in order, so its own caches and tables have no hole.
+        It sees every token of prompt and answer, once and in order, so its caches and tables have
+        no hole.
 
         Args:
           params: the drafter's parameters.
@@ -169,7 +170,7 @@ class Drafter:
         Args:
           state: its state.
           tokens: of the block, [b t].
-          runners_up: the likeliest tokens after each, the likeliest first, [b t k].
+          runners_up: the likeliest tokens after each token, in order, [b t k].
           is_fed: leaves out padding, and rows that are done, [b t].
           is_kept: which tokens are committed, [b t].
         """

@@ -61,7 +61,7 @@ class DflashTraining(TrainingConfig):
       decay: weight of each slot's loss relative to the one before.
       vocab_size: tokens that the head can propose: the most frequent ones of the texts' answers; 0
         for all of the target's.
-      feature_layers: of the target; empty takes a low, a middle and a high one.
+      feature_layers: of the target; empty takes a low, a middle and a high layer.
       hidden_dim: inner width of its feed-forward layers; 0 takes that of the target.
       markov_rank: of a Markov head; 0 for none.
       confidence_weight: of the confidence head's loss; 0 for no such head.
@@ -232,7 +232,7 @@ def draw_anchors(rows: Rows, number: int) -> Int32[Array, "b n"]:
     """
     tokens = jnp.asarray(rows.tokens)
     t = tokens.shape[1]
-    # A number of the row's own, so that a batch's anchors follow from its rows.
+    # A number that only this row has, so that a batch's anchors follow from its rows.
     seeds = jnp.sum(tokens * (1 + jnp.arange(t)), axis=1)
     keys = jax.vmap(jax.random.key)(seeds)
     noise = jax.vmap(lambda key: jax.random.uniform(key, [t]))(keys)

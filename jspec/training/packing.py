@@ -21,7 +21,7 @@ from jspec.training.texts import Text
 
 
 class Rows(NamedTuple):
-    """Rows of several texts each.
+    """Rows that hold several texts.
 
     Attributes:
       tokens: [r t], 0 where padded.

@@ -41,7 +41,7 @@ class TargetStates(NamedTuple):
       embedded: the target's embeddings of the tokens, [b t d].
       features: its outputs at the feature layers, [b t l d].
       hidden: those of its last layer, normed, [b t d].
-      logits: of the token after each, among those that the drafter can propose, [b t u].
+      logits: of the next token, among those that the drafter can propose, [b t u].
     """
 
     embedded: Float[Array, "b t d"]

@@ -168,7 +168,7 @@ class Session:
         print(f"{self.elapsed():5.0f} s  {line}", flush=True)
 
     def figures(self, step: str, name: str) -> list[Record]:
-        """Returns what a step has recorded under a name, in this call or an earlier one."""
+        """Returns what a step has recorded under a name, in this call or earlier."""
         return [
             record
             for record in self.records

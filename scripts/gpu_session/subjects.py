@@ -29,7 +29,7 @@ _PIECE = 1 << 24
 
 
 def shape_of(size: str, *, is_rehearsal: bool) -> DecoderConfig:
-    """Returns the shape of Llama-3.2-1B or -3B; of a rehearsal a tiny one. No token ends a text."""
+    """Returns the shape of Llama-3.2-1B or -3B, or a tiny shape. No token ends a text."""
     config = _REHEARSED if is_rehearsal else PRESETS[f"llama3.2-{size}"]
     return dataclasses.replace(config, eos_ids=())
 

@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
     def every_page_is_free_or_has_one_owner(self):
         shared = self.shared()
         for part, pool in enumerate(self.slots.pools):
-            held_pages = [page for held in self.slots._held.values() for page in held.own[part]]
+            held_pages = [page for held in self.slots._held.values() for page in held.private[part]]
             everything = [*pool._free, *held_pages, *shared[part]]
             assert sorted(everything) == list(range(1, pool.num_pages + 1))
         assert 0 <= self.slots.usage <= 1

@@ -100,7 +100,7 @@ def compile_for(accelerator: Accelerator, function: Any, arguments: Any) -> Comp
 def compile_program(
     lowered: Any, backend: str, options: Mapping[str, int | str] = MappingProxyType({})
 ) -> CompiledProgram:
-    """Compiles what `jax.jit` has lowered, with more of XLA's options besides its own.
+    """Compiles what `jax.jit` has lowered, with more of XLA's options than it has.
 
     Raises:
       InputError: XLA does not say what the host starts.

@@ -1,4 +1,4 @@
-"""The accelerators that XLA's compilers know without having one."""
+"""The accelerators that XLA's compilers know; none is needed."""
 
 import importlib.util
 import os

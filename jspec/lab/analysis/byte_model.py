@@ -58,7 +58,7 @@ class PairCost:
         return self.seconds(self.draft, 1) / self.plain_seconds
 
     def drafting_cost(self, number: int) -> float:
-        """Returns what drafting this many tokens costs: a call each."""
+        """Returns what drafting this many tokens costs: a call for each token."""
         if number == 0:
             return 0.0
         first = self.seconds(self.draft, _FIRST_CALL_WIDTH)

@@ -128,7 +128,7 @@ def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
     values = jax.random.normal(keys[1], [1, rows, inputs], rows_dtype)
 
     def turn(kernel: jax.Array, values: jax.Array) -> jax.Array:
-        # The barrier keeps every output, and the next product waits for this one.
+        # The barrier keeps every output, and the next product waits for it.
         outputs = jax.lax.optimization_barrier(linear(values, kernel))
         return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
 

@@ -76,7 +76,7 @@ def check_trace(trace: Any) -> dict[str, Any]:
 
 
 def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]]]:
-    """Returns a round's branches: the depth at which each leaves an earlier one, and its tokens.
+    """Returns a round's branches: where each leaves an earlier branch, and its tokens.
 
     The first has accepted drafts, rejected ones and the target's own token; a chain has no other.
     """
@@ -127,12 +127,12 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         shown = ""
         for kind, run in itertools.groupby(tokens, key=operator.attrgetter("kind")):
             left, right = _SIGNS[kind]
-            shown += f"{left}{'|'.join(visible(one.text) for one in run)}{right}"
+            shown += f"{left}{'|'.join(visible(token.text) for token in run)}{right}"
         return shown
 
     legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     legend += ", | between two tokens" * (not has_colours)
-    legend += f"\n{_BRANCHES}" * any(one.get("parents") for one in trace["rounds"])
+    legend += f"\n{_BRANCHES}" * any(a_round.get("parents") for a_round in trace["rounds"])
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
     lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
     for number, a_round in enumerate(trace["rounds"], 1):
@@ -183,7 +183,7 @@ def summary(trace: Mapping[str, Any]) -> str:
 
 
 def to_svg(trace: Mapping[str, Any]) -> str:
-    """Returns the first rounds of a trace as an SVG that plays once, one round after the other.
+    """Returns the first rounds of a trace as an SVG that plays once, round after round.
 
     The animation is CSS inside the file: no script, no font and nothing else is loaded.
     """
@@ -234,9 +234,9 @@ def timeline(trace: Mapping[str, Any], name: str) -> Picture:
         boxes.append((1, begin + drafting, 1000 * a_round["target_seconds"]))
     plain = [1000 * seconds for seconds in (trace.get("plain_seconds") or ())[: sum(gave)]]
     boxes += [(2, sum(plain[:index]), width) for index, width in enumerate(plain)]
-    lanes, own = (3 if plain else 2), trace.get("environment") or {}
+    lanes, made_on = (3 if plain else 2), trace.get("environment") or {}
     parts = (trace.get("target"), f"drafter {trace.get('drafter')}", _temperature(trace),
-             own.get("processor"), own.get("date"))  # fmt: skip
+             made_on.get("processor"), made_on.get("date"))  # fmt: skip
     figure, (axes,) = new_figure(
         title=f"Drafter and target in the first {len(rounds)} rounds",
         subtitle=" · ".join(map(str, filter(None, parts))),

@@ -201,7 +201,7 @@ def tree_controls(
     if rule.tree is None:
         return {}
     changed: dict[str, dict[str, Any]] = {"a prefix kept": {"rule": keeping_a_prefix(rule)}}
-    if rule.noise is not SHARED:  # there the next token is the target's own, whatever the drafts
+    if rule.noise is not SHARED:  # there the next token is the target's, whatever the drafts
         changed["no residual"] = {"rule": without_residual(rule)}
         changed["drafts misreported"] = {
             "drafter": None if drafter is None else MisreportingTrees(drafter, vocab_size)

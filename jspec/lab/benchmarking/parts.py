@@ -139,7 +139,7 @@ def choice_loop(
       num_drafts: judged by the rule `rejection`; 0 for plain decoding.
       temperature: of the draw.
       has_filters: whether top-k, top-p and min-p are on.
-      has_distribution: whether the drafts come with a distribution, a uniform one.
+      has_distribution: whether the drafts come with a distribution, which is uniform.
     """
     unit = jnp.ones([1])
     settings = SamplingSettings(

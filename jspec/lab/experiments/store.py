@@ -43,7 +43,7 @@ class Store(contextlib.AbstractContextManager):
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
-        """Opens the workdir of a config, as plain JSON, or begins one.
+        """Opens the workdir of a config, as plain JSON, or begins it.
 
         Raises:
           WorkdirError: it belongs to another config, is damaged, published, or cannot be

@@ -68,7 +68,7 @@ def alpha(lines: Lines) -> Ratio | None:
 def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Ratio | None:
     """Returns a ratio of sums over cells; None where there is nothing.
 
-    A prompt has a cell a seed: they are summed first, since they depend on each other.
+    A prompt has a cell a seed: they are summed first, since they are not independent.
     """
     by_prompt: dict[int, list[tuple[float, float]]] = {}
     for line in lines:

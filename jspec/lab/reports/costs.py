@@ -94,8 +94,8 @@ def cost_blocks(
 def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> float:
     """Returns the seconds of a round of one answer; of a plain step where nobody drafted.
 
-    A round costs what the smallest calibrated number of drafts costs that holds its own. All
-    tokens of prompt and answer, `max_length`, decide on the cache's size.
+    A round costs what the smallest calibrated number of drafts costs that is not less than its
+    number. All tokens of prompt and answer, `max_length`, decide on the cache's size.
 
     Raises:
       InputError: such a round was not calibrated.
@@ -121,9 +121,9 @@ def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
 def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
     """Returns the speed-up by Theorem 3.8, and its c: what a draft adds to a round, in plain steps.
 
-    Its number of drafts is the largest calibrated one. Where several drafters took turns, c is the
-    mean over their rounds; a round without drafts is taken for a full one of whoever drafts most
-    often.
+    Its number of drafts is the largest calibrated number. Where several drafters took turns, c is
+    the mean over their rounds; a round without drafts is taken for a full one of whoever drafts
+    most often.
     """
     most, drafters = (
         costs.numbers[-1],

@@ -123,7 +123,7 @@ class AcceptanceRule(NamedTuple):
         accepted once those before it are.
       next_token_probs: (target_probs, proposal, num_accepted [b]) -> [b v], the distribution of the
         token after this many accepted drafts.
-      accept: (target_probs, proposal, noise) -> Verdict: both, with noise applied.
+      accept: (target_probs, proposal, noise) -> Verdict: the same with noise applied.
       noise: where the noise comes from.
       distribution: (logits, settings) -> target_probs, what the rule is told of the target.
       temperatures: those for which the rule is made.
