@@ -329,8 +329,8 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(content))
-    other = refuse(folder, f"--draft={spoilt}", "--drafter=hierarchical")
-    assert "different tokenizers: id" in other
+    refused = refuse(folder, f"--draft={spoilt}", "--drafter=hierarchical")
+    assert "different tokenizers: id" in refused
     path.write_text(good[:-9])
     assert "damaged tokenizer" in refuse(spoilt)
     path.unlink()

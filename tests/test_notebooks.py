@@ -50,10 +50,10 @@ def execute(notebook, env, folder):
 
 def with_model(notebook, model):
     """Returns the notebook with another model in the place of SmolLM2."""
-    other = copy.deepcopy(notebook)
-    for cell in code_of(other):
+    changed = copy.deepcopy(notebook)
+    for cell in code_of(changed):
         cell.source = cell.source.replace(f'"{SMOLLM2}"', repr(str(model)))
-    return other
+    return changed
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,9 +66,9 @@ def make_spec(**options):
     """Returns what a drafter over the tiny draft model is built from; text ends late in the ids."""
     config = dataclasses.replace(tiny_models.CONFIG, eos_ids=(0, 120))
     params = tiny_models.draft().params
-    own = DrafterOptions(**options)
+    limits = DrafterOptions(**options)
     tokenizer = tiny_models.target().tokenizer
-    return DrafterSpec(3, config, 126, config, jnp.float32, params, own, tokenizer=tokenizer)
+    return DrafterSpec(3, config, 126, config, jnp.float32, params, limits, tokenizer=tokenizer)
 
 
 def propose(drafter, *, temperature, **options):
@@ -125,8 +125,8 @@ def test_coupled_noise_is_keyed_by_the_targets_ids():
     settings = jspec.SamplingParams(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2)
     options = {"acceptance": "coupled", "num_draft_tokens": 3}
     plain = jspec.Generator(target, drafter="none").generate(REQUEST, settings)
-    own = DrafterOptions(draft_vocab_size=SIZE)
-    result = jspec.Generator(target, draft, drafter_options=own, **options).generate(
+    cut = DrafterOptions(draft_vocab_size=SIZE)
+    result = jspec.Generator(target, draft, drafter_options=cut, **options).generate(
         REQUEST, settings
     )
     assert result.token_ids == plain.token_ids

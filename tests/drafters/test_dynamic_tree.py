@@ -158,8 +158,8 @@ def generate(tiny_pair):
     @functools.cache
     def engine_of(name, rule):
         drafter, params = draft_of[name]
-        both = tiny_pair.target, params
-        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        model_params = tiny_pair.target, params
+        return Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, rule, capacity=48)
 
     @functools.cache
     def run(name, rule, temperature):

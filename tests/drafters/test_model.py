@@ -165,8 +165,8 @@ def test_only_drafts_that_were_kept_stay_cached(drafter, tiny_pair, text, laggin
     last = text[np.arange(3), LENGTHS]
     proposal, state = run_propose(drafter, tiny_pair.draft, lagging, last)
     drafts = np.asarray(proposal.tokens)
-    other = (drafts[:, 1] + 1) % 61
-    block = np.stack([last, drafts[:, 0], other], axis=1)
+    wrong = (drafts[:, 1] + 1) % 61
+    block = np.stack([last, drafts[:, 0], wrong], axis=1)
     after = observe(drafter, state, block, [3, 2, 0])
     assert (after.cache.length - state.cache.length).tolist() == [2, 2, 0]
     assert (after.history.length - state.history.length).tolist() == [3, 2, 0]

@@ -70,9 +70,9 @@ def test_ranges_of_bytes_are_the_encodings_of_ranges_of_characters():
             for character in near:
                 text = chr(character).encode()
                 hits = sum(
-                    len(one) == len(text)
-                    and all(a <= byte <= b for (a, b), byte in zip(one, text, strict=True))
-                    for one in actual
+                    len(ranges) == len(text)
+                    and all(a <= byte <= b for (a, b), byte in zip(ranges, text, strict=True))
+                    for ranges in actual
                 )
                 assert hits == (low <= character <= high)
 

@@ -50,10 +50,10 @@ def propose(table, last_tokens, limit=WIDTH):
 
 
 token = st.integers(0, VOCAB - 1)
-found = st.integers(NO_TOKEN, VOCAB - 1)
+token_ids = st.integers(NO_TOKEN, VOCAB - 1)
 row = st.tuples(
     st.lists(token, min_size=BLOCK, max_size=BLOCK),
-    st.lists(st.tuples(found, found), min_size=BLOCK, max_size=BLOCK),
+    st.lists(st.tuples(token_ids, token_ids), min_size=BLOCK, max_size=BLOCK),
     st.integers(0, BLOCK),
     st.integers(0, BLOCK),
 )

@@ -31,17 +31,17 @@ import json
 from jspec.generation.request import SamplingParams
 from tests.tiny_models import make_generator
 
-found = []
+events = []
 
 def tell_compiling(line):
     if line.startswith("compiling"):
-        found.append("notice")
+        events.append("notice")
 
 for number, tell in ((1, None), (40, tell_compiling)):
     generator = make_generator("prompt_lookup", notify=tell, max_seq_len=None)
     for chunk in generator.stream("abc", SamplingParams(max_new_tokens=number)):
-        found.append(chunk.result is not None)
-print(json.dumps(found))
+        events.append(chunk.result is not None)
+print(json.dumps(events))
 """
 
 

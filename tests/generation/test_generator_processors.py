@@ -97,7 +97,7 @@ def test_an_answer_does_not_end_early():
 
 
 @pytest.mark.parametrize(
-    "drafter", ["none", *(slow_unless("merged" not in one, one) for one in DRAFTERS)]
+    "drafter", ["none", *(slow_unless("merged" not in name, name) for name in DRAFTERS)]
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets_own(drafter, temperature):

@@ -121,8 +121,8 @@ def test_no_field_of_the_encoder_is_without_effect(model):
     if config.encoder.is_audio:
         return
     for field, value in (("num_buckets", 10), ("max_distance", 15)):
-        other = dataclasses.replace(config.encoder, **{field: value})
-        logits, _ = run(dataclasses.replace(config, encoder=other), params, tokens, cache)
+        changed = dataclasses.replace(config.encoder, **{field: value})
+        logits, _ = run(dataclasses.replace(config, encoder=changed), params, tokens, cache)
         assert np.abs(logits - expected).max() > 1e-3, field
 
 

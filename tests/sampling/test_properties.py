@@ -101,8 +101,8 @@ FILTERS = {"cold": {"temperature": 0.6}, "top_k": {"top_k": 5}, "top_p": {"top_p
            "min_p": {"min_p": 0.1}}  # fmt: skip
 SINGLE = {name: options for name, options in PIPELINES.items() if name != "all"} | FILTERS
 PAIRS = {
-    f"{one}, {other}": SINGLE[one] | SINGLE[other]
-    for one, other in itertools.combinations(SINGLE, 2)
+    f"{left}, {right}": SINGLE[left] | SINGLE[right]
+    for left, right in itertools.combinations(SINGLE, 2)
 }
 probs_of = jax.jit(lambda logits, settings: sampling_probs(logits[:, None], settings)[:, 0])
 

@@ -377,10 +377,10 @@ def test_calls_one_at_a_time_and_functions_as_the_client_makes_them(client):
         message = client.chat.completions.create(**arguments).choices[0].message
         assert (message.content, len(message.tool_calls)) == (None, count)
         chunks = client.chat.completions.create(**arguments, stream=True)
-        assert sum(len(one.choices[0].delta.tool_calls or ()) for one in chunks) == count
+        assert sum(len(chunk.choices[0].delta.tool_calls or ()) for chunk in chunks) == count
     forced = asked | {"tool_choice": "required", "extra_body": {}}
-    (one,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
-    assert type(Add.model_validate_json(one.function.arguments).x) is int
+    (call,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
+    assert type(Add.model_validate_json(call.function.arguments).x) is int
 
 
 def test_the_best_of_as_many_as_are_wanted_are_all(client):

@@ -57,7 +57,7 @@ def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
     assert len(texts) > 3, "a stream comes in pieces"
     assert chunks[-1].usage.completion_tokens == len(expected.token_ids)
     # As OpenAI has it: a field of every chunk, null in all but the last.
-    assert all("usage" in one.model_fields_set and one.usage is None for one in chunks[:-1])
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
 

@@ -293,7 +293,7 @@ def test_a_drafters_slot_follows_from_the_next_token_too():
         return device.reading_draft_length, device.reading_pages[1][0]
 
     (_, (length, page)), (_, (other_length, other_page)) = (
-        [ask([*beginning, *own, 4]) for _ in range(2)] for own in (first, second)
+        [ask([*beginning, *rest, 4]) for _ in range(2)] for rest in (first, second)
     )
     assert (length, other_length) == (PAGE, PAGE)
     assert page != other_page

@@ -111,14 +111,14 @@ def models():
         cache = empty_cache(*texts.shape)
         return np.asarray(jax.nn.softmax(make_apply(CONFIG, layers)(params, texts, cache)[0]))
 
-    own = distributions(target)
-    assert -(own * np.log(own)).sum(axis=-1).mean() <= 0.7 * np.log(VOCAB)
+    table = distributions(target)
+    assert -(table * np.log(table)).sum(axis=-1).mean() <= 0.7 * np.log(VOCAB)
     for other in (
         distributions(draft),
         distributions(target, FIRST),
         distributions(target, OTHERS),
     ):
-        assert 0.2 <= 0.5 * np.abs(own - other).sum(axis=-1).mean() <= 0.8
+        assert 0.2 <= 0.5 * np.abs(table - other).sum(axis=-1).mean() <= 0.8
     return target, draft
 
 
@@ -315,7 +315,7 @@ def check_drafts(case, all_infos):
     assert {names[kind] for kind in infos.kind[is_kept]} == set(names), "all members have a turn"
 
 
-@pytest.mark.parametrize("name", [slow_unless(one == "first layers", one) for one in CASES])
+@pytest.mark.parametrize("name", [slow_unless(case == "first layers", case) for case in CASES])
 def test_resampling_from_the_target_is_rejected(name):
     """Negative control of every case: the residual left out."""
     engine = make_engine(name, is_wrong=True)

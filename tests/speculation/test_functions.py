@@ -321,9 +321,9 @@ def test_the_loop_of_draws_is_short_on_average():
 
 def plain_chain(g, update, state, key, num_steps):
     """Returns g's own chain, a plain loop in Python with the key of each step."""
-    values, one = [], jax.jit(lambda state, step: draw(g(state), functions.step_key(key, step)))
+    values, once = [], jax.jit(lambda state, step: draw(g(state), functions.step_key(key, step)))
     for step in range(num_steps):
-        values.append(one(state, step))
+        values.append(once(state, step))
         state = update(state, values[-1])
     return np.array(values), state
 

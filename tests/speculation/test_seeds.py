@@ -83,8 +83,8 @@ def test_tokens_do_not_depend_on_the_chunking(engine, prompts, sampled, rounds_p
 
 def test_other_seeds_say_something_else(engine, prompts, sampled):
     """Otherwise the tests above would hold of a constant."""
-    other = engine.generate(prompts, seeds=SEEDS + 1, temperature=1.0, max_length=MAX_LENGTH)
-    assert all(a != b for a, b in zip(other.tokens, sampled.tokens, strict=True))
+    different = engine.generate(prompts, seeds=SEEDS + 1, temperature=1.0, max_length=MAX_LENGTH)
+    assert all(a != b for a, b in zip(different.tokens, sampled.tokens, strict=True))
 
 
 def test_equal_requests_in_one_batch_say_the_same(engine, prompts):

@@ -43,14 +43,14 @@ def test_all_have_what_is_worth_it_for_all():
     for wanted in ((7, 7, 7, 7), (7, 0, 7, 0), (3, 1, 0, 7), (1, 1, 1, 1), (0, 0, 0, 7)):
         speeds = []
         for most in NUMBERS:
-            places = [NUMBERS.index(min(most, own)) for own in wanted]
+            places = [NUMBERS.index(min(most, number)) for number in wanted]
             tokens = sum(row[place] for row, place in zip(expected, places, strict=True))
             drafter = [0, 0, 1, 1]
             seconds = sum(COSTS[d][NUMBERS.index(most)] for d in drafter)
             speeds.append(tokens / (seconds * (1.1 if most else 1.0)))
         most = NUMBERS[int(np.argmax(speeds))]
         actual = agreed(control, kinds, as_rows(*wanted), ALL, ALL)
-        assert actual.tolist() == [min(own, most) for own in wanted], wanted
+        assert actual.tolist() == [min(number, most) for number in wanted], wanted
 
 
 def test_rows_that_do_not_run_say_nothing():

@@ -205,10 +205,10 @@ def test_plain_decoding_follows_the_targets_distribution(settings):
 
 def test_the_right_cells_cover_every_pair():
     """Guards against a rule that never meets a drafter, or a filter."""
-    for one, other in itertools.combinations(range(3), 2):
+    for left, right in itertools.combinations(range(3), 2):
         names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
-        pairs = {(cell[one], cell[other]) for cell in RIGHT if cell[1] in DRAFTERS}
-        assert pairs == set(itertools.product(names[one], names[other]))
+        pairs = {(cell[left], cell[right]) for cell in RIGHT if cell[1] in DRAFTERS}
+        assert pairs == set(itertools.product(names[left], names[right]))
     others = {cell[1:] for cell in RIGHT if cell[1] in OTHERS}
     assert others == set(itertools.product(OTHERS, FEW_SETTINGS))
 

@@ -115,8 +115,8 @@ def test_a_tree_of_one_node_with_noise_of_its_own_is_caught():
         rule = get_rule(name)
         expected = run(rule, is_tree=False)
         assert run(rule, is_tree=True) == expected
-        other = rule._replace(tree=rule.tree._replace(noise=shifted))
-        assert run(other, is_tree=True) != expected
+        mistaken = rule._replace(tree=rule.tree._replace(noise=shifted))
+        assert run(mistaken, is_tree=True) != expected
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -85,8 +85,8 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert models.left_out["model"] == "it needs a draft model (--draft)"
     assert "expects draft_head" in models.left_out["eagle"]
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
-    both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
-    assert set(both.drafters) == {"model", "hierarchical"}
+    fitting = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
+    assert set(fitting.drafters) == {"model", "hierarchical"}
     with pytest.raises(InputError, match=r"^expected no drafter none in a suite: all rows"):
         suite.fit_drafters(ask(drafters=["none", "recycle"]), target(), None)
     with pytest.raises(InputError, match=r"^expected a drafter that fits tiny, got model, eagle$"):
@@ -253,13 +253,13 @@ def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
     assert stamps.find_stamp(subject) == stamp
     longer = dataclasses.replace(settings, max_new_tokens=9, seed=3)  # says nothing else
     assert stamps.find_stamp(dataclasses.replace(subject, settings=longer)) == stamp
-    other = save_folder(tmp_path / "other", num_layers=1, seed=1)
+    second = save_folder(tmp_path / "other", num_layers=1, seed=1)
     for changes in (
         {"acceptance": "rejection"},
         {"drafter": "recycle"},
         {"num_draft_tokens": "auto"},
         {"settings": dataclasses.replace(settings, temperature=0.9)},
-        {"target": make_model(name=str(other))},
+        {"target": make_model(name=str(second))},
         {"target": dataclasses.replace(model, quantization="int8")},
         {"draft": dataclasses.replace(model, quantization="packed_a8")},
     ):

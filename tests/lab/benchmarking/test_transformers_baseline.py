@@ -34,11 +34,11 @@ def plain_answers(beside):
 @pytest.fixture
 def forward_calls(beside, monkeypatch):
     """Returns how many ids each forward of the target reads, told by the forward itself."""
-    own, calls = beside._target.forward, []
+    target_forward, calls = beside._target.forward, []
 
     def forward(*args, **options):
         calls.append(options["input_ids"].shape[1])
-        return own(*args, **options)
+        return target_forward(*args, **options)
 
     monkeypatch.setattr(beside._target, "forward", forward)
     return calls
@@ -83,18 +83,18 @@ def test_decoding_counts_the_time_after_the_prompt(beside):
     """And the tokens that it gives, with and without drafts."""
     models = TransformersModels(target(), draft(), decoding=True)
     for drafter, number in (("none", 0), ("model", 4)):
-        own = functools.partial(models.method(drafter, number, MAX_NEW_TOKENS), PROMPTS[0], 0)
+        call = functools.partial(models.method(drafter, number, MAX_NEW_TOKENS), PROMPTS[0], 0)
         whole = beside.method(drafter, number, MAX_NEW_TOKENS)(PROMPTS[0], 0)
-        seconds, found = timed(own)
-        assert found.num_tokens == whole.num_round_tokens
+        seconds, timing = timed(call)
+        assert timing.num_tokens == whole.num_round_tokens
         assert whole.seconds is None
-        assert 0 < found.seconds < seconds
+        assert 0 < timing.seconds < seconds
 
 
 def test_sampled_answers_follow_their_seed():
     method = TransformersModels(target(), temperature=1.0).method("none", 0, MAX_NEW_TOKENS)
-    first, same, other = (method(PROMPTS[0], seed).token_ids for seed in (0, 0, 1))
-    assert first == same != other
+    first, same, different = (method(PROMPTS[0], seed).token_ids for seed in (0, 0, 1))
+    assert first == same != different
 
 
 @pytest.mark.slow
