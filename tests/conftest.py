@@ -135,7 +135,7 @@ def _resident_bytes():
 def optimised():
     """Compiles with LLVM's optimisations, as users do; what is compiled already is forgotten.
 
-    XLA's own way with loops stays the simpler one: it is the process's. Programs wholly as users
+    XLA's own way with loops stays simpler: it is the process's. Programs wholly as users
     get them are those that test_program.py audits, and one of test_generate_cli.py.
     """
     _forget_programs()

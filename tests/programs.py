@@ -74,7 +74,7 @@ print(json.dumps(outcomes))
 
 
 def run_many(module, lines, *, env, max_arguments=0, before=""):
-    """Runs a program with several command lines; returns status, output and errors of each.
+    """Runs a program with several command lines; returns the status, output and errors of all.
 
     All in one process, after the statements `before`: starting one takes seconds. A string among
     the command lines is a statement that is executed between them.

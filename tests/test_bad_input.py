@@ -296,7 +296,7 @@ def test_damaged_files(refuse, spoil):
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "missing, although" in refuse(folder)
-    (folder / "model-00001-of-00002.safetensors").mkdir()  # read by no one, root included
+    (folder / "model-00001-of-00002.safetensors").mkdir()  # nobody can read it, root included
     assert "safetensors: cannot be read: Is a directory" in refuse(folder)
     config.write_text("{")
     assert "damaged JSON" in refuse(folder)

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def start(compile_cache, tmp_path):
-    """Returns a function that starts the processes of a run, with flags and others of each one."""
+    """Returns a function that starts the processes of a run, with flags for all and for each."""
     begun = []
 
     def start(
@@ -138,7 +138,7 @@ def test_processes_of_different_flags(start, folder):
     ],
 )
 def test_bad_flags(flags, said, monkeypatch, capsys):
-    """One line each, before any model is loaded."""
+    """A line for each, before any model is loaded."""
     assert said in check_refusal(*call_generate(monkeypatch, capsys, *flags, _PROMPT))
 
 
@@ -244,7 +244,7 @@ def test_every_drafter_in_processes(start):
 def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, capsys):
     """By the costs of the first, measured by both; then those that it remembers.
 
-    Else each would run other rounds, and wait for the other.
+    Else each would run other rounds, and wait for ever.
     """
     flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
     alone = call_generate(monkeypatch, capsys, *flags)

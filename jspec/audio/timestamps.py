@@ -4,7 +4,7 @@ A Whisper writes `<|0.00|> A sentence.<|2.40|><|2.40|> Another one.<|5.00|>`: a 
 timestamps, which count 20 ms each. Every token must respect what the tokens before it leave
 possible (arXiv 2212.04356, section 4.5): a transcript begins with a timestamp of at most a second;
 timestamps come in pairs and never go back; and where all timestamps together are more likely than
-any single other token it is a timestamp. This is a logits processor like any other, so drafts are
+any single other token it is a timestamp. This is an ordinary logits processor, so drafts are
 held to it, too.
 """
 

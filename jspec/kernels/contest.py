@@ -239,7 +239,7 @@ def fastest(seconds: Seconds) -> str:
     """Returns the first entrant's name, or that of the fastest if it is 3 % faster.
 
     The widths' times are added. A round is made of narrow and of wider calls: neither may be bought
-    with the other.
+    with the other kernel.
     """
     totals = {name: sum(times.values()) for name, times in seconds.items()}
     first, best = next(iter(totals)), min(totals, key=lambda name: totals[name])

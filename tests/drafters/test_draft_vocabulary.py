@@ -39,7 +39,7 @@ def test_counted_tokens_come_before_the_first_ids():
 
 
 def test_the_tokens_of_a_text_are_counted(tmp_path):
-    """By count, then by id: of "bbcaadd" the letters a, b and d, twice each, come before c."""
+    """By count, then by id: of "bbcaadd" the letters a, b and d, which come twice, precede c."""
     path = tmp_path / "text.txt"
     path.write_text("bbcaadd")
     built = make_drafter("model", make_spec(draft_vocab_size=3, draft_vocab_text=str(path)))

@@ -199,7 +199,7 @@ def test_a_tree_of_one_branch_drafts_what_the_chain_drafts(generate, name):
 
 
 def test_a_target_that_drafts_for_itself_keeps_a_path_in_every_round(generate):
-    """Invariant 4: of 6 drafts, all that there are, the likeliest path is always one."""
+    """Invariant 4: of 6 drafts, all that there are, the likeliest path is always kept."""
     result = generate("self", "greedy", 0.0)
     is_whole = result.infos.num_proposed == 6
     assert is_whole.sum() > 20

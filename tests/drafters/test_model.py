@@ -65,7 +65,7 @@ def test_padding_of_the_vocabulary_is_never_proposed(draft_vocab, temperature):
     assert (np.asarray(proposal.tokens) < shared).all()
     assert (np.asarray(proposal.probs)[..., shared:] == 0).all()
     np.testing.assert_allclose(proposal.probs.sum(axis=-1), 1, rtol=1e-5)
-    if temperature > 0:  # the distribution is the real one, renormalised over the shared part
+    if temperature > 0:  # the real distribution, renormalised over the shared part
         expected = jax.nn.softmax(table[2, last][:, :shared])
         np.testing.assert_allclose(proposal.probs[:, 0, :shared], expected, rtol=1e-4)
 

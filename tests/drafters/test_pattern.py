@@ -44,7 +44,7 @@ def walk(automaton, text):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_automaton_matches_what_re_matches(pattern):
-    """Random texts of letters that the patterns are about, of one to four bytes each."""
+    """Random texts of letters that the patterns are about, of one to four bytes a character."""
     automaton, expected = compile_pattern(pattern), re.compile(pattern, re.ASCII)
 
     @hypothesis.settings(deadline=None, max_examples=400, derandomize=True, database=None)

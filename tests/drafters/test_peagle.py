@@ -177,7 +177,7 @@ class Leaking(ParallelEagleDrafter):
 
 
 class Keeping(ParallelEagleDrafter):
-    """The other: it remembers the hidden states of all drafts that were verified."""
+    """The other drafter; it remembers the hidden states of all drafts that were verified."""
 
     def observe(self, params, state, tokens, hidden, valid):
         return super().observe(params, state, tokens, hidden, valid | valid[:, :1])

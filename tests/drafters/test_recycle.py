@@ -22,7 +22,7 @@ def flags(counts):
 
 
 def show(table, tokens, runners_up, num_fed, num_valid):
-    """Returns the table after a block; counts are the rows' own."""
+    """Returns the table after a block; counts are those of the rows."""
     tokens, runners_up = (jnp.asarray(leaf, jnp.int32) for leaf in (tokens, runners_up))
     return observe(table, tokens, runners_up, flags(num_fed), flags(num_valid))
 

@@ -1,4 +1,4 @@
-"""The corpus of suffix decoding: its order, the search in it, what is found, and files of texts."""
+"""The corpus of suffix decoding: its order, the search in it, what it finds, and files of texts."""
 
 import functools
 import json

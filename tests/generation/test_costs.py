@@ -65,7 +65,7 @@ def test_impossible_numbers_of_accepted_drafts_are_refused(changes):
 
 
 def test_rounds_cost_plain_steps():
-    """Of their own drafter, at the next number that was measured; a plain round costs one."""
+    """Of their own drafter, at the next number that was measured; a plain round costs 1."""
     model = [RoundCounts(3, 1, "model"), RoundCounts(2, 0, "model"), RoundCounts(0, 0)]
     assert COSTS.plain_steps(model, 512) == pytest.approx((2.5 + 2.5 + 1) / 3)
     assert COSTS.plain_steps([RoundCounts(1, 1, "lookup")], 512) == pytest.approx(1.1)

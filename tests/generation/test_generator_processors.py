@@ -166,7 +166,7 @@ def test_nan_is_an_error_and_never_a_token():
 
 
 def test_a_users_own_processor_is_applied():
-    """The documented way to add one: three functions."""
+    """As documented: three functions."""
     only_seven = Processor(
         "only seven",
         is_used=lambda settings: settings.seed == 7,

@@ -46,7 +46,7 @@ report(outputs)
 
 @pytest.fixture(scope="module")
 def outputs():
-    """Returns what the process found."""
+    """Returns the output of the process."""
     return run_on_devices(_QUICK)
 
 

@@ -21,7 +21,7 @@ ODD = DecoderConfig(
     mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
 )  # fmt: skip
 
-# An old config.json: rope_theta and rope_scaling. The new one: rope_parameters.
+# An old config.json: rope_theta and rope_scaling. The new spelling: rope_parameters.
 OLD = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
@@ -73,12 +73,12 @@ def test_llama3_presets_scale_rope(name, factor, tied):
 
 @pytest.mark.parametrize("raw", [OLD, NEW], ids=["rope_scaling", "rope_parameters"])
 def test_both_spellings_of_rope_are_read(raw):
-    """A reader that knows one spelling silently drops the scaling of the other."""
+    """A reader that knows one spelling silently drops the scaling of the other spelling."""
     assert from_hf_config(raw) == ODD
 
 
 def test_the_old_name_of_the_rope_type_is_read():
-    """Older configs say `type` for `rope_type`, some say both."""
+    """Older configs say `type` for `rope_type`, some say both of them."""
     scaling = OLD["rope_scaling"] | {"type": "llama3"}
     assert from_hf_config(OLD | {"rope_scaling": scaling}) == ODD
     del scaling["rope_type"]

@@ -54,7 +54,7 @@ SCHEMAS = [
 
 
 def random_text(automaton, rng):
-    """Returns a text that an automaton matches: each next state is as likely as any other."""
+    """Returns a text that an automaton matches: all next states are equally likely."""
     state, text = 0, bytearray()
     while not automaton.is_end[state] or rng.random() < 0.5:
         goals = sorted(set(automaton.next_state[state].tolist()) - {-1})

@@ -138,7 +138,7 @@ def test_every_position_of_a_block_sees_its_own_prefix(name):
 
 
 def test_rejected_tokens_never_were():
-    """Rolling back: the state behind a round knows the kept tokens alone, each row its own."""
+    """Rolling back: the state behind a round knows only the kept tokens of its row."""
     rows = [settings_of([1], PIPELINES["all"]) for _ in range(3)]
     settings = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *rows)
     tokens = jnp.array([[3, 5, 3], [6, 6, 7], [8, 9, 10]], jnp.int32)

@@ -184,7 +184,7 @@ def test_jobs_run_at_once_and_those_that_fail_are_said(start):
 
 
 def test_where_rounds_are_wrong_no_speed_is_measured(start, monkeypatch):
-    """And where they are wrong in a graph only, later steps run without one."""
+    """And where they are wrong in a graph only, later steps run without a graph."""
     monkeypatch.delenv("JSPEC_ONE_GRAPH", raising=False)
     monkeypatch.setenv("JSPEC_ONE_GRAPH", "1")
 

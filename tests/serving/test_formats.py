@@ -224,7 +224,7 @@ def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
 
 
 def test_traces_forget_the_oldest():
-    """Many short answers as well as a long one: what is kept is bounded."""
+    """Many short answers as well as a long answer: what is kept is bounded."""
     traces = Traces(max_rounds=10)
     for number in range(50):
         job, count = Job(None, None, None, reply_id=str(number)), number % 4
@@ -344,7 +344,7 @@ def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
 
 
 def test_a_call_that_must_be_made_satisfies_its_parameters(client):
-    """Of any tool or of a certain one, whatever the seed; in streams as well."""
+    """Of any tool or of a certain tool, whatever the seed; in streams as well."""
     tools = [{"type": "function", "function": {"name": name, "parameters": own}}
              for name, own in BY_NAME.items()]  # fmt: skip
     for seed, choice in enumerate(["required", named("add"), named("on")]):

@@ -59,7 +59,7 @@ def cache_bytes(slots, num_pages):
 
 @pytest.fixture
 def told(monkeypatch):
-    """Two processes in one: what the first broadcasts is put into a queue; the other takes it."""
+    """Two processes in one process: what the first broadcasts goes to the second by a queue."""
     calls = queue.Queue()
     thread_id = threading.get_ident()
 

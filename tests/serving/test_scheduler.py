@@ -316,7 +316,7 @@ def test_draining_ends_what_is_left_and_takes_nothing_new():
 
 
 def test_an_answer_without_a_token_fails_when_the_time_is_over():
-    """One has tokens, one is being read, two wait, of which nobody waits for one."""
+    """One has tokens, one is being read, two wait, one of which nobody waits for."""
     simulation = Simulation(2)
     jobs = [simulation.job(seed, 500, num_prompt=2 if seed == 0 else 400) for seed in range(4)]
     simulation.scheduler.submit(jobs)
@@ -393,7 +393,7 @@ def test_a_key_with_many_requests_does_not_delay_another():
 
 
 def test_keys_share_by_tokens_and_not_by_requests():
-    """One asks for answers five times as long: the other gets five for one, while both wait."""
+    """One asks for answers five times as long: the other user gets five for one, while both wait."""
     simulation = Simulation(1)
     long = [simulation.job(seed, length=48, key="long") for seed in range(10)]
     short = [simulation.job(seed, length=8, key="short") for seed in range(10, 40)]

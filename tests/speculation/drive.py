@@ -139,7 +139,7 @@ def settings_of(batch_size, temperature):
 
 
 def request_settings(settings, prompts, vocab_size, switches=None):
-    """Returns the settings of rows with those prompts, the processors behind each.
+    """Returns the settings of rows with those prompts, with the processors.
 
     Args:
       settings: the user's, the same for every row.

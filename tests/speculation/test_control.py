@@ -262,7 +262,7 @@ def test_a_drafter_that_misses_nothing_is_not_held_back():
 
 
 def test_tokens_of_the_answer_are_counted():
-    """The prefill's one, and those of rounds that the row had."""
+    """That of the prefill and those of rounds that the row had."""
     control = make_control(2).update(
         make_control(2).costs, as_rows(0, 0), as_rows(3, 3), as_rows(2, 2), jnp.array([True, False])
     )

@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     Attributes:
       drafter: it.
-      params: its own.
+      params: its parameters.
       numbers: what a row's number is among; none if it is fixed.
       is_told: each round another number of each row, and of each kind of proposal; else the row
         chooses, by costs that differ from row to row.
@@ -163,14 +163,14 @@ def make_case(name):
 
 
 def make_medusa():
-    """Returns heads that are the target's own, disturbed."""
+    """Returns heads that are the target's head, disturbed."""
     config = MedusaConfig(CONFIG.embed_dim, VOCAB, num_heads=3)
     params = tiny_medusa.params(config, models()[0]["head"], std=0.5)
     return MedusaDrafter(3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG), params
 
 
 def make_blockwise():
-    """Returns heads that are the target's own, disturbed."""
+    """Returns heads that are the target's head, disturbed."""
     config = BlockwiseConfig(CONFIG.embed_dim, hidden_dim=8, num_heads=3)
     return BlockwiseDrafter(
         3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG

@@ -5,7 +5,7 @@ g's joint distribution over three rounds to 1e-6.
 
 *Statistics*: whatever the past, the number F(x) is uniform, where F is the distribution function of
 g's next value x given the values before it; and such numbers of different steps are independent. So
-the joint counts of three steps, cut in four each, are tested against equal probabilities. Seeds are
+the joint counts of three steps, each cut in four, are tested against equal probabilities. Seeds are
 fixed; by chance one of 10^6 choices of them would fail. Wrong rules must fail the same test.
 """
 

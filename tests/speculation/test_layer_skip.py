@@ -33,7 +33,7 @@ class Rounds(Engine):
         return self.want(state, np.full(len(prompts), WIDTH))
 
     def want(self, state, numbers):
-        """Returns the state of rows that want so many drafts each, [b]."""
+        """Returns the state of rows that want so many drafts, [b]."""
         kinds = getattr(self.drafter, "kinds", (Kind("none", 0.5, 0.5),))
         control = Control.init(len(numbers), kinds=kinds, numbers=range(WIDTH + 1))
         forced = np.repeat(np.asarray(numbers)[:, None], len(kinds), axis=1)

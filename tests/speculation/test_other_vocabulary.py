@@ -167,7 +167,7 @@ def spelt():
 
 
 def test_what_is_spelt_is_the_drafts_likeliest_text():
-    """Of its whole vocabulary: `d` cannot be written and ends a draft, `ab` is written as one."""
+    """Of its whole vocabulary: `d` cannot be written and ends a draft, `ab` becomes one token."""
     draft_table = tables()[1]
     tokens, counts = spelt()
     seen = set()

@@ -46,7 +46,7 @@ def test_tokens_do_not_depend_on_the_company(engine, prompts, sampled):
 
 
 def test_a_row_alone_says_the_same(engine, prompts, sampled):
-    """A batch of one."""
+    """A batch of one row."""
     alone = engine.generate(prompts[3:], seeds=SEEDS[3:], temperature=1.0, max_length=MAX_LENGTH)
     assert alone.tokens[0] == sampled.tokens[3]
 

@@ -93,7 +93,7 @@ OTHERS = {
     "recycle": (RecycleDrafter(2, VOCAB), "rejection"),
 }
 # Every pair of a drafter and a kind of sampling, with a rule such that each rule meets them all;
-# the other drafters meet one rule and two kinds of sampling each, one of them with penalties.
+# the other drafters meet one rule and two kinds of sampling, one of them with penalties.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))

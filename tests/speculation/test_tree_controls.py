@@ -1,6 +1,6 @@
 """Trees as others got them wrong: each mistake changes the text, and is seen by it.
 
-Under `coupled` the text is plain decoding's own, token for token, also with penalties. So a wrong
+Under `coupled` the text is that of plain decoding, token for token, also with penalties. So a wrong
 slot, position, mask or state of a processor shows as another text. What only the drafts'
 distributions can get wrong is enumerated.
 """

@@ -156,7 +156,7 @@ def proposal_of(parents, num_tokens=None):
      ([[-1, 0, 1], [-1, 0, 0]], "a tree of depth 2 at most of row 0, got 3")],
 )  # fmt: skip
 def test_parents_come_before_their_children(parents, message):
-    """In one line with the first wrong one, or a tree too deep; padding may be anything."""
+    """In one line with the first wrong parent, or a tree too deep; padding may be anything."""
     tokens, counts = jnp.zeros([2, 3], jnp.int32), jnp.array([3, 2], jnp.int32)
     wrong = Proposal(tokens, counts, parents=jnp.array(parents, jnp.int32), max_depth=2)
     with pytest.raises(InputError, match=message):

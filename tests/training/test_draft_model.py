@@ -57,7 +57,7 @@ def test_it_learns(learned):
 
 @pytest.mark.slow
 def test_the_trained_draft_drafts(learned):
-    """Greedy text is the target's own, and rounds give about what was simulated."""
+    """Greedy text is that of the target, and rounds give about what was simulated."""
     model, after, _ = learned
     prompts = [list(text.prompt) for text in grammar_texts(16, 3)]
     requests = [Request(prompt, SamplingParams(max_new_tokens=40)) for prompt in prompts]

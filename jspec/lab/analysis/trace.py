@@ -6,7 +6,7 @@ A trace is plain values:
      "prompt": text, "first": text of the token that reading the prompt gave,
      "rounds": [{"drafts": [texts], "num_accepted": n, "next": text or null,
                  "begin": s, "draft_seconds": s, "target_seconds": s,
-                 "parents": [of a tree: the draft before each, or -1], "kept": [drafts]}],
+                 "parents": [of a tree: the draft before a draft, or -1], "kept": [drafts]}],
      "finish_reason", "plain_seconds": [of each step of plain decoding], "environment"}
 
 `next` is the target's own token: it replaces the first rejected draft, or follows the last one; it
@@ -78,7 +78,7 @@ def check_trace(trace: Any) -> dict[str, Any]:
 def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]]]:
     """Returns a round's branches: where each leaves an earlier branch, and its tokens.
 
-    The first has accepted drafts, rejected ones and the target's own token; a chain has no other.
+    The first has accepted and rejected drafts and the target's token; a chain has only that.
     """
     drafts = a_round["drafts"]
     parents = a_round.get("parents") or range(-1, len(drafts) - 1)

@@ -8,7 +8,7 @@ from jspec.lab.analysis.ratios import mean_and_interval, speed_ratio
 
 
 def test_the_value_is_the_ratio_of_the_totals():
-    """Guards against a mean of ratios, in which a short answer counts like a long one."""
+    """Guards against a mean of ratios, in which a short answer counts like a long answer."""
     value, low, high = mean_and_interval(np.array([1.0, 30.0]), np.array([10.0, 40.0]))
     assert value == pytest.approx(31 / 50)
     assert low == pytest.approx(0.1)  # both draws the first

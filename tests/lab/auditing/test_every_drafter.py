@@ -144,7 +144,7 @@ def _is_drawn(subject):
 
 
 def _num_rows(subject):
-    """Returns more rows for drawn trees, whose first branch is seldom the wrong one."""
+    """Returns more rows for drawn trees, whose first branch is seldom wrong."""
     return (4 if _is_drawn(subject) else 1) * _NUM_ROWS
 
 

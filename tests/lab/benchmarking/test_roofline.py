@@ -1,4 +1,4 @@
-"""The roofline: what a call reads and does, the least time that takes, and the measured one."""
+"""The roofline: what a call reads and does, the least time that takes, and the measured time."""
 
 import dataclasses
 import types

@@ -69,7 +69,7 @@ def measurement(server, tmp_path, prompts, **changes):
 
 
 def test_each_number_of_clients_asks_every_prompt(server, tmp_path, monkeypatch):
-    """Guards against clients that wait for each other, and a first answer that counts."""
+    """Guards against clients one after another, and a first answer that counts."""
     monkeypatch.setenv("JSPEC_API_KEY", "secret")
     first, last = measure_server(measurement(server, tmp_path, ["x", "y"]))
     assert len(first.record["lines"]) == 1

@@ -1,4 +1,4 @@
-"""The open suite: which rows there are, that one that fails stops no other, and what is kept."""
+"""The open suite: which rows there are, that a failing row stops no other row, and what is kept."""
 
 import dataclasses
 import json
@@ -181,7 +181,7 @@ def test_prompts_without_categories_are_refused(ask, tmp_path):
 
 
 def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
-    """A finding is looked up; one that failed shows; a failing audit stops no other."""
+    """A finding is looked up; one that failed shows; a failing audit stops no other audit."""
     monkeypatch.setattr(suite, "_measure", lambda *_: {"speedup": None})
     monkeypatch.setattr(suite, "leaderboard_text", lambda _: "")
     audited = []

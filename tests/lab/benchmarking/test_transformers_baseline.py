@@ -107,7 +107,7 @@ def test_the_compiled_step_answers_likewise(beside, plain_answers):
 
 
 def rounds_by_hand(make_draft, prompt, answer, num_draft_tokens):
-    """Returns how many tokens each call gives: drafts that are right, and the target's own one."""
+    """Returns how many tokens each call gives: drafts that are right, and the target's token."""
     gives, done = [], 0
     while done < len(answer):
         width = min(num_draft_tokens, len(answer) - done - 1)

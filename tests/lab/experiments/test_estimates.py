@@ -1,7 +1,7 @@
 """Teacher-forced acceptance, against distributions written down once more, and against the real
 rounds.
 
-The texts go over several chunks of 64 tokens, and prompt and answer end within one.
+The texts go over several chunks of 64 tokens, and prompt and answer end within a chunk.
 """
 
 import dataclasses

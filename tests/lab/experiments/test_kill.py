@@ -202,7 +202,7 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
 
 @pytest.mark.slow
 def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
-    """Guards against cells done twice, and against two that wait for each other."""
+    """Guards against cells done twice, and against a deadlock of two."""
     workdir = make_workdir(tmp_path / "shared")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [start(config_file, workdir, env, **pipes) for _ in range(2)]

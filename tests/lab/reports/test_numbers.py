@@ -141,7 +141,7 @@ def test_a_category_is_compared_on_its_own_prompts():
 
 
 def test_crowded_tables_show_the_fastest_number_of_each_drafter():
-    """lookup:3 is faster than lookup:1 here; the control is a drafter like any other."""
+    """lookup:3 is faster than lookup:1 here; the control is a drafter like the rest."""
     (scene,) = make_scenes(config(), parse_cells(cells()))
     assert scene.shown == ["lookup:3", "random:3"]
 
@@ -172,7 +172,7 @@ def test_families_are_methods_that_differ_in_the_number_alone():
 
 
 def test_intervals_narrow_with_the_number_of_prompts():
-    """An interval over prompts: ten times as many of the same kinds give a narrower one."""
+    """An interval over prompts: ten times as many of the same kinds narrow it."""
     few = [one for one in cells(repeats=1) if one["key"]["method"] in ("plain", "lookup:3")]
     many = []
     for copy in range(10):

@@ -68,7 +68,7 @@ def words_of(text):
 
 
 def test_the_committed_smoke_report_is_made_again_from_its_record(tmp_path):
-    """Guards against a published report that the code no longer makes, and against a long one."""
+    """Guards against published reports that the code no longer makes, and against long reports."""
     publish(SMOKE, tmp_path)
     made, committed = (
         (folder / "report.md").read_text(encoding="utf-8") for folder in (tmp_path, SMOKE)
@@ -118,7 +118,7 @@ def test_tables_hold_the_numbers(tmp_path):
 
 
 def test_what_the_methods_are_is_told(tmp_path):
-    """Drafter, number of drafts, draft model, weights, options and rule of each."""
+    """Drafter, number of drafts, draft model, weights, options and rule of each method."""
     methods = WAYS | {
         "big": {"drafter": "model", "num_draft_tokens": "auto", "draft": "small",
                 "draft_quantization": "int4", "acceptance": "rejection", "lenience": 1.0,
@@ -167,7 +167,7 @@ def test_one_timing_has_no_interval(tmp_path):
 
 
 def test_answers_are_compared_at_temperature_zero_only(tmp_path):
-    """Above it every method draws its own."""
+    """Above it every method draws its tokens."""
     hot = config(settings={"T=1": {"temperature": 1.0}})
     blocks, _ = report(tmp_path, cells(setting="T=1"), config_fields=hot)
     assert "same answers" not in table(blocks, "All prompts")["`plain`"]
