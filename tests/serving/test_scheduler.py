@@ -393,7 +393,7 @@ def test_a_key_with_many_requests_does_not_delay_another():
 
 
 def test_keys_share_by_tokens_and_not_by_requests():
-    """One asks for answers five times as long: the other user gets five for one, while both wait."""
+    """One asks for answers five times as long: the other user gets five for one while both wait."""
     simulation = Simulation(1)
     long = [simulation.job(seed, length=48, key="long") for seed in range(10)]
     short = [simulation.job(seed, length=8, key="short") for seed in range(10, 40)]

@@ -62,7 +62,7 @@ def test_rows_that_do_not_run_say_nothing():
 
 
 def test_a_row_that_may_not_draft_keeps_no_other_from_it():
-    """As a server's request with `speculation` says; where all rows are such each has its number."""
+    """As a server's request with `speculation` says; where all are such each has its number."""
     control, kinds = shared(COSTS), as_rows(1, 1, 1, 1)
     expected = agreed(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
     assert expected == [3, 3, 3, 0]
