@@ -1,4 +1,4 @@
-"""What HTTP clients are told when they are refused, and who is let in; see `http.py`."""
+"""Error replies, and the check of API keys and body sizes; see `http.py`."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ class RefusalError(Exception):
 def naming(param: str, fields: Sequence[str] = ()) -> Iterator[None]:
     """Turns an `InputError` from within into a refusal that names the field it is about.
 
-    That is the one of `fields` that the message mentions first, else `param`.
+    That is the first of `fields` that the message mentions, else `param`.
     """
     try:
         yield
@@ -192,7 +192,7 @@ def _place(problem: Any, value: Any) -> list[str]:
 
 
 class Guard:
-    """Lets a request in if it shows the key and is not too long. An ASGI middleware."""
+    """ASGI middleware that refuses requests without the key, and bodies that are too long."""
 
     def __init__(self, app: Any, api_key: str | None, max_body: int) -> None:
         self._app, self._max_body = app, max_body

@@ -1,4 +1,4 @@
-"""What clients get back, in the shapes of OpenAI's interface."""
+"""Replies in the shapes of OpenAI's interface."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", EXPIRED: "
 
 
 class Reply:
-    """Makes the objects of one reply: whole, or in chunks. Subclasses know how a text is packed.
+    """Makes one reply, whole or in chunks. Subclasses know its shape.
 
     Args:
       model: the model's name.
@@ -237,7 +237,7 @@ def usage_of(
 ) -> dict[str, Any]:
     """Returns the counts of a reply; `jspec` holds those of speculation, over all its answers.
 
-    `num_cached` tokens of the prompts were not read again, as earlier ones began with them.
+    `num_cached` tokens of the prompts were in the prefix cache.
     """
     stats = [result.stats for result in results]
     total = Stats(

@@ -1,4 +1,4 @@
-"""The rows of a batch as the scheduler's slots, their pages, and what earlier texts have left.
+"""The rows of a batch as the scheduler's slots, their pages, and the prefix cache.
 
     row 0    | shared | shared | own | own |
     row 1    | shared | own |                     shared pages are those of nodes of the tree
@@ -28,11 +28,11 @@ from jspec.serving.prefix_tree import Node, PageTokens, PrefixTree, path
 
 @dataclasses.dataclass
 class Shared:
-    """What a node of the tree has.
+    """The contents of a node of the tree.
 
     Attributes:
       pages: those of its chunk.
-      snapshot: what else reading it has left.
+      snapshot: the other state after reading it.
       draft_pages: the drafter's, of the chunk before, whose last slot may follow from this chunk's
         first token; none until all its caches have read that chunk.
     """
@@ -108,8 +108,8 @@ class BatchSlots:
     def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
         """Begins to read a prompt; returns how many of its tokens need not be read again.
 
-        With what was saved of a row the prompt is all its tokens but the newest. Returns None, and
-        does nothing, where there are not enough pages for it yet.
+        For a paused row the prompt is all its tokens but the newest. Returns None, and does
+        nothing, if there are not enough pages for it yet.
         """
         assert self._reading is None
         # Scores are those of every token of the prompt, and of narrow chunks: see `Batch.begin`.
@@ -204,7 +204,7 @@ class BatchSlots:
     def read(self, row: int) -> tuple[int, Round | None]:
         """Reads a chunk; returns its length, and after the last one the first token.
 
-        Where a row was saved no token is new.
+        A row that was paused gets no new token.
         """
         assert self._reading is not None
         reading_row, reading, saved = self._reading
@@ -322,10 +322,10 @@ class BatchSlots:
         return self._batch.has_memory
 
     def keep_alive(self) -> None:
-        """Does nothing: one process need not be told that there is nothing to do."""
+        """Does nothing: only several processes need it."""
 
     def stop(self) -> None:
-        """Does nothing: no other process waits for calls."""
+        """Does nothing: only several processes need it."""
 
     def pause(self, row: int) -> Any:
         """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""

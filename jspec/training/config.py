@@ -1,4 +1,4 @@
-"""What a training run is told: the target, the texts, and how to train; and what it is to train."""
+"""The configuration of a training run, and what it trains (a `Trainee`)."""
 
 import abc
 import dataclasses

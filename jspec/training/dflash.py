@@ -7,10 +7,10 @@ A block begins with a token of an answer, its anchor, and sees the features befo
 and itself. A number of anchors of each row is drawn; which ones depends on the row alone, so that a
 step is a function of its batch.
 
-Every slot learns the target's distribution of its token, the first ones more than the last: a draft
-counts only if all before it are kept. A Markov head is told the text's own token before. The
-confidence head learns how much of the target's distribution the draft's has, which is how often
-`rejection` keeps it.
+Every slot learns the target's distribution of its token, with a weight that falls from slot to
+slot, as a draft counts only if all before it are accepted. A Markov head gets the text's previous
+token. The confidence head learns the overlap of draft and target, which is how often `rejection`
+accepts the draft.
 """
 
 import dataclasses
@@ -228,7 +228,7 @@ def _confidence_loss(
 def draw_anchors(rows: Rows, number: int) -> Int32[Array, "b n"]:
     """Returns the places of tokens that are followed by an answer's, drawn without replacement.
 
-    A row with fewer of them has others, which nothing scores, in their place.
+    A row with fewer of them is filled up with places that are not scored.
     """
     tokens = jnp.asarray(rows.tokens)
     t = tokens.shape[1]

@@ -101,7 +101,7 @@ class BlockwiseTraining(TrainingConfig):
     decay: float = 1.0
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns heads that predict at first as the target's own does; see `TrainingConfig`."""
+        """Returns heads that at first predict what the target's head does; see `TrainingConfig`."""
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("decay", self.decay, 0, 10)
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)

@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def shift_left(leaf: Array, by: int) -> Array:
-    """Moves [r t ...] along t, so that index i holds what index i + by held; 0 where none did."""
+    """Moves [r t ...] along t, so that index i holds the value of index i + by; 0 past the end."""
     padding = [(0, 0), (0, by)] + [(0, 0)] * (leaf.ndim - 2)
     return jnp.pad(leaf, padding)[:, by:]
 

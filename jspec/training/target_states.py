@@ -1,4 +1,4 @@
-"""What a frozen target computes of packed texts, asked each time or once and kept on disk.
+"""The states of a frozen target for packed texts, computed each time or once and kept on disk.
 
 A file of a store holds outputs of some layers at the tokens of 128 texts, [n l d], in bfloat16. It
 is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
@@ -35,7 +35,7 @@ _SAMPLE = 1024  # numbers of each of the target's arrays that its digest is made
 
 
 class TargetStates(NamedTuple):
-    """What a frozen target computes of a batch of rows.
+    """The states of a frozen target for a batch of rows.
 
     Attributes:
       embedded: the target's embeddings of the tokens, [b t d].

@@ -98,7 +98,7 @@ def test_a_head_that_names_no_layers_reads_a_low_a_middle_and_a_high_one(folder)
 
 
 @pytest.mark.parametrize(
-    ("own", "layers"),
+    ("config", "layers"),
     [({}, (2, 6, 9)),
      ({"eagle_config": {"use_aux_hidden_state": True,
                         "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}, (1, 5, 8)),

@@ -17,7 +17,7 @@ _LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("left", "right", "expected"),
     [
         ([1, 2], [1, 2], []),
         ([1, 1, 3], [1, 2, 3], [0.5]),
