@@ -109,7 +109,7 @@ def audit_functions(path: str) -> None:
 
 
 def audit(mesh: Mesh | None) -> None:
-    """Does so on the devices of a mesh, or on the default device."""
+    """Runs on the devices of a mesh, or on the default device."""
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     if _NUM_ROWS.value < 1:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")

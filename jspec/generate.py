@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def run(mesh: Mesh | None) -> None:
-    """Does so on the devices of a mesh, or on the default device."""
+    """Runs on the devices of a mesh, or on the default device."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
         return compare(_COMPARE.value, settings, read_texts(), mesh)

@@ -70,6 +70,9 @@ _API_KEY = flags.DEFINE_string(
 )  # fmt: skip
 _MAX_BODY_MB = flags.DEFINE_integer("max_body_mb", 4, "Most megabytes of a request.")
 list_flags("Sampling", "max_new_tokens")
+flags.FLAGS[
+    "max_new_tokens"
+].help = "Most tokens of an answer; a chat may fill the context otherwise."
 
 
 def main() -> None:

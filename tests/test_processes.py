@@ -214,7 +214,7 @@ def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize("mesh", ["model", "data"])
 def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_path):
-    """Also of several devices each; rows of prompts on the their own processes."""
+    """Also of several devices each; rows of prompts on their processes."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "prompt number {i}"}}\n' for i in range(6)))
     flags = [f"--target={folder}", "--drafter=prompt_lookup", *_USUAL[:-1]]

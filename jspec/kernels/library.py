@@ -288,7 +288,7 @@ def architecture_of(capability: str) -> str:
     if (major, minor) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise OSError(f"expected compute capability {oldest} or newer, got {capability}")
-    # What only this architecture has is in its own name.
+    # What only this architecture has has its own name.
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 

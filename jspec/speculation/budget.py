@@ -1,7 +1,7 @@
 """How many drafts each row of a batch gets, where the rows share a call of one size.
 
 Side by side (see `packing`) a round costs by the tokens that all rows verify together. So drafts
-are granted where they are most likely to be kept, whoever's they are: the probability that draft i
+are granted where they are most likely to be kept, in whichever row: the probability that draft i
 of row r is kept is a_r·l_r^(i-1), by the row's own estimates, and what is granted is the start of
 the list of all wanted drafts in falling order of it. The probabilities never rise along a row, and
 of equal ones the earlier place goes first, so no draft is granted without those before it.
@@ -13,8 +13,8 @@ of equal ones the earlier place goes first, so no draft is granted without those
 How many are granted altogether: those that fill the size of a call for which the batch is expected
 to emit the most tokens per second, by the measured seconds of rounds of as many tokens.
 
-Only rows that say the same with any number of drafts share. The others have what they want: their
-tokens must not depend on their company.
+Only rows whose tokens are the same with any number of drafts share. The others get what they want:
+their tokens must not depend on other rows.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ tried, l follows a. What is assumed at first is what was measured for the models
 known. With every round the past fades towards it, so a drafter that was switched off is tried
 again. No clock is read: the same history and costs, the same choice.
 
-Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
+Trying is limited: each row counts the seconds by which its rounds have taken longer than plain
 decoding would have, by the recorded costs. A round that could bring that above one plain step and
 1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
 where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
@@ -161,7 +161,7 @@ class Control(struct.PyTreeNode):
         """Returns what rounds of as many rows as there are cost, [b m c].
 
         The seconds lie between those of one row and those of `num_rows`. Only the rows that are
-        free count that: the others' drafts, and so their tokens, must not depend on their company.
+        free count that: drafts of other rows, and so their tokens, must not depend on the batch.
         """
         if len(is_free) >= self.num_rows:
             return self.costs

@@ -1,4 +1,4 @@
-"""What `speculate` checks before anything runs: two functions, how a state goes on, and the mesh.
+"""Checks of `speculate` before anything runs: the two functions, the update, and the mesh.
 
 Shapes, types and supports are read by tracing, which computes nothing.
 """
@@ -29,7 +29,7 @@ _NOT_TRACEABLE = (
 
 
 def is_pytree(value: Any) -> bool:
-    """Returns whether JAX knows a value's parts."""
+    """Returns whether a value is a pytree that JAX knows."""
     return not jax.tree_util.all_leaves([value])
 
 

@@ -9,8 +9,8 @@ side by side there is no padding but at the end of the call, whose size is one o
 are done have no token in it.
 
 To the model each token is its own row, whose earlier tokens are in the cache already; see
-`PackedKVCache`. By C++ neither a product nor attention lets a row depend on the rows beside it, so
-a token's logits are the same, bit for bit, in any company and at any place.
+`PackedKVCache`. In the C++ kernels no row of a product or of attention depends on the rows beside
+it, so a token's logits are the same, bit for bit, in any batch and at any place.
 """
 
 from typing import Any, Self
@@ -100,7 +100,7 @@ def judge_packed(
 ) -> Verdict:
     """Decides as `round.judge` does for chains, from logits [n 1 v] that no processor is to see.
 
-    What is computed for each token, over the vocabulary, is computed for those of the call only.
+    Work over the vocabulary is done for the tokens of the call only.
     """
     rows = packing.pack_rows(settings)
 

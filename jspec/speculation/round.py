@@ -14,8 +14,8 @@
 The drafts may also form a tree, of which the rule keeps one path; see `acceptance.tree`.
 
 Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
-so those at the accepted drafts are the ones that plain decoding would have computed there. What
-becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
+so those at the accepted drafts are the ones that plain decoding would have computed there. The
+acceptance rule decides by these distributions; see `speculation.acceptance`.
 
 The newest token has been emitted, but no model has consumed it: its keys and values are computed as
 the first token of the next block. Rejected drafts leave keys and values in the cache, in
@@ -244,7 +244,7 @@ def learn(
     proposal: Proposal,
     verdict: Verdict,
 ) -> SpecState:
-    """Returns the state after the drafter has seen what the target found likeliest, if it asks.
+    """Returns the state after the drafter has seen the target's likeliest tokens, if it asks.
 
     `logits` are those after each token of the block, processed.
     """

@@ -112,7 +112,7 @@ class Drafter:
       can_roll_back: whether its state, cut to the first tokens of its text, is what these alone
         would have left: it has slots of tokens, lengths, and nothing that was counted up.
       has_slot_per_token: whether slot i of its caches follows from the first i + 2 tokens.
-      summary: one line about what was found out when it was built; "" if there is nothing to say.
+      summary: one line about how it was built; "" if there is nothing to say.
     """
 
     num_draft_tokens: int
@@ -163,9 +163,9 @@ class Drafter:
         """Takes in what the target found likeliest after each token of a verify call's block.
 
         It is called before `observe`, where `num_runners_up` asks for it: with the newest token and
-        the drafts, a chain or a tree. What the target would say after a rejected draft is as good a
-        lesson as what it says after one that is kept. Prefill, which computes logits at the
-        prompt's last token alone, shows nothing.
+        the drafts, a chain or a tree. The target's predictions after rejected drafts count as well
+        as those after accepted drafts. Prefill, which computes logits at the prompt's last token
+        alone, shows nothing.
 
         Args:
           state: its state.

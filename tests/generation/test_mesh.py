@@ -1,6 +1,6 @@
 """Models on a mesh of 8 virtual devices: the same texts, two sums a layer, rows that share nothing.
 
-The devices are those of its own process, as JAX has them from its start.
+The devices are those of a separate process, as JAX has them from its start.
 """
 
 import pytest

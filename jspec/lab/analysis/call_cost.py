@@ -1,4 +1,4 @@
-"""What a call of a model reads and computes at least, and how fast a machine does either."""
+"""Least bytes and operations of a model's call, and the rates of a machine."""
 
 import dataclasses
 import functools
@@ -100,7 +100,7 @@ def streamed_rules(config: DecoderConfig) -> list[Parameter]:
 
 
 class Machine(NamedTuple):
-    """What a machine can do at most in a second: bytes of weights read, floating-point operations.
+    """The most a machine does in a second: bytes of weights read, floating-point operations.
 
     A multiplication and an addition are two.
     """

@@ -55,7 +55,7 @@ g { opacity: 0; animation: appear 0.2s forwards }
 
 
 class TracedToken(NamedTuple):
-    """What became of a token of a round, and its text."""
+    """A token of a round: its kind, such as accepted or rejected, and its text."""
 
     kind: Kind
     text: str
@@ -143,7 +143,7 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 
 
 def coloured(kind: Kind, text: str) -> str:
-    """Returns a text in the colour of what became of its token, for a terminal."""
+    """Returns a text in the colour of its token's kind, for a terminal."""
     return f"\033[{_ANSI[kind]}m{text}\033[0m"
 
 

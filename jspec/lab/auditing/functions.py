@@ -2,8 +2,8 @@
 
 A chain of g alone is drawn as often as a speculative chain, and their values are compared, by the
 two-sample test of Kolmogorov and Smirnov for densities, by chi-square for categories: each number
-of each of the first steps, and the products of neighbours, in which dependence shows. The smallest
-p-value, times the number of tests, is that of all. The rule without a residual must fail the same.
+of each of the first steps, and the products of neighbours, in which dependence shows. The p-value
+of all is the smallest, times the number of tests. The rule without a residual must fail this test.
 """
 
 import functools

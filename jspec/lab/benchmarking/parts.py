@@ -1,8 +1,8 @@
-"""Times calls of models, rounds, and what these have beside: the choice of tokens, and the host.
+"""Times calls of models, rounds, the choice of tokens, and the host's share.
 
 Rounds are those that `auto` measures (`generation.costs`); drafting is what they take beside
-the call and the choice. Of a drafter whose proposal computes some of the target's layers, from
-which the call goes on, that says nothing.
+the call and the choice. For a drafter that computes some of the target's layers, from which the
+call goes on, this means nothing.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""What rounds cost, measured separately from the answers; and the speed-ups to expect by it.
+"""Costs of rounds, measured separately from the answers, and the speed-ups predicted from them.
 
-The costs are those of a calibration (see `RoundCosts`): no answer that was timed has a part in
-them, so a wrong cost shows as an error, even on the prompts whose acceptance was seen.
+The costs are those of a calibration (see `RoundCosts`): they do not use the answers that were
+timed, so a wrong cost shows as an error of the prediction.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def cost_lines(
 ) -> dict[tuple[str, int], dict[int, list[float]]]:
     """Returns costs of rounds by (drafter, context) and number of drafts, in plain steps.
 
-    Methods that differ in the number alone are one line, each in plain its own steps. Under
+    Methods that differ in the number alone are one line, each in its own plain steps. Under
     number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
     """
     name_of = {m: name for name, entry in families(methods).items() for m in entry}

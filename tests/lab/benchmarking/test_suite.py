@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def ask(folder, tmp_path, monkeypatch):
-    """Returns a maker of what a command line asks for; audits are kept in its own folder."""
+    """Returns a maker of what a command line asks for; audits are kept in a new folder."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in _PROMPTS))
