@@ -72,7 +72,7 @@ _MAX_BODY_MB = flags.DEFINE_integer("max_body_mb", 4, "Most megabytes of a reque
 list_flags("Sampling", "max_new_tokens")
 flags.FLAGS[
     "max_new_tokens"
-].help = "Most tokens of an answer; a chat may fill the context otherwise."
+].help = "Most tokens of an answer; without it a chat may fill the context."
 
 
 def main() -> None:
