@@ -242,10 +242,10 @@ def test_other_costs_compile_nothing():
     """Invariant 6: costs are data, and so is what follows from them."""
     generator = make_auto("prompt_lookup")
     generator.generate(requests(max_new_tokens=20)[0])
-    cheaper = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
-    cheaper.engine = generator.engine
+    costly = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
+    costly.engine = generator.engine
     begin = compile_clock().num_programs
-    result = cheaper.generate(requests(max_new_tokens=25, temperature=0.5)[1])
+    result = costly.generate(requests(max_new_tokens=25, temperature=0.5)[1])
     assert compile_clock().num_programs == begin
     assert result.stats.num_proposed < result.stats.num_rounds
 

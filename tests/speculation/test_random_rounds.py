@@ -182,7 +182,7 @@ class Play:
                     assert history.tokens[row, : len(text) - 1].tolist() == text[:-1]
 
     def check_caught_up(self):
-        """Asks the members with a cache in turn, and asserts that it has caught up."""
+        """Asks the members with a cache in turn, and asserts that they catch up."""
         for member in range(len(self.members)):
             if not hasattr(self.member_states()[member], "cache"):
                 continue
