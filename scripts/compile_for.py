@@ -1,4 +1,4 @@
-"""Compiles what jspec would run on a GPU or a TPU, without having one, and checks what comes out.
+"""Compiles what jspec would run on a GPU or a TPU, without a device, and checks what comes out.
 
 `python scripts/compile_for.py --device=h200 --target=llama-3.2-3b --draft=llama-3.2-1b`
 

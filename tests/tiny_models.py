@@ -82,7 +82,8 @@ def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself.
 
     "tree" and "self tree" are trees of a draft model, and of the target; "merged tree" has lookups
-    and recycled tokens beside the target's own. "dflash" has a head that was made for the target.
+    and recycled tokens beside the target's tokens. "dflash" has a head that was made for the
+    target.
     """
     if drafter == "dflash":
         with tempfile.TemporaryDirectory() as folder:

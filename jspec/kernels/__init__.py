@@ -1,6 +1,6 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
-Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
+Each lives in its own file, written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
 a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
 which device or processor it runs on: what follows from that is answered here by purpose, too

@@ -112,7 +112,7 @@ def write_rows(
     new, begin = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - max(t, TAIL))
 
     def write(turn: Array | int, layer: Array) -> Array:
-        row = b - 1 - turn  # from the last one: from the first, libtpu fails to simplify the loop
+        row = b - 1 - turn  # from the last: from the first, libtpu fails to simplify the loop
         block, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
         if is_wide:  # the tail has no space: before a block that was moved stands what stood there
             moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, block.shape)

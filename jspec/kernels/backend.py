@@ -1,4 +1,4 @@
-"""Which kind of device programs are made for: the default one, or one that is not here."""
+"""Which kind of device programs are made for: the default, or one that is not here."""
 
 import contextlib
 import contextvars

@@ -97,7 +97,7 @@ def compute_block(
 def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -> Array:
     """Returns the product of rows with a packed kernel, computed by the chosen candidate.
 
-    XLA decodes all of the kernel to memory for more rows than one.
+    XLA decodes all of the kernel to memory for two rows or more.
     """
     everyone = () if _HAS_FAILED.is_set() else product_candidates()
     taking = [c for c in everyone if c.takes(rows, kernel)]

@@ -50,7 +50,7 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
 
 
 def are_like_one(num_tokens: int) -> bool:
-    """Returns whether a call on that many tokens takes about as long as a call on a single one."""
+    """Returns whether a call on that many tokens takes about as long as a call on a token."""
     # Where weights are read at the full bandwidth of memory, a few hundred products of each are
     # free. It is a guess: no device has measured it.
     return backend() != "cpu" and num_tokens <= _FEW_TOKENS

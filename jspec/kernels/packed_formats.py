@@ -78,7 +78,7 @@ def _scaled(codes: Array, factors: Array, minimums: Array | None = None) -> Arra
 
 
 def _six_bit_scales(blocks: Array) -> tuple[Array, Array]:
-    """Returns the factors and minimums of the 8 groups of Q4_K and Q5_K, [... 8] each."""
+    """Returns the factors and minimums of the 8 groups of Q4_K and Q5_K, both [... 8]."""
     first, second, third = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     top = jnp.uint8(4)
     late = _bits(third, 0, 4) | (_bits(first, 6, 2) << top)

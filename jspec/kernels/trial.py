@@ -28,7 +28,7 @@ class Operands(NamedTuple):
 
     Attributes:
       weights: the parameters, of which a model has as many as layers.
-      stream: what a layer hands on to the next one, [b t d].
+      stream: what a layer hands on to the next, [b t d].
       fixed: what depends on the tokens besides, arrays [b t ...].
       state: a cache, or nothing.
     """

@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         if not cfg.tie_embeddings:
             head = kernel_param(self, "head", (cfg.head_size or cfg.vocab_size, cfg.embed_dim))
         if self.has_split_logits and isinstance(head, SplitKernel):
-            part = finish_logits(cfg, linear(x, head.own))
+            part = finish_logits(cfg, linear(x, head.part))
             return SplitLogits(part, head.count), hidden, cache
         return finish_logits(cfg, linear(x, head)), hidden, cache
 

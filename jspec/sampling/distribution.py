@@ -45,10 +45,10 @@ def top_k_mask(logits: AnyLogits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "
         return smallest_rank(_rank(logits), counts, top_k.astype(jnp.float32))
 
     if isinstance(logits, SplitLogits):
-        count = min(MOST_OF_A_PART, logits.own.shape[-1])
+        count = min(MOST_OF_A_PART, logits.part.shape[-1])
 
         def of_largest(logits: SplitLogits) -> Int32[Array, "b t 1"]:
-            return threshold(whole(logits.replace(own=jax.lax.top_k(logits.own, count)[0])))
+            return threshold(whole(logits.replace(part=jax.lax.top_k(logits.part, count)[0])))
 
         def of_all(logits: SplitLogits) -> Int32[Array, "b t 1"]:
             return threshold(whole(logits))
@@ -67,7 +67,7 @@ def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b
 
 
 def min_p_mask(logits: Logits, min_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
-    """Marks the tokens at least `min_p` times as likely as the best one, whose logit is 0."""
+    """Marks the tokens at least `min_p` times as likely as the best, whose logit is 0."""
     return logits >= jnp.log(min_p)
 
 
@@ -117,7 +117,7 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     is_greedy = rows.temperature < COLDEST
     best, highest = _best_of(logits)
     one_hot = own_part(_one_hot(best, logits))
-    # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
+    # Relative to the best, so that a temperature near 0 makes the others -inf and none inf.
     part = own_part(logits) - highest[..., None]
     part = part / jnp.where(is_greedy, 1.0, rows.temperature)
     switches = settings.switches
@@ -215,7 +215,7 @@ def token_logprobs(
     """Returns the log-probabilities of tokens, each with the target's unprocessed logits at its
     position and the distribution that was sampled from there.
     """
-    # log softmax of one token each: the whole [b t v] of logarithms is never made.
+    # log softmax of one token a position: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]

@@ -41,7 +41,7 @@ class Processor(NamedTuple):
       is_used: settings -> whether a request needs the processor at all; it is compiled into a
         program only if some request of the run does.
       init: (settings, *, prompt, stop_ids, vocab_size) -> the state of a row that has emitted
-        nothing, arrays without the row's axis; the default settings give a neutral one.
+        nothing, arrays without the row's axis; the default settings give a neutral state.
       apply: (state, logits [b v]) -> logits [b v], where -inf forbids a token.
       update: (state, token [b]) -> the state after one more token, by default the same. Leaves that
         no token changes should be returned as they are.
@@ -202,7 +202,7 @@ class SamplingSettings(struct.PyTreeNode):
       top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
       top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
       min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
-      states: of the processors, one each: what each row has committed so far.
+      states: one for each processor: what each row has committed so far.
       wants_top: [b]; rows that want the log-probabilities of the likeliest tokens; None where the
         switch for them is off.
       switches: what is compiled in.

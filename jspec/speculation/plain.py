@@ -61,8 +61,8 @@ def prefill_chunk(
 
     After the last chunk that token is the row's first output. After an earlier one it means
     nothing, and the next call overwrites it. The chunk is padded; at least one token counts. With
-    the tokens that follow each of its own, [b t], their log-probabilities are returned, too; then
-    the logits of all are computed.
+    the tokens that follow those of the chunk, [b t], their log-probabilities are returned, too;
+    then the logits of all are computed.
     """
     options: dict[str, Any] = {} if following is not None else {"logits_at": num_tokens - 1}
     logits, hidden, cache = target(

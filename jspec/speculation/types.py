@@ -138,7 +138,7 @@ class AcceptanceRule(NamedTuple):
         accepted once those before it are.
       next_token_probs: (target_probs, proposal, num_accepted [b]) -> [b v], the distribution of the
         token after this many accepted drafts.
-      accept: (target_probs, proposal, noise) -> Verdict: both, with noise applied.
+      accept: (target_probs, proposal, noise) -> Verdict: the same with noise applied.
       noise: where the noise comes from.
       distribution: (logits, settings) -> target_probs, what the rule is told of the target.
       temperatures: those for which the rule is made.
@@ -236,12 +236,12 @@ class Drafter:
 
     Attributes:
       num_draft_tokens: width of its proposals, in drafts.
-      kinds: the kinds of proposals it makes; at least one.
+      kinds: the kinds of proposals it makes, one or more.
       may_be_silent: whether it may propose nothing; then a verify call without drafts is compiled
         too.
       tree_depth: the greatest depth of its trees; 0 if it drafts chains.
       hidden_layers: the target's layers whose outputs it observes, by the number of layers run; ()
-        is the normed output of the last one.
+        is the normed output of the last.
       num_runners_up: how many of the target's most likely tokens it observes after each token.
       has_lag: whether it may have to read tokens that it was shown before it can propose.
       reads_text: whether what it costs depends on the text: measured on one token repeated, it
@@ -250,7 +250,7 @@ class Drafter:
       can_roll_back: whether its state, cut to the first tokens of its text, is what these alone
         would have left: it has slots of tokens, lengths, and nothing that was counted up.
       has_slot_per_token: whether slot i of its caches follows from the first i + 2 tokens.
-      summary: one line about what was found out when it was built; "" if there is nothing to say.
+      summary: one line about how it was built; "" if there is nothing to say.
     """
 
     num_draft_tokens: int
@@ -275,7 +275,8 @@ class Drafter:
     ) -> Any:
         """Takes in newly committed tokens, of the prompt or of the output.
 
-        It sees every token of both, once and in order, so its own caches and tables have no hole.
+        It sees every token of prompt and answer, once and in order, so its caches and tables have
+        no hole.
 
         Args:
           params: the drafter's parameters.
@@ -301,14 +302,14 @@ class Drafter:
         """Takes in what the target found likeliest after each token of a verify call's block.
 
         It is called before `observe`, where `num_runners_up` asks for it: with the newest token and
-        the drafts, a chain or a tree. What the target would say after a rejected draft is as good a
-        lesson as what it says after one that is kept. Prefill, which computes logits at the
-        prompt's last token alone, shows nothing.
+        the drafts, a chain or a tree. The target's predictions after rejected drafts count as well
+        as those after accepted drafts. Prefill, which computes logits at the prompt's last token
+        alone, shows nothing.
 
         Args:
           state: its state.
           tokens: of the block, [b t].
-          runners_up: the likeliest tokens after each, the likeliest first, [b t k].
+          runners_up: the likeliest tokens after each token, in order, [b t k].
           is_fed: leaves out padding, and rows that are done, [b t].
           is_kept: which tokens are committed, [b t].
         """

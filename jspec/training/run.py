@@ -103,7 +103,7 @@ def run_training(
 
 
 def has_begun(workdir: pathlib.Path) -> bool:
-    """Returns whether a run got as far as its first step here, so that the workdir is its own."""
+    """Returns whether a run got as far as its first step here; the workdir is then taken."""
     return (workdir / _TEXTS).exists()
 
 

@@ -1,4 +1,4 @@
-"""What a frozen target computes of packed texts, asked each time or once and kept on disk.
+"""The states of a frozen target for packed texts, computed each time or once and kept on disk.
 
 A file of a store holds outputs of some layers at the tokens of 128 texts, [n l d], in bfloat16. It
 is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
@@ -35,13 +35,13 @@ _SAMPLE = 1024  # numbers of each of the target's arrays that its digest is made
 
 
 class TargetStates(NamedTuple):
-    """What a frozen target computes of a batch of rows.
+    """The states of a frozen target for a batch of rows.
 
     Attributes:
       embedded: the target's embeddings of the tokens, [b t d].
       features: its outputs at the feature layers, [b t l d].
       hidden: those of its last layer, normed, [b t d].
-      logits: of the token after each, among those that the drafter can propose, [b t u].
+      logits: of the next token, among those that the drafter can propose, [b t u].
     """
 
     embedded: Float[Array, "b t d"]
@@ -55,7 +55,7 @@ def target_states(
 ) -> TargetStates:
     """Returns the states of a target, which runs if the rows lack its outputs.
 
-    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last one.
+    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last.
     """
     outputs = rows.outputs
     if outputs is None:

@@ -259,7 +259,7 @@ def _run_turns(program: Any, operands: tuple[Any, ...]) -> Any:
 
 
 def _record_verdicts(work: Work) -> None:
-    """Records what the contests have found, if they were held on this machine."""
+    """Records the results of the contests, if they were held on this machine."""
     path = cache_dir() / "kernels.json"
     if path.is_file():
         work.record("verdicts", verdicts=json.loads(path.read_text()))

@@ -69,7 +69,7 @@ class Batch:
         self._state: SpecState | None = None
 
     def visit(self, num_rounds: int) -> tuple[float, int, float]:
-        """Returns the seconds of a visit, its rounds, and a row's tokens in each."""
+        """Returns the seconds of a visit, its rounds, and a row's tokens in each round."""
         state = self._state if self._state is not None else self._begin()
         seconds, (self._state, infos) = timed(
             lambda: self._engine.run(self._params, state, num_rounds)
@@ -118,7 +118,7 @@ def plain(size: str, *, is_rehearsal: bool) -> Generator:
 
 
 def measure_models(work: Work) -> str:
-    """Measures by the best two choices of kernels that the step `products` has found."""
+    """Measures by the best two choices of kernels that the step `products` has measured."""
     bandwidth(work)
     shares = {}
     for number, choice in enumerate(chosen(work.session)[:2]):

@@ -51,7 +51,7 @@ class Plan:
       drafter: a key of `FIELDS`.
       fields: of the training, besides the usual ones.
       rows: answers that are made at a time.
-      max_new_tokens: of each.
+      max_new_tokens: of each answer.
       scratch: the folder for answers and checkpoints.
       results: the folder for what is kept.
       is_rehearsal: whether the model is tiny.

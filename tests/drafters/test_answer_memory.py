@@ -1,4 +1,4 @@
-"""The memory of earlier answers against a list of them: what it keeps, its order, what is found."""
+"""The memory of earlier answers against a list of them: what it keeps, its order, what it finds."""
 
 import collections
 import functools
@@ -25,7 +25,7 @@ letters = st.integers(0, 1)
 answers_lists = st.lists(
     st.one_of(
         st.lists(letters, max_size=ROOM + 30),
-        # The same again, as of requests that resemble each other.
+        # The same again, as of requests that are alike.
         st.sampled_from([[0, 1, 1] * 5, [1] * (2 * ROOM), [0, 1, 1] * 40, [3]]),
     ),
     max_size=8,

@@ -136,9 +136,9 @@ def test_tables_are_asked_for_and_checked(name, tmp_path):
     """Guards against counts of other tokens, and against a table of nothing."""
     with pytest.raises(InputError, match=f"'{name}' expects a table that scripts/make_answers"):
         make_drafter(name, SPEC)
-    other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
+    changed = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
     with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):
-        make_drafter(name, other)
+        make_drafter(name, changed)
     fewer = SPEC._replace(vocab_size=59, options=write_table(tmp_path))
     assert make_drafter(name, fewer).drafter is not None, (
         "the draft model's ids are not the table's"

@@ -116,7 +116,8 @@ MODES = [
     ("auto", (0.0, 1.0, 0.0, 1.0)),
 ]
 PAIRS = [("bpe", "bytes"), ("bytes", "bpe")]
-# In quick tests the second pair, too, is translated in both ways: at each temperature in its own.
+# In quick tests the second pair, too, is translated in both ways: each at the temperature that
+# takes it.
 _IN_ROUNDS = [
     slow_unless(pair == PAIRS[0] or mode[0] == "auto", pair, *mode)
     for pair in PAIRS

@@ -46,7 +46,7 @@ def test_of_several_it_is_the_first(shape):
     ],
 )
 def test_one_that_stands_out_is_found(odd, width, place):
-    """At the edges of vectors and of the blocks that are searched one after the other."""
+    """At the edges of vectors and of the blocks that are searched one after another."""
     values = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
     values[1, place] = odd
     check(jnp.asarray(values))

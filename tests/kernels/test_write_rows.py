@@ -29,7 +29,7 @@ def overflowing(starts, num_tokens, num_slots):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("num_tokens", [1, 6, TAIL])
 def test_each_row_is_written_at_its_own_slot_and_what_falls_behind_is_lost(dtype, num_tokens):
-    """Starts at the first slot, inside, at the last one, and behind it."""
+    """Starts at the first slot, inside, at the last, and behind it."""
     starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 5], np.int32)
     leaves = overflowing(starts, num_tokens, SLOTS)
     layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)

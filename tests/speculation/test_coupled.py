@@ -39,7 +39,7 @@ def model(width):
     ids=["model 1", "model 3", "model 7", "prompt lookup"],
 )  # fmt: skip
 def test_text_does_not_depend_on_the_drafter(drafter):
-    """Pathwise: for every seed the tokens are plain decoding's own."""
+    """Pathwise: for every seed the tokens are those of plain decoding."""
     plain, _ = run(None)
     drafted, result = run(drafter)
     assert drafted == plain

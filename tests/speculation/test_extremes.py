@@ -193,7 +193,7 @@ def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
 
 
 def test_rules_match_where_that_is_known_of_them():
-    """A rule that does not say so, or a lossy one, is asked itself."""
+    """A rule that does not say so, or a lossy rule, is asked itself."""
     lossless = "greedy", "rejection", "block", "k_seq", "coupled"
     assert all(get_rule(name).matches_at_zero for name in lossless)
     for name in ("typical", "lenient_argmax", "lenient"):

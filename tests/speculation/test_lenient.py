@@ -146,7 +146,7 @@ def test_argmax_form_is_told_the_distribution_of_temperature_one():
 
 
 def test_argmax_form_decodes_within_its_bound():
-    """Through the compiled loop: each token at least l times as likely as the likeliest one.
+    """Through the compiled loop: each token at least l times as likely as the likeliest.
 
     A lenience of 1 gives the greedy text itself, and less of it keeps more drafts.
     """

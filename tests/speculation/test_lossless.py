@@ -2,7 +2,7 @@
 exactly.
 
 Jointly over three rounds, for every kind of draft distribution, to 1e-6: what float32 leaves. The
-coupled rule is not here: its text is plain decoding's own, token for token (test_coupled.py).
+coupled rule is not here: its text is that of plain decoding, token for token (test_coupled.py).
 """
 
 import hypothesis

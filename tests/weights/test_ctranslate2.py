@@ -82,7 +82,7 @@ def _without_bos(config):
 
 
 def test_bad_files_are_refused(checkpoint, folder):
-    """Another format, another model, integers, missing or damaged variables: one line each."""
+    """Another format, another model, integers, missing or damaged variables: a line for each."""
     _, _, variables = checkpoint
     path = folder / "model.bin"
     rounded = variables | {"decoder/embeddings/weight": np.zeros([61, 24], np.int8)}

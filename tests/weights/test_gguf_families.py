@@ -132,7 +132,7 @@ def test_what_files_leave_out_is_as_llama_cpp_has_it(name, changes, fields, tmp_
 
 
 def test_yarns_attention_factor_is_multiplied(tmp_path):
-    """Guards against a factor that stands for yarn's own, as config.json has it."""
+    """Guards against a factor that stands for that of yarn, as config.json has it."""
     make_checkpoint("yarn", tmp_path)
     write_family(tmp_path / "m.gguf", tmp_path)
     plain, _, _ = load_gguf(tmp_path / "m.gguf", "float32")

@@ -1,4 +1,4 @@
-"""Models and heads whose parameters are shapes: what is compiled for a device that is not here."""
+"""Models and heads whose parameters are shapes, to compile without a device."""
 
 import dataclasses
 import functools

@@ -50,7 +50,8 @@ def run_checks(
     """Yields the outcome of every check, the cheap ones first.
 
     The distribution is tested on `num_rows` independent rows; parity and seeds are those of answers
-    of `max_new_tokens`. `say` is told what begins: most of it compiles for a while.
+    of `max_new_tokens`. `say` is called with the name of what begins, as most of it compiles for a
+    while.
     """
     yield check_edges(subject.rule)
     prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]

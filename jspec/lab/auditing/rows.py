@@ -252,7 +252,7 @@ def build_drafter(subject: Subject) -> BuiltDrafter:
     A tree keeps all of its drafts: fewer would be another tree.
 
     Raises:
-      InputError: it or the rule is the user's own, and wrong; see `check_own_code`.
+      InputError: it or the rule is the user's, and wrong; see `check_own_code`.
     """
     wanted = subject.num_draft_tokens
     number = _MOST_DRAFTS if isinstance(wanted, str) else min(wanted, _MOST_DRAFTS)

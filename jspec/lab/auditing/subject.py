@@ -25,7 +25,7 @@ INCONCLUSIVE = {
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the audit: what was checked, and what was found, in words and in numbers."""
+    """One line of the audit: what was checked, and the outcome, in words and in numbers."""
 
     name: str
     has_passed: bool

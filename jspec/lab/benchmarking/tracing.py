@@ -39,7 +39,7 @@ def record_trace(
       generator: models, drafter (not "none") and rule.
       prompt: the prompt.
       settings: how to answer.
-      chat: whether to put the prompt into the chat template; None does if there is one.
+      chat: whether to put the prompt into the chat template; None: if there is a template.
       argv: the command line, for the record.
 
     Returns:

@@ -140,7 +140,7 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: AnyStore) 
 def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore) -> list[list[int]]:
     """Returns the ids of answers with enough tokens together; the prompts take turns.
 
-    They are kept in `table_answers.jsonl`: a killed run goes on with the next one.
+    They are kept in `table_answers.jsonl`: a killed run goes on with the next.
     """
     spec = experiment.table
     texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]

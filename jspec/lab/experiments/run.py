@@ -132,7 +132,7 @@ def _check_own_code(store: Store, experiment: Experiment) -> str | None:
     """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
 
     Raises:
-      WorkdirError: it is another one.
+      WorkdirError: it is another.
     """
     methods = experiment.methods.values()
     drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]

@@ -36,7 +36,7 @@ def next_token_probs(
     return is_best.astype(jnp.float32)
 
 
-# At temperature 0 the target's distribution is one-hot, and there all lossless rules are one.
+# At temperature 0 the target's distribution is one-hot, and there all lossless rules are the same.
 RULE = rule_without_chance(
     acceptance_probs,
     next_token_probs,

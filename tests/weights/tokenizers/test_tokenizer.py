@@ -107,7 +107,7 @@ def test_invalid_unicode_is_refused(tokenizer):
 
 
 def test_no_second_bos():
-    """Guards against two BOS when a rendered chat prompt, which has its own, is encoded."""
+    """Guards against two BOS when a rendered chat prompt, which begins with BOS, is encoded."""
     tokenizer = make_tokenizer(bos="<s>")
     prompt = tokenizer.chat_prompt([{"role": "user", "content": "hi"}])
     assert prompt.startswith("<s>")
