@@ -115,7 +115,9 @@ def test_suffix_reads_its_options(tmp_path):
         suffix_min_match=3,
     )  # fmt: skip
     built = make_drafter("suffix", SPEC._replace(options=options))
-    assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_match=3)
+    assert built.drafter == SuffixDrafter(
+        3, growth=1.5, min_share=0.25, min_match=3, keeps_answers=True
+    )
     corpus, memory = built.params
     assert [token for token in corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
     assert (memory.max_answers, int(memory.corpus.num_sorted)) == (2, 0)
