@@ -3,7 +3,7 @@
     python -m jspec.experiment --config=configs/categories.py --workdir=runs/categories
     python -m jspec.report runs/categories
 
-Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes another one,
+Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes another,
 `--config.per_category=5` the first five prompts of each category.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 65 prompts of Spec-Bench's categories, 32

@@ -40,12 +40,12 @@ def get_config() -> ConfigDict:
         }
     )
     settings = {
-        f"T={temperature:g}, draft T={own:g}": {
+        f"T={temperature:g}, draft T={draft_value:g}": {
             "temperature": temperature,
-            "draft_temperature": own,
+            "draft_temperature": draft_value,
         }
         for temperature in _TEMPERATURES
-        for own in _OF_DRAFTS
+        for draft_value in _OF_DRAFTS
     }
     settings |= {
         f"T={temperature:g}, draft {label}": {"temperature": temperature, **fields}

@@ -1,4 +1,4 @@
-"""Speculative execution of a model of small images: a small network guesses pixels for a large one.
+"""Speculative execution of a model of small images: a small network guesses pixels of a large one.
 
     pip install scikit-learn
     python -m jspec.experiment --config=configs/functions_digits.py --workdir=runs/digits

@@ -6,7 +6,7 @@
 
 `HumanEval.jsonl` is that of github.com/openai/human-eval (arXiv 2107.03374); only its prompts are
 used. Without it the 12 stubs of configs/code_prompts.jsonl are completed. Answers are not cut where
-the function ends: a model may go on with the next one, or with tests.
+the function ends: a model may go on with the next, or with tests.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 26 functions of HumanEval, 64 tokens, two
 repeats), times plain decoding's speed at temperature 0 / 1: prompt_lookup:3 1.37 / 1.01,

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from jspec.generation.generator import Generator
     from jspec.generation.request import Request, SamplingParams
     from jspec.generation.result import Chunk, Result, Stats
-    from jspec.sampling.processors import Processor
+    from jspec.sampling.settings import Processor
     from jspec.speculation.acceptance import RuleOptions, register_rule
-    from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
     from jspec.speculation.distributions import Categorical, Gaussian
     from jspec.speculation.functions import Speculation, speculate
+    from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 _HOMES = {
-    "AcceptanceRule": "jspec.speculation.acceptance.types",
+    "AcceptanceRule": "jspec.speculation.types",
     "BuiltDrafter": "jspec.drafters",
     "DrafterEntry": "jspec.drafters",
     "DrafterOptions": "jspec.drafters",
@@ -35,15 +35,15 @@ _HOMES = {
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
     "Chunk": "jspec.generation.result",
-    "Processor": "jspec.sampling.processors",
-    "Proposal": "jspec.speculation.acceptance.types",
+    "Processor": "jspec.sampling.settings",
+    "Proposal": "jspec.speculation.types",
     "Request": "jspec.generation.request",
     "Result": "jspec.generation.result",
     "RuleOptions": "jspec.speculation.acceptance",
     "SamplingParams": "jspec.generation.request",
     "Speculation": "jspec.speculation.functions",
     "Stats": "jspec.generation.result",
-    "Verdict": "jspec.speculation.acceptance.types",
+    "Verdict": "jspec.speculation.types",
     "register_drafter": "jspec.drafters",
     "register_rule": "jspec.speculation.acceptance",
     "speculate": "jspec.speculation.functions",

@@ -12,7 +12,7 @@ _PROGRAMS = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem[0] !=
 
 
 def say(text: str) -> None:
-    """Prints a line; where that cannot be, as on a full disk, ends with one of its own."""
+    """Prints a line; where that cannot be, as on a full disk, ends with another line."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -33,7 +33,7 @@ def _usage() -> str:
 
 
 def main() -> None:
-    """Runs the program that the first argument names; without one, lists them."""
+    """Runs the program that the first argument names; without a name, lists them."""
     name, rest = (sys.argv[1:2] or [""])[0], sys.argv[2:]
     if name in _PROGRAMS:
         sys.argv = [sys.argv[0], *rest]

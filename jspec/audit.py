@@ -27,7 +27,7 @@ from jspec.generation.auto import AUTO
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -39,7 +39,7 @@ for _name, _help in {
     "dtype": "<bfloat16|float32>: The number type in which distribution and caches are checked.",
     "logprobs": "Has no effect here.",
     "max_new_tokens": "Tokens per answer in the checks of parity and seeds.",
-    "seed": "Seed of the first answer in the check of seeds; other checks have seeds of their own.",
+    "seed": "Seed of the first answer in the check of seeds; other checks have their own seeds.",
 }.items():
     flags.FLAGS[_name].help = _help
 _NUM_ROWS = flags.DEFINE_integer(
@@ -62,7 +62,7 @@ _NUM_GUESSES = 2  # a round, where nothing else is asked for
 
 
 def main() -> None:
-    """Runs the checks, prints them one by one, and ends with the verdict."""
+    """Runs the checks, prints them one at a time, and ends with the verdict."""
     if _LIST_RULES.value:
         from jspec.lab.auditing.rule_list import list_rules
 
@@ -109,7 +109,7 @@ def audit_functions(path: str) -> None:
 
 
 def audit(mesh: Mesh | None) -> None:
-    """Does so on the devices of a mesh, or on the default device."""
+    """Runs on the devices of a mesh, or on the default device."""
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     if _NUM_ROWS.value < 1:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")

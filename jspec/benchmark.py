@@ -35,7 +35,7 @@ from jspec.cli import measure_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.drafter_flags import read_options
 from jspec.cli.measure_flags import read_flags
-from jspec.common import exchange, processes
+from jspec.common import processes
 from jspec.generation.provenance import Recorder
 from jspec.lab.benchmarking.compare import compare
 from jspec.lab.benchmarking.measurement import (
@@ -75,7 +75,7 @@ def run(asked: Measurement, values: dict[str, Any]) -> None:
     options = asked.options
     recorded = values | {"drafter_options": dataclasses.asdict(options)}
     recorded = {name: recorded[name] for name in recorded if name not in _OF_ONE_RUN}
-    asked.begun = exchange.of_first(lambda: begun_record(values, recorded))
+    asked.begun = processes.of_first(lambda: begun_record(values, recorded))
     inputs = (values.get("prompts_file"), options.draft_table, values.get("target"),
               values.get("draft"))  # fmt: skip
     path, outcome = values["output_json"] if processes.is_first() else None, None

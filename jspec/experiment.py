@@ -1,12 +1,13 @@
 """Runs an experiment: `python -m jspec.experiment --config=NAME --workdir=DIR`.
 
-NAME is a config of jspec's own, such as smoke, or a Python file of yours. `--config.FIELD=VALUE`
-overrides a field of the config; docs/experiments.md lists the configs. A prompts file is looked for
-in the current folder, then in the folder above the config's, then among jspec's own. Every finished
-cell is appended to DIR/results.jsonl at once: the same command resumes a killed run, and several
-processes may share one DIR, where each cell is measured once (but the processes slow each other
-down). Failed cells are recorded, and the next run tries them again; the exit status is 1 if there
-are any. Progress goes to standard error. `python -m jspec.report DIR` makes the report.
+NAME is a config that comes with jspec, such as smoke, or a Python file of yours.
+`--config.FIELD=VALUE` overrides a field of the config; docs/experiments.md lists the configs. A
+prompts file is looked for in the current folder, then in the folder above the config's, then among
+jspec's configs. Every finished cell is appended to DIR/results.jsonl at once: the same command
+resumes a killed run, and several processes may share one DIR, where each cell is measured once (but
+the processes slow each other down). Failed cells are recorded, and the next run tries them again;
+the exit status is 1 if there are any. Progress goes to standard error. `python -m jspec.report DIR`
+makes the report.
 """
 
 import contextlib

@@ -46,7 +46,7 @@ _PROMPTS_FILE = flags.DEFINE_string(
     "`turns`); - for standard input. Prompt k uses --seed plus k."
 )  # fmt: skip
 _CHAT = flags.DEFINE_bool(
-    "chat", None, "Put prompts into the model's chat template. Default: if it has one."
+    "chat", None, "Put prompts into the model's chat template. Default: if it has any."
 )
 _SYSTEM = flags.DEFINE_string("system", None, "The system message of the chat template.")
 _STOP = flags.DEFINE_multi_string(
@@ -57,7 +57,7 @@ _MAX_SEQ_LEN = flags.DEFINE_integer(
     "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's context."
 )
 _STREAM = flags.DEFINE_bool(
-    "stream", True, "Print text as it is generated, where prompts are answered one by one."
+    "stream", True, "Print text as it is generated, where prompts are answered one at a time."
 )
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write one JSON object per prompt to this file, as soon as it is answered."
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def run(mesh: Mesh | None) -> None:
-    """Does so on the devices of a mesh, or on the default device."""
+    """Runs on the devices of a mesh, or on the default device."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
         return compare(_COMPARE.value, settings, read_texts(), mesh)
@@ -139,18 +139,18 @@ def compare(
         max_seq_len=_MAX_SEQ_LEN.value, notify=say if _STATS.value else None,
     )  # fmt: skip
     encode = next(iter(generators.values())).encode_prompt
-    prompts = [encode(one.text, _CHAT.value, _SYSTEM.value) for one in texts]
+    prompts = [encode(prompt.text, _CHAT.value, _SYSTEM.value) for prompt in texts]
     report = drafter_table.compare_drafters(generators, prompts, settings, options)
     print(drafter_table.format_comparison(report))
     if output is not None:
         with output:
             for name, row in report.items():
-                own = dataclasses.asdict(settings) | generators[name].describe()
-                output.write({"compared": name, **row, "settings": own})
+                described = dataclasses.asdict(settings) | generators[name].describe()
+                output.write({"compared": name, **row, "settings": described})
 
 
 def open_output(options: DrafterOptions) -> JsonLinesWriter | None:
-    """Returns what writes --output_json, which is no file that is read; None without one."""
+    """Returns what writes --output_json, which is no file that is read; None if it is not given."""
     if _OUTPUT_JSON.value is None or not processes.is_first():
         return None
     inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, options.draft_table,
@@ -162,8 +162,8 @@ def make_requests(texts: list[Prompt], settings: SamplingParams) -> list[Request
     """Returns the requests; prompt k gets seed + k."""
     seeds = [nth_seed(settings.seed, index) for index in range(len(texts))]
     return [
-        Request(one.text, dataclasses.replace(settings, seed=seed), one.category)
-        for one, seed in zip(texts, seeds, strict=True)
+        Request(prompt.text, dataclasses.replace(settings, seed=seed), prompt.category)
+        for prompt, seed in zip(texts, seeds, strict=True)
     ]
 
 

@@ -1,6 +1,6 @@
 """Serves a model over HTTP: `python -m jspec.serve --port=8000`, with OpenAI's interface.
 
-Requests that come at any time are answered together, and each may have settings of its own. The
+Requests that come at any time are answered together, and each may have its own settings. The
 sampling flags are what a request that says nothing gets. Ctrl-C and SIGTERM let the answers in
 progress end. Needs more packages: `pip install -e ".[serve]"`.
 """
@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 flags.adopt_module_key_flags(mesh_flags)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
-_PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes a free one.")
+_PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes any free port.")
 _MAX_SLOTS = flags.DEFINE_integer("max_slots", 8, "Most answers in progress at once.")
 _MAX_QUEUE = flags.DEFINE_integer("max_queue", 64, "Most requests that wait for a slot.")
 _MAX_SEQ_LEN = flags.DEFINE_integer(
@@ -70,6 +70,9 @@ _API_KEY = flags.DEFINE_string(
 )  # fmt: skip
 _MAX_BODY_MB = flags.DEFINE_integer("max_body_mb", 4, "Most megabytes of a request.")
 list_flags("Sampling", "max_new_tokens")
+flags.FLAGS[
+    "max_new_tokens"
+].help = "Most tokens of an answer; without it a chat may fill the context."
 
 
 def main() -> None:
@@ -147,7 +150,7 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
         notify=_say,
     )  # fmt: skip
     if jax.process_count() > 1:
-        generator.costs  # noqa: B018  # measured now, by all together
+        generator.costs  # noqa: B018  # measured here, by all together
     return generator
 
 
@@ -194,7 +197,8 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     worker = Worker(scheduler, observe, lambda: loop.call_soon_threadsafe(stop))
     server = Server(
         worker, generator, metrics, traces, name, settings, flags.FLAGS["seed"].present > 0,
-        api_key, _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
+        flags.FLAGS["max_new_tokens"].present > 0, api_key, _MAX_BODY_MB.value * 2**20,
+        _MAX_SECONDS.value,
     )  # fmt: skip
     config = uvicorn.Config(
         make_app(server), log_level="warning", server_header=False, ws="none",

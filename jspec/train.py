@@ -19,7 +19,7 @@ from absl import flags
 from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.config_flag import CONFIG, read_workdir
-from jspec.common import exchange, processes
+from jspec.common import processes
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.lab.experiments.config import to_plain
 from jspec.training.loop import describe
@@ -42,9 +42,9 @@ def main() -> None:
 def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
     """Does so; of several processes the first one writes, and the others train with it."""
     config, is_new = read_config(plain), not workdir.exists()
-    exchange.of_first(functools.partial(_claim, workdir, plain))
+    processes.of_first(functools.partial(_claim, workdir, plain))
     output = workdir / config.OUTPUT
-    if exchange.of_first(output.exists):
+    if processes.of_first(output.exists):
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
     try:

@@ -1,4 +1,4 @@
-"""Compiles what jspec would run on a GPU or a TPU, without having one, and checks what comes out.
+"""Compiles what jspec would run on a GPU or a TPU, without a device, and checks what comes out.
 
 `python scripts/compile_for.py --device=h200 --target=llama-3.2-3b --draft=llama-3.2-1b`
 
@@ -37,7 +37,7 @@ from jspec.cli.answer_flags import read_method, read_settings
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.text_table import NOTHING, format_table
-from jspec.drafters.eagle import ENTRY
+from jspec.drafters.registry import REGISTRY
 from jspec.generation.generator import Generator
 from jspec.lab.accelerators.compiled import compile_for, compiled_with, count_moves
 from jspec.lab.accelerators.devices import Accelerator, find_accelerator
@@ -122,8 +122,10 @@ def make_generator(mesh: Mesh | None) -> Generator:
         draft = values.draft and shape_model(*names, mesh)
     except InputError:  # one that cannot be split is whole on every device
         draft = shape_model(*names)
-    if method.drafter == ENTRY.name and method.drafter_options.draft_head is None:
-        method = dataclasses.replace(method, drafter=dataclasses.replace(ENTRY, build=build_eagle))
+    if method.drafter == "eagle" and method.drafter_options.draft_head is None:
+        method = dataclasses.replace(
+            method, drafter=dataclasses.replace(REGISTRY["eagle"], build=build_eagle)
+        )
     return Generator(target, draft, method, batch_size=_BATCH_SIZE.value)
 
 

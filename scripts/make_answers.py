@@ -222,7 +222,7 @@ def _decisive(settings: SamplingParams) -> dict[str, Any]:
 
 
 def _chunks(items: Iterable[int]) -> Iterator[list[int]]:
-    """Yields a few items at a time, and says how many are done after each."""
+    """Yields a few items at a time, and says after each time how many are done."""
     items, begin = list(items), time.monotonic()
     for first in range(0, len(items), _CHUNK.value):
         chunk = items[first : first + _CHUNK.value]

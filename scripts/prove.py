@@ -36,11 +36,10 @@ from jspec.lab.auditing.rows import Context, Rows, build_drafter
 from jspec.lab.auditing.subject import Subject
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.types import Drafter
+from jspec.speculation.types import AcceptanceRule, Drafter
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 200_000, "Independent rows of every cell.")
 _ROWS_PER_RUN = flags.DEFINE_integer("rows_per_run", 20_000, "Rows that run together.")

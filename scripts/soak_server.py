@@ -3,7 +3,7 @@
     python scripts/soak_server.py --target=FOLDER --seconds=3600 --kills=50
     python scripts/soak_server.py --target=smollm2-135m-instruct --kills=0 --patience=600
 
-Five kinds of clients come at once: some ask and check the answer against the first one, some go on
+Five kinds of clients come at once: some ask and check the answer against the first, some go on
 with what they were answered, some leave in the middle of it, some send what is no request, some ask
 for too much. Further flags, such as --draft, are the server's. In between the process is
 killed (SIGKILL) and must answer again. Meanwhile another server is told to take the same port. At

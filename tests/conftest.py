@@ -58,7 +58,7 @@ if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
 
 
 def pytest_configure(config):
-    """Leaves the device alone where programs are only compiled for another one.
+    """Leaves the device alone where programs are only compiled for another.
 
     The extra compile-gpu has a compiler, but not all of CUDA's libraries: JAX could not start it.
     """
@@ -135,7 +135,7 @@ def _resident_bytes():
 def optimised():
     """Compiles with LLVM's optimisations, as users do; what is compiled already is forgotten.
 
-    XLA's own way with loops stays the simpler one: it is the process's. Programs wholly as users
+    XLA's own way with loops stays simpler: it is the process's. Programs wholly as users
     get them are those that test_program.py audits, and one of test_generate_cli.py.
     """
     _forget_programs()

@@ -1,6 +1,7 @@
 """Runs on meshes of 8 virtual devices, which a process has from its start: see `run_on_devices`.
 
-The targets have 8 query heads and 2 key/value heads, so that 4 devices and more have copies of one.
+The targets have 8 query heads and 2 key/value heads, so that 4 devices and more have copies of a
+head.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Runs the programs: in a process of their own, or in this one where that is too slow."""
+"""Runs the programs: in their own process, or in this one where that is too slow."""
 
 import json
 import os
@@ -74,7 +74,7 @@ print(json.dumps(outcomes))
 
 
 def run_many(module, lines, *, env, max_arguments=0, before=""):
-    """Runs a program with several command lines; returns status, output and errors of each.
+    """Runs a program with several command lines; returns the status, output and errors of all.
 
     All in one process, after the statements `before`: starting one takes seconds. A string among
     the command lines is a statement that is executed between them.

@@ -296,7 +296,7 @@ def test_damaged_files(refuse, spoil):
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "missing, although" in refuse(folder)
-    (folder / "model-00001-of-00002.safetensors").mkdir()  # read by no one, root included
+    (folder / "model-00001-of-00002.safetensors").mkdir()  # nobody can read it, root included
     assert "safetensors: cannot be read: Is a directory" in refuse(folder)
     config.write_text("{")
     assert "damaged JSON" in refuse(folder)
@@ -329,8 +329,8 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(content))
-    other = refuse(folder, f"--draft={spoilt}", "--drafter=hierarchical")
-    assert "different tokenizers: id" in other
+    refused = refuse(folder, f"--draft={spoilt}", "--drafter=hierarchical")
+    assert "different tokenizers: id" in refused
     path.write_text(good[:-9])
     assert "damaged tokenizer" in refuse(spoilt)
     path.unlink()
@@ -347,7 +347,7 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
 
 
 def test_patterns(refuse, folder):
-    """Guards against a pattern that is taken for another one, or ends in a traceback."""
+    """Guards against a pattern that is taken for another, or ends in a traceback."""
     message = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
     assert "'(ab': missing ), unterminated subpattern at position 0" in message
     message = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')

@@ -1,4 +1,4 @@
-"""python -m jspec.benchmark. In processes of its own: its flags have names of jspec.generate's."""
+"""python -m jspec.benchmark. In its own processes: its flags have names of jspec.generate's."""
 
 import json
 import math

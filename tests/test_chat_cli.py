@@ -99,9 +99,9 @@ def person(flags, env):
 
     def start(*more, **variables):
         added = {"TERM": "xterm", "NO_COLOR": ""} | variables
-        one = Person(command("jspec.chat", *flags, *more), env | added)
-        one.wait_for(">>> ")
-        return one
+        person = Person(command("jspec.chat", *flags, *more), env | added)
+        person.wait_for(">>> ")
+        return person
 
     return start
 
@@ -111,10 +111,11 @@ def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
 
     The answers are those of `jspec.generate` on the whole conversation, but for the template's end.
     """
-    path, other = tmp_path / "saved.json", tmp_path / "other.json"
-    other.write_text('{"messages": 1}')
+    path, other_file = tmp_path / "saved.json", tmp_path / "other.json"
+    other_file.write_text('{"messages": 1}')
     typed = f'hi\n\n/nonsense\n/settings top_p=hot\n"""two\nlines"""\n/save {path}\n{"x" * 300}\n'
-    typed += f"/save {other}\n/load {other}\n/clear\nhi\n/load {path}\n/retry\n/trace\n/trace on"
+    typed += f"/save {other_file}\n/load {other_file}\n/clear\nhi\n/load {path}\n"
+    typed += "/retry\n/trace\n/trace on"
     status, output, errors = run("jspec.chat", *flags, env=env, stdin=typed.encode())
     assert status == 0, errors
     assert "\033" not in output + errors
@@ -138,7 +139,7 @@ def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
     ]
     # The first prompt, at least: what random bytes of its answer become as text is read again.
     assert kept[1] >= len("<[user]hi[assistant]")
-    assert other.read_text() == '{"messages": 1}'
+    assert other_file.read_text() == '{"messages": 1}'
 
 
 def test_bad_flags_end_with_one_line(flags, env):
@@ -158,46 +159,46 @@ def test_the_end_of_the_input_ends_a_message_of_several_lines(flags, env):
 
 def test_a_terminal_has_signs_and_colours(person):
     """Guards the commands as a person types them, and the colours of drafts."""
-    one = person()
-    first = one.ask("hello")
+    chat = person()
+    first = chat.ask("hello")
     assert "\033[2m[12 tokens (length)" in first
-    assert "temperature=0.0" in one.ask("/settings")
-    assert "set temperature=0.5" in one.ask("/settings temperature 0.5")
-    one.ask("/trace on")
-    assert "\033[1;34m" in one.ask("again")
-    assert "be kind" not in one.ask("/system")
-    one.ask("/system be kind")
-    assert "be kind" in one.ask("/system")
-    one.type('"""two\r')
-    one.wait_for("... ")
-    assert "12 tokens" in one.ask('lines"""')
-    one.type("\x04")
-    assert one.end() == 0
+    assert "temperature=0.0" in chat.ask("/settings")
+    assert "set temperature=0.5" in chat.ask("/settings temperature 0.5")
+    chat.ask("/trace on")
+    assert "\033[1;34m" in chat.ask("again")
+    assert "be kind" not in chat.ask("/system")
+    chat.ask("/system be kind")
+    assert "be kind" in chat.ask("/system")
+    chat.type('"""two\r')
+    chat.wait_for("... ")
+    assert "12 tokens" in chat.ask('lines"""')
+    chat.type("\x04")
+    assert chat.end() == 0
 
 
 def test_no_color_is_honoured(person):
     """Guards against colours that a person has switched off."""
-    one = person(NO_COLOR="1")
-    assert "\033[2m" not in one.ask("hello")
-    assert "error: expected a terminal with colours" in one.ask("/trace on")
-    one.type("/bye\r")
-    assert one.end() == 0
+    chat = person(NO_COLOR="1")
+    assert "\033[2m" not in chat.ask("hello")
+    assert "error: expected a terminal with colours" in chat.ask("/trace on")
+    chat.type("/bye\r")
+    assert chat.end() == 0
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(person):
     """Guards against a chat that is lost with an answer, and a line that cannot be given up."""
-    one = person("--max_new_tokens=150")
-    one.type("tell\r")
-    one.wait_for("\n")
+    chat = person("--max_new_tokens=150")
+    chat.type("tell\r")
+    chat.wait_for("\n")
     time.sleep(0.01)
-    one.type("\x03")
-    shown = one.wait_for(">>> ")
+    chat.type("\x03")
+    shown = chat.wait_for(">>> ")
     assert "(stopped)" in shown
-    one.type("half")
-    one.wait_for("half")
+    chat.type("half")
+    chat.wait_for("half")
     time.sleep(1)  # Python misses a Ctrl-C that comes just before it waits for a key
-    one.type("\x03")
-    assert "Ctrl-D or /bye ends the chat" in one.wait_for(">>> ")
-    assert "tokens" in one.ask("/settings max_new_tokens=3") + one.ask("more")
-    one.type("\x04")
-    assert one.end() == 0
+    chat.type("\x03")
+    assert "Ctrl-D or /bye ends the chat" in chat.wait_for(">>> ")
+    assert "tokens" in chat.ask("/settings max_new_tokens=3") + chat.ask("more")
+    chat.type("\x04")
+    assert chat.end() == 0

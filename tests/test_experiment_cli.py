@@ -136,7 +136,7 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("content", BAD_FILES)
 def test_bad_config_files_are_one_line(experiment, tmp_path, content):
-    """Guards against tracebacks of a file that is the user's own."""
+    """Guards against tracebacks of a file of the user."""
     path = tmp_path / "bad.py"
     if content is not None:
         path.write_text(content)

@@ -366,7 +366,7 @@ def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
 
 
 def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
-    """By any other, answers of two drafters differ by chance; seeds are those of a usual run."""
+    """By other rules answers of two drafters differ by chance; seeds are those of a usual run."""
     flags = ("--compare=none,ngram", "--prompt=abcabc", "--temperature=1", "--seed=9")
     assert [row.split()[-1] for row in generate(*flags)[0].splitlines()[1:3]] == ["-", "-"]
     # Plain decoding reads no lenience, which is no error.

@@ -83,7 +83,7 @@ def test_candidates_for_blocks_are_right(name, kind, monkeypatch, tmp_path):
 @pytest.mark.parametrize("settings", [SETTINGS, dataclasses.replace(SETTINGS, top_p=1.0)])
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_seeds(rule, settings):
-    """The same text alone and in a batch, at any number of drafts; there is one: no NaN."""
+    """The same text alone and in a batch, at any number of drafts; there is a text: no NaN."""
     subject = make_subject(rule, "model", settings=settings)
     prompts = [list(text.encode()) for text in _TEXTS]
     assert check_seeds(subject, prompts, 24).has_passed
@@ -102,8 +102,8 @@ def test_an_audit_finds_nothing(rule):
 def test_an_audit_of_trees_finds_nothing():
     """Each row's own tree, whose kept path is moved in the caches; with its six wrong targets.
 
-    The draft is refused often: a wrong path would otherwise seldom be one. What a draft sees of its
-    siblings would be in the caches from a second layer on: with one, nothing tells.
+    The draft is refused often: a wrong path would otherwise seldom be wrong. What a draft sees of
+    its siblings would be in the caches from a second layer on: with one layer nothing tells.
     """
     config = dataclasses.replace(CONFIG, num_layers=1)
     params = (peaked_params(config, disturbance=size) for size in (0.0, 0.15))

@@ -105,7 +105,7 @@ def prose_files() -> list[pathlib.Path]:
 
 
 def test_layers_are_those_of_the_linter():
-    """Guards against two orders of the packages: import-linter's contract has the same one."""
+    """Guards against two orders of the packages: import-linter's contract has the same order."""
     done = subprocess.run(["lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     text = (ROOT / "pyproject.toml").read_text()

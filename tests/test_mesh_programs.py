@@ -104,13 +104,13 @@ def test_logits_that_excuse_an_answer_on_a_mesh(tmp_path):
 from jspec.generation.logits_after import make_logits_after
 from jspec.models.sharding import make_mesh
 from jspec.weights import load_model
-found = []
+outputs = []
 for kind in "none", "int8", "int4":
     models = [load_model({str(path)!r}, dtype="float32", quantization=kind, mesh=mesh)
               for mesh in (None, make_mesh("data:2,model:4"))]
-    one, other = (make_logits_after(model)([5, 6, 7]) for model in models)
-    found.append([float(abs(one - other).max()), float(abs(one).max())])
-report(found)
+    left, right = (make_logits_after(model)([5, 6, 7]) for model in models)
+    outputs.append([float(abs(left - right).max()), float(abs(left).max())])
+report(outputs)
 """)
     for difference, largest in differences:
         assert difference < 1e-5 * largest

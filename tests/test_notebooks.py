@@ -37,7 +37,7 @@ def kinds_of(notebook):
 
 
 def execute(notebook, env, folder):
-    """Returns the notebook as it is after a run in a process of its own."""
+    """Returns the notebook as it is after a run in its own process."""
     fresh = copy.deepcopy(notebook)
     for cell in code_of(fresh):
         cell.outputs, cell.execution_count = [], None
@@ -50,10 +50,10 @@ def execute(notebook, env, folder):
 
 def with_model(notebook, model):
     """Returns the notebook with another model in the place of SmolLM2."""
-    other = copy.deepcopy(notebook)
-    for cell in code_of(other):
+    changed = copy.deepcopy(notebook)
+    for cell in code_of(changed):
         cell.source = cell.source.replace(f'"{SMOLLM2}"', repr(str(model)))
-    return other
+    return changed
 
 
 @pytest.mark.parametrize("name", NAMES)

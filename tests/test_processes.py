@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def start(compile_cache, tmp_path):
-    """Returns a function that starts the processes of a run, with flags and others of each one."""
+    """Returns a function that starts the processes of a run, with flags for all and for each."""
     begun = []
 
     def start(
@@ -138,12 +138,12 @@ def test_processes_of_different_flags(start, folder):
     ],
 )
 def test_bad_flags(flags, said, monkeypatch, capsys):
-    """One line each, before any model is loaded."""
+    """A line for each, before any model is loaded."""
     assert said in check_refusal(*call_generate(monkeypatch, capsys, *flags, _PROMPT))
 
 
 def test_a_coordinator_that_does_not_answer(monkeypatch):
-    """Guards against the C++ of JAX, which ends the process with a page of its own."""
+    """Guards against the C++ of JAX, which ends the process with its own page."""
     monkeypatch.setattr(processes, "PATIENCE", 0.3)
     with pytest.raises(InputError, match=r"process 0, to answer at localhost:1 within 0\.3 s"):
         processes._await("localhost", 1)
@@ -214,7 +214,7 @@ def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize("mesh", ["model", "data"])
 def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_path):
-    """Also of several devices each; rows of prompts on the processes of their own."""
+    """Also of several devices each; rows of prompts on their processes."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "prompt number {i}"}}\n' for i in range(6)))
     flags = [f"--target={folder}", "--drafter=prompt_lookup", *_USUAL[:-1]]
@@ -242,9 +242,9 @@ def test_every_drafter_in_processes(start):
 
 @pytest.mark.slow
 def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, capsys):
-    """By the costs of the first one, measured by both; then those that it remembers.
+    """By the costs of the first, measured by both; then those that it remembers.
 
-    Else each would run other rounds, and wait for the other.
+    Else each would run other rounds, and wait for ever.
     """
     flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
     alone = call_generate(monkeypatch, capsys, *flags)

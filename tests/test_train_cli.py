@@ -149,7 +149,7 @@ def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
      ([], "answers.jsonl")],
 )  # fmt: skip
 def test_refusals(call, folder, tmp_path, flags, message):
-    """One line each."""
+    """A line for each."""
     status, output, errors = call(
         _CONFIG, f"--config.target={folder}", f"--workdir={tmp_path / 'work'}", *flags
     )

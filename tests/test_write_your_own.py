@@ -10,7 +10,8 @@ import jspec
 from jspec.cli.program import _import_all
 from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS, DrafterOptions
-from jspec.drafters.spec import REGISTRY, TreeSizeOptions, register_drafter
+from jspec.drafters.options import TreeSizeOptions
+from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
 from tests.lab.experiments.tiny import write_prompts

@@ -18,8 +18,8 @@ class TinyPair(NamedTuple):
     """A target and a draft, which is the target disturbed.
 
     Attributes:
-      config: of both.
-      apply: of both.
+      config: of both models.
+      apply: of both models.
       target: the target's parameters.
       draft: the draft's.
     """

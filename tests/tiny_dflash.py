@@ -168,12 +168,12 @@ def reference_hidden(config, head, target, hidden, last, num_slots):
         queries = rotate(queries, np.arange(before, total))
         keys = rotate(keys, np.arange(total)).repeat(groups, axis=1)
         scores = np.einsum("tnh,snh->nts", queries, keys) / np.sqrt(size)
-        own, other = np.arange(before, total)[:, None], np.arange(total)
+        query_places, key_places = np.arange(before, total)[:, None], np.arange(total)
         seen = np.ones_like(scores[0], bool)
         if index in config.causal_layers:
-            seen &= other <= own
+            seen &= key_places <= query_places
         if cfg.window_of(index) is not None:
-            seen &= own - other < cfg.window_of(index)
+            seen &= query_places - key_places < cfg.window_of(index)
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -189,8 +189,8 @@ def reference_logits(config, head, target_config, target, hidden, last, num_draf
     """Returns the logits of the drafts before any Markov head, [w u], and what the head reads."""
     num_slots = config.num_slots(num_drafts)
     said = reference_hidden(config, head, target, hidden, last, num_slots)[-num_drafts:]
-    own = head["head"] if config.has_head else head_kernel(target_config, target)
-    logits = said @ np.asarray(own, np.float64).T * config.layer.logits_scale
+    kernel = head["head"] if config.has_head else head_kernel(target_config, target)
+    logits = said @ np.asarray(kernel, np.float64).T * config.layer.logits_scale
     if config.layer.logits_softcap is not None:
         cap = config.layer.logits_softcap
         logits = cap * np.tanh(logits / cap)

@@ -17,7 +17,7 @@ def params(config=CONFIG, seed=0, std=0.4):
 
 
 def params_for(pair):
-    """Returns embeddings; the target keeps at least the first draft, which is its own."""
+    """Returns embeddings; the target keeps at least the first draft, which is its token."""
     del pair
     return params()
 

@@ -15,7 +15,7 @@ CONFIG = MedusaConfig(
 
 
 def params(config=CONFIG, head=None, seed=0, std=0.3):
-    """Returns heads of opinions: the target's own, disturbed, or noise."""
+    """Returns heads of opinions: the target's head, disturbed, or noise."""
     rng = np.random.default_rng(seed)
     if head is None:
         head = jnp.asarray(rng.normal(size=(config.vocab_size, config.embed_dim)), jnp.float32)
@@ -26,7 +26,7 @@ def params(config=CONFIG, head=None, seed=0, std=0.3):
 
 
 def params_for(pair):
-    """Returns heads near the target's own, of which it keeps some drafts."""
+    """Returns heads near the target's head, of which it keeps some drafts."""
     return params(head=head_kernel(pair.config, pair.target), std=0.1)
 
 

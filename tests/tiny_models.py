@@ -22,7 +22,7 @@ from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_dflash
 from tests.weights.tokenizers.test_tokenizer import make_backend
 
@@ -82,7 +82,8 @@ def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself.
 
     "tree" and "self tree" are trees of a draft model, and of the target; "merged tree" has lookups
-    and recycled tokens beside the target's own. "dflash" has a head that was made for the target.
+    and recycled tokens beside the target's tokens. "dflash" has a head that was made for the
+    target.
     """
     if drafter == "dflash":
         with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,7 @@ A Whisper writes `<|0.00|> A sentence.<|2.40|><|2.40|> Another one.<|5.00|>`: a 
 timestamps, which count 20 ms each. Every token must respect what the tokens before it leave
 possible (arXiv 2212.04356, section 4.5): a transcript begins with a timestamp of at most a second;
 timestamps come in pairs and never go back; and where all timestamps together are more likely than
-any one other token, it is a timestamp. This is a logits processor like any other, so drafts are
+any single other token it is a timestamp. This is an ordinary logits processor, so drafts are
 held to it, too.
 """
 
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import RowFlags, RowTokens
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from jspec.weights import TokenizerLike
 
 SECONDS = 0.02  # of a timestamp
@@ -56,7 +56,7 @@ class SpecialTokens(NamedTuple):
         """Returns those of a tokenizer; `start` and `vocab_size` are the config's.
 
         Raises:
-          InputError: it lacks one.
+          InputError: it lacks a token.
         """
         ids = {name[2:-2]: i for name, i in tokenizer.vocabulary().items() if name[:2] == "<|"}
         for name in ("endoftext", "notimestamps"):
@@ -109,8 +109,8 @@ def timestamp_processor(tokens: SpecialTokens, never_first: Sequence[int] = ()) 
         # All timestamps together beside the likeliest other token.
         is_time = jnp.arange(logits.shape[-1]) >= first
         times = jax.nn.logsumexp(jnp.where(is_time, kept, -jnp.inf), axis=-1)
-        other = jnp.max(jnp.where(is_time, -jnp.inf, kept), axis=-1)
-        kept = jnp.where((times > other)[:, None] & ~is_time, -jnp.inf, kept)
+        best_text = jnp.max(jnp.where(is_time, -jnp.inf, kept), axis=-1)
+        kept = jnp.where((times > best_text)[:, None] & ~is_time, -jnp.inf, kept)
         return jnp.where(state.is_used[:, None], kept, logits)
 
     def update(state: TimeState, token: RowTokens) -> TimeState:

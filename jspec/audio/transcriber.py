@@ -24,7 +24,7 @@ from jspec.common.errors import InputError, check_among
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Result
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from jspec.weights.resolver import LoadedModel
 
 _FRAMES_A_TIME = round(SECONDS * RATE / HOP)  # spectrogram frames in a timestamp

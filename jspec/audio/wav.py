@@ -18,7 +18,7 @@ def read_wav(path: str | os.PathLike[str]) -> Float32[np.ndarray, "samples"]:
 
     Raises:
       InputError: no such file, none of WAV, one with several channels, another rate or width, a
-        damaged one, one without sound, or one longer than a day; one line.
+        damaged file, a file without sound, or longer than a day; in a line.
     """
     name = os.fspath(path)
     try:

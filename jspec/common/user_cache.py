@@ -1,4 +1,4 @@
-"""The user's cache folder, and XLA's persistent compilation cache in it."""
+"""The user's cache folder: XLA's compiled programs, and what was measured once, in JSON."""
 
 import contextlib
 import functools
@@ -12,6 +12,8 @@ import jax
 from jax._src import compilation_cache  # JAX has no public hook for a damaged entry
 
 from jspec.common.errors import InputError
+from jspec.common.json_lines import read_json, save_json
+from jspec.common.new_files import new_file
 
 compile_listeners: list[Callable[[str], object]] = []
 """Called with a program's key, which begins with `jit_NAME`, before it is compiled: it is not in
@@ -109,3 +111,32 @@ def _entry(cache_key: str) -> pathlib.Path:
 @functools.cache
 def _warn_once(what: str) -> None:
     print(f"jspec: the cache of compiled programs {what}", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Prints a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_kept(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the object in a file; an empty one where it is missing or, with a note, damaged."""
+    try:
+        return read_json(path)
+    except InputError as error:
+        note(f"note: {error}: begun anew")
+        return {}
+
+
+def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
+    """Replaces the file in one step, so that nobody reads half of it.
+
+    Where it cannot be written, a note says that `what` is not kept, and the result is False.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as partial:
+            save_json(partial, entries)
+        return True
+    except OSError as error:
+        note(f"note: cannot keep {what} in {path}: {error.strerror}")
+        return False

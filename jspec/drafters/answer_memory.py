@@ -111,13 +111,8 @@ def _comes_before(first: Int[np.ndarray, "n l"], second: Int[np.ndarray, "n l"])
     return (np.take_along_axis(first - second, place, axis=1) < 0)[:, 0]
 
 
-def has_memory(params: Params) -> bool:
-    """Returns whether a drafter, or a member of it, looks up earlier answers."""
-    return any(map(_is_memory, jax.tree.leaves(params, is_leaf=_is_memory)))
-
-
 def remember(params: Params, token_ids: Sequence[int]) -> Params:
-    """Returns a drafter's parameters after an answer; without a memory, they themselves."""
+    """Returns a drafter's parameters after an answer."""
     return _with_memories(params, lambda memory: memory.with_answer(token_ids))
 
 
@@ -130,7 +125,7 @@ def _with_memories(params: Params, change: Any) -> Params:
     def changed(part: Any) -> Any:
         return change(part) if _is_memory(part) else part
 
-    return jax.tree.map(changed, params, is_leaf=_is_memory) if has_memory(params) else params
+    return jax.tree.map(changed, params, is_leaf=_is_memory)
 
 
 def _is_memory(part: Any) -> bool:

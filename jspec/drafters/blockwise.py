@@ -36,13 +36,12 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.head_folder import HeadFormat, HeadSizes, load_head, save_head
 from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import DecoderConfig
 from jspec.models.layers import finish_logits, head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}
@@ -191,7 +190,8 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
         return proposal.replace(probs=None), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over a trained head."""
     target = spec.target_config
     heads = load_blockwise(spec.head_folder("blockwise"), target, spec.dtype)
     fields = spec.with_at_most(heads.config.num_heads).chain_fields
@@ -199,13 +199,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     fields["min_confidence"] = 0.0
     drafter = BlockwiseDrafter(config=heads.config, target=target, **fields)
     return BuiltDrafter(drafter, heads.params)
-
-
-ENTRY = DrafterEntry(
-    name="blockwise",
-    build=_build,
-    proposes="the most likely tokens, by smaller heads that share the target's vocabulary matrix",
-    source="1811.03115",
-    options=HeadOptions,
-    needs="draft_head",
-)

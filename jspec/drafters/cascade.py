@@ -36,18 +36,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.errors import check_type
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
-from jspec.drafters.spec import LIKELIEST, BuiltDrafter, DrafterEntry, DrafterSpec, entries_of
+from jspec.drafters.options import LIKELIEST
+from jspec.drafters.spec import BuiltDrafter
 from jspec.speculation.acceptance.tree import NEVER, best_tree, tree_of
-from jspec.speculation.acceptance.types import Proposal, as_tree
 from jspec.speculation.types import (
     Drafter,
     Kind,
     LimitFn,
+    Proposal,
     RoundInputs,
     SourceView,
+    as_tree,
 )
 
 _States = tuple[Any, ...]
@@ -111,6 +112,11 @@ class CascadeDrafter(Drafter):
     def reads_text(self) -> bool:
         """Whether what any member costs depends on the text."""
         return any(member.reads_text for member in self.members)
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether any member looks up earlier answers."""
+        return any(member.keeps_answers for member in self.members)
 
     @property
     def num_runners_up(self) -> int:
@@ -430,33 +436,23 @@ class MergedCascadeDrafter(CascadeDrafter):
         return tree.replace(kind=jnp.maximum(kind, 0), silent=jnp.stack(silent, axis=1))
 
 
-def build_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
+def join_members(
+    built: Sequence[BuiltDrafter], draws: Sequence[bool], tree_draws: str
+) -> BuiltDrafter:
+    """Returns the cascade of several drafters in their order.
 
-    The spec has its options.
-
-    Raises:
-      InputError: no such drafter, one twice, or one that lacks something.
+    Args:
+      built: each of them.
+      draws: whether each draws its drafts from a distribution.
+      tree_draws: how their trees' drafts are chosen.
     """
-    members = entries_of(drafter)
-    if len(members) == 1:
-        return _build(members[0], spec)
-    # A member may not draft in the target's own cache, where others' blocks may lie.
-    spec = spec._replace(is_member=True, is_in_cascade=True)
-    built = [_build(member, spec) for member in members]
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(member.drafter for member in built if member.drafter is not None)
     # What is drawn from a distribution has siblings of its own, and is not merged.
-    is_drawn = spec.options.tree_draws != LIKELIEST or any(
-        "draft_confidence" in member.options_read(spec.options) and not drafter.tree_depth
-        for member, drafter in zip(members, drafters, strict=True)
+    is_drawn = tree_draws != LIKELIEST or any(
+        draws_drafts and not drafter.tree_depth
+        for draws_drafts, drafter in zip(draws, drafters, strict=True)
     )
     is_merged = not is_drawn and any(drafter.tree_depth for drafter in drafters)
     cascade = MergedCascadeDrafter if is_merged else CascadeDrafter
     return BuiltDrafter(cascade(drafters), tuple(member.params for member in built))
-
-
-def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
-    built = entry.build(spec)
-    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
-    return built

@@ -26,8 +26,7 @@ from jspec.kernels import run_if, while_any
 from jspec.sampling.distribution import best_token, confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],

@@ -49,10 +49,7 @@ from jspec.drafters.dflash_head import (
 from jspec.drafters.features import FeatureState, num_missing, window
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
-    DrawnHeadOptions,
-    TreeOptions,
     tree_shape,
     with_at_most_a_tree,
 )
@@ -151,11 +148,6 @@ class DflashTreeDrafter(BlockTreeDrafter, DflashDrafter):
     """Proposes a tree."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DflashOptions(DrawnHeadOptions, TreeOptions):
-    """Of `dflash`."""
-
-
 def make_dflash_drafter(spec: DrafterSpec, config: DflashConfig) -> DflashDrafter:
     """Returns the drafter over a head, of chains or of trees.
 
@@ -170,16 +162,7 @@ def make_dflash_drafter(spec: DrafterSpec, config: DflashConfig) -> DflashDrafte
     return DflashDrafter(**fields) if shape is None else DflashTreeDrafter(shape=shape, **fields)
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over a trained head."""
     head = load_dflash(spec.head_folder("dflash"), spec.target_config, spec.dtype)
     return BuiltDrafter(make_dflash_drafter(spec, head.config), head.params)
-
-
-ENTRY = DrafterEntry(
-    name="dflash",
-    build=_build,
-    proposes="a block, drawn in one pass by a trained decoder",
-    source="2602.06036",
-    options=DflashOptions,
-    needs="draft_head",
-)

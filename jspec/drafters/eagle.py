@@ -26,10 +26,7 @@ from jspec.drafters.features import FeatureState, num_missing, window
 from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
-    DrawnHeadOptions,
-    TreeOptions,
     tree_shape,
     with_at_most_a_tree,
 )
@@ -112,11 +109,6 @@ class ParallelEagleTreeDrafter(BlockTreeDrafter, ParallelEagleDrafter):
     """Proposes a tree."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EagleOptions(DrawnHeadOptions, TreeOptions):
-    """Of `eagle`."""
-
-
 def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
     """Returns the drafter over a head, of chains or of trees.
 
@@ -134,17 +126,7 @@ def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
     return kind(shape=shape, **fields)
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over a trained head."""
     head = load_eagle(spec.head_folder("eagle"), spec.target_config, spec.dtype)
     return BuiltDrafter(make_eagle_drafter(spec, head.config), head.params)
-
-
-ENTRY = DrafterEntry(
-    name="eagle",
-    build=_build,
-    proposes="what a trained head draws from the target's hidden states; "
-    "jspec has one for `smollm2-135m-instruct`",
-    source="2503.01840",
-    options=EagleOptions,
-    needs="draft_head",
-)

@@ -2,7 +2,6 @@
 
 A table (see `tensor_names`) says which tensors there are and where each goes; nothing may be
 missing, left over, or of another shape. A `HeadFormat` holds what differs between kinds of heads.
-Some heads come with jspec, each for one target, in `shipped_heads/`.
 """
 
 import pathlib
@@ -19,7 +18,6 @@ from jspec.common.new_files import new_folder
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.parameter import Parameter, Path
-from jspec.weights.published import SMOLLM2
 from jspec.weights.safetensors_file import (
     FloatTensors,
     load_safetensors,
@@ -242,31 +240,3 @@ def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
     if _OF_A_MODEL in tensors:
         raise InputError(f"{source}: expected a trained head, got a whole model")
     write_head(output, files[0].name, to_int8(tensors), config)
-
-
-_PREFIX = "shipped:"
-_FOLDER = pathlib.Path(__file__).parent / "shipped_heads"
-_HEADS = {("eagle", SMOLLM2): SMOLLM2}  # of a drafter and what its target is asked for by
-
-
-def shipped_head(drafter: str, target: str) -> str | None:
-    """Returns the `draft_head` that comes with jspec for a drafter and a target's name, or None."""
-    name = _HEADS.get((drafter, target))
-    return None if name is None else _PREFIX + name
-
-
-def find_head(head: str) -> pathlib.Path:
-    """Returns the folder that `draft_head` means: a path, or the name of a head that is shipped.
-
-    Raises:
-      InputError: no such folder, or no head of that name comes with jspec.
-    """
-    if not head.startswith(_PREFIX):
-        folder = pathlib.Path(head).expanduser()
-        if not folder.is_dir():
-            raise InputError(f"{head}: no such folder; expected one with a trained head")
-        return folder
-    if head.removeprefix(_PREFIX) not in _HEADS.values():
-        known = ", ".join(_PREFIX + name for name in _HEADS.values())
-        raise InputError(f"expected a head that comes with jspec, {known}; got {head!r}")
-    return _FOLDER / head.removeprefix(_PREFIX)

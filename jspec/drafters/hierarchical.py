@@ -33,31 +33,21 @@ from jspec.common.typing import (
     RowFlags,
     Tokens,
 )
-from jspec.drafters.cascade import build_drafter
 from jspec.drafters.chain import spread
 from jspec.drafters.model import (
-    DraftVocabularyOptions,
     ModelDrafter,
     ModelState,
     make_model_drafter,
 )
-from jspec.drafters.spec import (
-    REGISTRY,
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    TreeOptions,
-    for_chains,
-    option,
-    options_read,
-)
+from jspec.drafters.options import HierarchicalOptions, TreeOptions
+from jspec.drafters.registry import REGISTRY, make_drafter, options_read
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, for_chains
 from jspec.kernels import while_any
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings, process_drafts
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs, SourceView, TargetView
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs, SourceView, TargetView
 
 
 class HierarchicalParams(NamedTuple):
@@ -187,18 +177,6 @@ def _leading(flags: Bool[Array, "b t"]) -> BlockFlags:
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
 
 
-@dataclasses.dataclass(frozen=True)
-class HierarchicalOptions(DraftVocabularyOptions):
-    """Of `hierarchical`."""
-
-    inner_drafter: str = option(
-        "prompt_lookup", "For hierarchical: the drafter that proposes tokens to the draft model."
-    )
-    inner_num_draft_tokens: int = option(
-        4, "For hierarchical: most tokens that --inner_drafter proposes at a time.", between=(1, 64)
-    )
-
-
 class PairState(NamedTuple):
     """Memory of the draft model and of the inner drafter: both have seen what is committed."""
 
@@ -223,6 +201,11 @@ class HierarchicalDrafter(Drafter):
     def can_roll_back(self) -> bool:
         """Whether the inner drafter's state can be cut."""
         return self.inner.can_roll_back
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether the inner drafter looks up earlier answers."""
+        return self.inner.keeps_answers
 
     @property
     def has_slot_per_token(self) -> bool:
@@ -310,7 +293,8 @@ class HierarchicalDrafter(Drafter):
         return proposal, state._replace(model=model)
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over a draft model and an inner drafter."""
     model, draft_params = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
@@ -318,7 +302,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     inner_spec = spec._replace(
         num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
     )
-    inner = build_drafter(_inner_name(spec.options), inner_spec)
+    inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
     params = HierarchicalParams(draft_params, inner.params)
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
@@ -335,18 +319,8 @@ def _inner_name(options: HierarchicalOptions) -> str:
     return name
 
 
-def _options_read(options: HierarchicalOptions) -> set[str]:
+def options_read_by(options: HierarchicalOptions) -> set[str]:
+    """Returns the names of the options that it and its inner drafter read."""
     names = {field.name for field in dataclasses.fields(HierarchicalOptions)}
     inner = options_read(_inner_name(options), options)
     return names | inner - {field.name for field in dataclasses.fields(TreeOptions)}
-
-
-ENTRY = DrafterEntry(
-    name="hierarchical",
-    build=_build,
-    proposes="the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
-    source="2211.17192",
-    options=HierarchicalOptions,
-    needs="draft",
-    read=_options_read,
-)

@@ -14,7 +14,6 @@ first k in a cascade, where the block may be another member's.
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,67 +21,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.errors import InputError, whole_number
+from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowTokens
 from jspec.drafters.catch_up import empty_caches
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.model import ModelDrafter, ModelState
-from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, make_apply
 from jspec.models.cache import Source
-from jspec.speculation.acceptance.types import Proposal, TargetPrefix
-from jspec.speculation.types import Kind, RoundInputs, SourceView
+from jspec.speculation.types import Kind, Proposal, RoundInputs, SourceView, TargetPrefix
 
 _KIND = Kind("layer_skip", 0.3, 0.5, is_certain=True)  # they were not trained for it
-
-
-def parse_layers(text: str) -> tuple[int, ...]:
-    """Returns the layers of a list of numbers and ranges; those of one number are the first.
-
-    Raises:
-      InputError: something else, a range that falls, or no layer at all.
-    """
-    parts = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part) for part in text.split(",")]
-    ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-    if len(ranges) < len(parts):
-        raise InputError(
-            "expected draft_layers as a number or a list like 0-5,28,29, with no number above "
-            f"9999; got {text!r}"
-        )
-    falling = [f"{first}-{last}" for first, last in ranges if first > last]
-    if falling:
-        raise InputError(
-            f"expected ranges of draft_layers from the lower to the higher, got {falling[0]!r}"
-        )
-    # A lone number is a count; in a list the same number is a layer.
-    if text.isdigit():
-        if int(text) == 0:
-            raise InputError(f"expected draft_layers to be at least one layer, got {text!r}")
-        return tuple(range(int(text)))
-    return tuple(layer for first, last in ranges for layer in range(first, last + 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerSkipOptions(ConfidenceOptions):
-    """Of `layer_skip`."""
-
-    draft_layers: tuple[int, ...] | None = option(
-        None,
-        "For layer_skip: the target's layers that draft. A number takes that many of the first, a "
-        "list such as 0-5,28,29 takes those. Default: the first nine tenths.",
-        parse=parse_layers,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draft_layers is None:
-            return
-        if not isinstance(self.draft_layers, tuple | list | range):
-            raise InputError(
-                f"expected draft_layers as a tuple of numbers, got {self.draft_layers!r}"
-            )
-        for layer in self.draft_layers:
-            whole_number("draft_layers", layer)
 
 
 class _Begun(struct.PyTreeNode):
@@ -188,7 +137,8 @@ def choose_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, .
     return layers
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of the layers that the options name."""
     config = spec.target_config
     layers = choose_layers(spec.options.draft_layers, config.num_layers)
     apply, fields = make_apply(config, layers), spec.chain_fields
@@ -216,13 +166,3 @@ def _source_of_layers(layers: Sequence[int]) -> Callable[[Params, SourceView], S
         return Source(keys, values, every.length)
 
     return take
-
-
-ENTRY = DrafterEntry(
-    name="layer_skip",
-    build=_build,
-    proposes="what some of the target's own layers draw (`--draft_layers`)",
-    source="2404.16710, 2309.08168",
-    options=LayerSkipOptions,
-    needs="layers",
-)

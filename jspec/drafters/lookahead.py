@@ -30,11 +30,10 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.head_folder import HeadFormat, HeadSizes, load_head, save_head
 from jspec.drafters.memory import hand_on
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models.cache import KVCache
 from jspec.models.layers import Kernel, look_up
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_tokens": "lookahead_num_tokens"}
@@ -135,19 +134,10 @@ class LookaheadDrafter(ChainDrafter):
         return proposal.replace(prefix=prefix), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over trained embeddings."""
     folder = spec.head_folder("lookahead")
     embeddings = load_lookahead(folder, spec.target_config)
     # + 1: the target's own next token needs no embedding.
     spec = spec.with_at_most(embeddings.config.num_tokens + 1)
     return BuiltDrafter(LookaheadDrafter(**spec.chain_fields), embeddings.params)
-
-
-ENTRY = DrafterEntry(
-    name="lookahead",
-    build=_build,
-    proposes="what the target itself draws at trained embeddings of unknown tokens",
-    source="2311.13581",
-    options=DrawnHeadOptions,
-    needs="draft_head",
-)

@@ -47,11 +47,8 @@ from jspec.drafters.head_folder import HeadFormat, HeadSizes, load_head, save_he
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
-    DrawnHeadOptions,
     Shape,
-    TreeSizeOptions,
     certain_tree_shape,
 )
 from jspec.drafters.trees import GrowingTrees, best_static_tree
@@ -59,8 +56,7 @@ from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.sampling.distribution import best_tokens
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights.parameter import Parameter, one_tensor
 
 _KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}
@@ -267,12 +263,8 @@ class MedusaTreeDrafter(GrowingTrees, MedusaDrafter):
         return best_tree(nodes, scores, parents, size, wanted, max_depth=depth), state
 
 
-@dataclasses.dataclass(frozen=True)
-class MedusaOptions(DrawnHeadOptions, TreeSizeOptions):
-    """Of `medusa`."""
-
-
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over trained heads."""
     target, folder, shape = spec.target_config, spec.head_folder("medusa"), certain_tree_shape(spec)
     heads = load_medusa(folder, target, spec.dtype)
     shapes = {"config": heads.config, "target": target}
@@ -283,13 +275,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     rates = read_rates(folder, heads.config.num_heads)
     drafter = MedusaTreeDrafter(**shapes, **spec.chain_fields, shape=shape, rates=rates)
     return BuiltDrafter(drafter, heads.params)
-
-
-ENTRY = DrafterEntry(
-    name="medusa",
-    build=_build,
-    proposes="what trained heads, one a position, draw from the target's last hidden state",
-    source="2401.10774",
-    options=MedusaOptions,
-    needs="draft_head",
-)

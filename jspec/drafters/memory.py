@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowTokens, Tokens
 from jspec.models import DecoderConfig
 from jspec.models.layers import look_up, normed_outputs
-from jspec.speculation.acceptance.types import TargetPrefix
-from jspec.speculation.types import Drafter, SourceView, TargetView
+from jspec.speculation.types import Drafter, SourceView, TargetPrefix, TargetView
 
 
 class History(struct.PyTreeNode):

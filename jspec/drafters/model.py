@@ -46,50 +46,24 @@ from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags
 from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.memory import History
+from jspec.drafters.options import TranslationOptions
 from jspec.drafters.spec import (
     BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
     DrafterSpec,
     Shape,
-    TreeOptions,
-    option,
     tree_shape,
     with_at_most_a_tree,
 )
-from jspec.drafters.translated_model import TranslationOptions, make_translated_drafter
+from jspec.drafters.translated_model import make_translated_drafter
 from jspec.drafters.trees import Fed, GrowingTrees, make_tree
 from jspec.models import DecoderConfig, KVCache, make_apply
 from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
 from jspec.models.layers import head_of_ids
 from jspec.speculation.acceptance.tree import kept_path, tree_of
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs, SourceView
+from jspec.speculation.types import Kind, Proposal, RoundInputs, SourceView
 
 HEAD_IDS = "head_ids"  # beside the draft model's parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftVocabularyOptions(ConfidenceOptions):
-    """Of the drafters that draft with a second model."""
-
-    draft_vocab_size: int = option(
-        0,
-        "The draft model chooses among this many tokens, the most frequent ones, and those that "
-        "end a text; 0 takes all.",
-        between=(0, 10_000_000),
-    )
-    draft_vocab_text: str | None = option(
-        None,
-        "Text file whose most frequent tokens they are, such as answers of the target. The first "
-        "ids fill what is left, and are all of it by default.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draft_vocab_text is not None and self.draft_vocab_size == 0:
-            raise InputError("expected draft_vocab_size with draft_vocab_text, got it alone")
 
 
 def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
@@ -307,12 +281,8 @@ def _source_reader(
     return read
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelOptions(TranslationOptions, DraftVocabularyOptions, TreeOptions):
-    """Of `model`."""
-
-
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over a draft model, of the target's vocabulary or another."""
     if spec.draft_tokenizer is not None:
         return BuiltDrafter(*make_translated_drafter(spec))
     if spec.options.draft_translation != TranslationOptions.draft_translation:
@@ -326,17 +296,6 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     if shape is not None:
         drafter = ModelTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, params)
-
-
-ENTRY = DrafterEntry(
-    name="model",
-    build=_build,
-    proposes="what a second, cheaper model draws (after lookups, the default with `--draft`)",
-    source="2211.17192, 2302.01318, 2502.05202",
-    options=ModelOptions,
-    needs="draft",
-    takes_any_tokenizer=True,
-)
 
 
 class ModelTreeState(ModelState):

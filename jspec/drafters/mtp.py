@@ -16,10 +16,7 @@ from jspec.common.typing import Params, Tokens
 from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
     DrafterSpec,
-    TreeOptions,
     tree_shape,
     with_at_most_a_tree,
 )
@@ -96,12 +93,8 @@ class MtpTreeDrafter(PairTreeDrafter, MtpDrafter):
     """Proposes a tree."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MtpOptions(ConfidenceOptions, TreeOptions):
-    """Of `mtp`."""
-
-
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the target's own layer."""
     config = spec.target_config
     if not config.num_mtp_layers:
         raise InputError(
@@ -114,13 +107,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     if shape is None:
         return BuiltDrafter(MtpDrafter(**fields))
     return BuiltDrafter(MtpTreeDrafter(shape=shape, **fields))
-
-
-ENTRY = DrafterEntry(
-    name="mtp",
-    build=_build,
-    proposes="what the target's own multi-token layer draws (MiMo)",
-    source="2505.07608",
-    options=MtpOptions,
-    needs="layers",
-)

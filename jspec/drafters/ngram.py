@@ -28,16 +28,15 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import ChainDrafter, DrawFn
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
+from jspec.drafters.options import NgramOptions
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 _NO_TEXT = -1
 
@@ -141,31 +140,6 @@ def _count_equals(window: Window, is_match: Bool[Array, "b p"]) -> Int32[Array, 
     # Added up by label, then read back at each place: [b p] both times.
     counts = jnp.zeros_like(window.label).at[rows, window.label].add(is_match.astype(jnp.int32))
     return jnp.take_along_axis(counts, window.label, axis=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class NgramOptions(ConfidenceOptions):
-    """Of `ngram`."""
-
-    ngram_min_order: int = option(2, "For ngram: n of the shortest n-grams that are counted.")
-    ngram_max_order: int = option(4, "For ngram: n of the longest n-grams.", between=(2, 16))
-    ngram_window: int = option(
-        512, "For ngram: number of tokens at the end of the text to count in.", between=(2, 32768)
-    )
-    ngram_max_tokens: int = option(4, "For ngram: most drafts per round.", between=(1, 64))
-    ngram_probs: str = option(
-        "deterministic",
-        "For ngram: propose the most frequent token, or draw in proportion to the counts.",
-        among=("deterministic", "sampled"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
-            raise InputError(
-                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
-                f"{self.ngram_min_order}"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +250,8 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     return draw
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter."""
     options = spec.options
     drafter = NgramDrafter(
         **spec.with_at_most(options.ngram_max_tokens).chain_fields,
@@ -288,17 +263,8 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(drafter)
 
 
-def _options_read(options: NgramOptions) -> set[str]:
+def options_read_by(options: NgramOptions) -> set[str]:
+    """Returns the names of the options that it reads."""
     names = {field.name for field in dataclasses.fields(NgramOptions)}
     # The most frequent token follows from the text and is never unsure.
     return names if options.ngram_probs == "sampled" else names - {"draft_confidence"}
-
-
-ENTRY = DrafterEntry(
-    name="ngram",
-    build=_build,
-    proposes="what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
-    source="2211.17192",
-    options=NgramOptions,
-    read=_options_read,
-)

@@ -27,8 +27,7 @@ from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, 
 from jspec.drafters.spec import Shape
 from jspec.drafters.trees import Fed, GrowingTrees, make_tree
 from jspec.models.cache import KVCache
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import RoundInputs
+from jspec.speculation.types import Proposal, RoundInputs
 
 
 class Drafting(struct.PyTreeNode):

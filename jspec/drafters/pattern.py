@@ -19,10 +19,9 @@ from jaxtyping import Array, Int16, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling.patterns import compile_pattern, forced_tokens, token_table
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
 from jspec.weights import TokenizerLike
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
@@ -56,24 +55,6 @@ def make_tables(
     tokens, counts = forced_tokens(automaton, token_bytes, encode, num_draft_tokens)
     table = token_table(automaton, token_bytes, vocab_size)
     return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
-
-
-@dataclasses.dataclass(frozen=True)
-class PatternOptions(Options):
-    """Of `pattern`, which needs one of them."""
-
-    pattern: str | None = option(
-        None,
-        "For pattern: a regular expression; the tokens it forces are proposed.",
-        flag="draft_pattern",
-    )
-    json_skeleton: str | None = option(
-        None,
-        'For pattern: a JSON text, such as {"name": "<string>", "age": "<integer>"}, in place of '
-        "--draft_pattern. Placeholders: <string>, <number>, <integer>, <boolean>. Spaces and line "
-        "breaks count: drafts are proposed only where the answer is laid out like this text.",
-        flag="draft_json",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +127,8 @@ def skeleton_pattern(skeleton: str) -> str:
     return pattern
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of the automaton that the options describe."""
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
     # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
@@ -166,13 +148,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
         num_draft_tokens=spec.num_draft_tokens,
     )
     return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
-
-
-ENTRY = DrafterEntry(
-    name="pattern",
-    build=_build,
-    proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
-    "forces",
-    source="2307.09702",
-    options=PatternOptions,
-)

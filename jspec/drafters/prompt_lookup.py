@@ -33,17 +33,13 @@ from jspec.drafters.cascade import Branches, have_same_paths, merge_branches
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
     DraftingTrees,
     Shape,
-    TreeSizeOptions,
     certain_tree_shape,
-    option,
 )
 from jspec.speculation.acceptance.tree import NEVER
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 _NUM_PLACES = 8  # that a tree asks; later ones are hardly ever right
 _NOTHING = -1  # agreement of a place that does not agree
@@ -51,25 +47,6 @@ _NOTHING = -1  # agreement of a place that does not agree
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
 _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (0.7, 0.75),
             (0.75, 0.85), (0.9, 0.9))  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class LookupOptions(TreeSizeOptions):
-    """Of `prompt_lookup`."""
-
-    # A cascade's other members have better drafts than those of one token's match. A tree has room
-    # for theirs as well.
-    lookup_min_match: int = option(
-        0,
-        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade of "
-        "chains.",
-        between=(0, 8),
-    )
-    lookup_growth: float = option(
-        0.0,
-        "For prompt_lookup: propose at most this times the length of the match; 0 for no limit.",
-        between=(0, 100),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +230,8 @@ def best_of_matches(
     return tree.replace(kind=kind)
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter, of chains or of trees."""
     shape, growth = certain_tree_shape(spec), spec.options.lookup_growth
     least = 2 if spec.is_in_cascade and shape is None else 1
     min_match = spec.options.lookup_min_match or least
@@ -261,12 +239,3 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     if shape is not None:
         drafter = LookupTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter)
-
-
-ENTRY = DrafterEntry(
-    name="prompt_lookup",
-    build=_build,
-    proposes="what followed the last time the text ended like this",
-    source="2304.04487",
-    options=LookupOptions,
-)

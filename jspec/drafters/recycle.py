@@ -20,18 +20,15 @@ from jaxtyping import Array, Int32
 from jspec.common.typing import BlockFlags, Params, Tokens
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
     DraftingTrees,
     Shape,
-    TreeSizeOptions,
     certain_tree_shape,
 )
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, RoundInputs
+from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
 
 Table = Int32[Array, "b v k"]
 
@@ -122,20 +119,11 @@ class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
         return best_tree(*nodes, size, inputs.wanted(), max_depth=self.shape.depth), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter, of chains or of trees."""
     sizes = spec.num_draft_tokens, spec.target_config.vocab_size
     shape = certain_tree_shape(spec)
     if shape is None:
         return BuiltDrafter(RecycleDrafter(*sizes))
     # Of later ranks nothing is kept: a static tree would hardly ever have room for them.
     return BuiltDrafter(RecycleTreeDrafter(*sizes, min(shape.branches, len(_ASSUMED)), shape=shape))
-
-
-ENTRY = DrafterEntry(
-    name="recycle",
-    build=_build,
-    proposes="what the target found likeliest when it last read the newest token",
-    source="2408.08696",
-    options=TreeSizeOptions,
-    needs="logits",
-)

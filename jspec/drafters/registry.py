@@ -1,100 +1,284 @@
 """All drafters by name: flags, `--help`, the README's table and every check are read from here.
 
-To add a drafter, write its file with an `ENTRY` and name it in `_ENTRIES`; if it has options of its
-own, `DrafterOptions` inherits them. An option that the chosen drafter does not read must be at its
-default.
+A drafter is built by its own file, which is imported when it is asked for. To add one, write its
+file with a function `build`, and an entry here; its options, if any, are in `options.py`. An option
+that the chosen drafter does not read must be at its default.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jspec.common.errors import InputError
-from jspec.drafters import (
-    blockwise,
-    dflash,
-    eagle,
-    hierarchical,
-    layer_skip,
-    lookahead,
-    medusa,
-    model,
-    mtp,
-    ngram,
-    pattern,
-    prompt_lookup,
-    recycle,
-    suffix,
-    tables,
-    translated_model,
-)
-from jspec.drafters.cascade import build_drafter
-from jspec.drafters.head_folder import shipped_head
-from jspec.drafters.spec import (
-    DRAFTERS,
-    REGISTRY,
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    drafters_needing,
-    entries_of,
-    name_of,
-    needs_draft_model,
-    option_title,
-    options_read,
-)
+from jspec.common.errors import InputError, check_type
+from jspec.drafters import options as of
+from jspec.drafters.options import DrafterOptions, option_title
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, shipped_head
 
 
-@dataclasses.dataclass(frozen=True)
-class DrafterOptions(  # the fields come in the order of --helpfull, the last base's first
-    eagle.EagleOptions,
-    tables.TableOptions,
-    ngram.NgramOptions,
-    pattern.PatternOptions,
-    hierarchical.HierarchicalOptions,
-    translated_model.TranslationOptions,
-    layer_skip.LayerSkipOptions,
-    suffix.SuffixOptions,
-    prompt_lookup.LookupOptions,
-):
-    """Options of all drafters; each reads its own."""
+def _lazily(module: str, function: str = "build") -> Callable[[Any], Any]:
+    """Returns a function of a drafter's file, which is imported when it is called."""
+
+    def call(argument: Any) -> Any:
+        return getattr(importlib.import_module(f"jspec.drafters.{module}"), function)(argument)
+
+    return call
 
 
-_NONE = DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding")
 _ENTRIES = (
-    _NONE,
-    model.ENTRY,
-    prompt_lookup.ENTRY,
-    suffix.ENTRY,
-    recycle.ENTRY,
-    layer_skip.ENTRY,
-    eagle.ENTRY,
-    mtp.ENTRY,
-    dflash.ENTRY,
-    medusa.ENTRY,
-    blockwise.ENTRY,
-    lookahead.ENTRY,
-    hierarchical.ENTRY,
-    pattern.ENTRY,
-    ngram.ENTRY,
-    tables.UNIGRAM,
-    tables.BIGRAM,
-    tables.RANDOM,
+    DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding"),
+    DrafterEntry(
+        "model",
+        _lazily("model"),
+        "what a second, cheaper model draws (after lookups, the default with `--draft`)",
+        "2211.17192, 2302.01318, 2502.05202",
+        of.ModelOptions,
+        "draft",
+        takes_any_tokenizer=True,
+    ),
+    DrafterEntry(
+        "prompt_lookup",
+        _lazily("prompt_lookup"),
+        "what followed the last time the text ended like this",
+        "2304.04487",
+        of.LookupOptions,
+    ),
+    DrafterEntry(
+        "suffix",
+        _lazily("suffix"),
+        "what most often followed text that ended like this",
+        "2411.04975",
+        of.SuffixOptions,
+    ),
+    DrafterEntry(
+        "recycle",
+        _lazily("recycle"),
+        "what the target found likeliest when it last read the newest token",
+        "2408.08696",
+        of.TreeSizeOptions,
+        "logits",
+    ),
+    DrafterEntry(
+        "layer_skip",
+        _lazily("layer_skip"),
+        "what some of the target's own layers draw (`--draft_layers`)",
+        "2404.16710, 2309.08168",
+        of.LayerSkipOptions,
+        "layers",
+    ),
+    DrafterEntry(
+        "eagle",
+        _lazily("eagle"),
+        "what a trained head draws from the target's hidden states; "
+        "jspec has one for `smollm2-135m-instruct`",
+        "2503.01840",
+        of.EagleOptions,
+        "draft_head",
+    ),
+    DrafterEntry(
+        "mtp",
+        _lazily("mtp"),
+        "what the target's own multi-token layer draws (MiMo)",
+        "2505.07608",
+        of.MtpOptions,
+        "layers",
+    ),
+    DrafterEntry(
+        "dflash",
+        _lazily("dflash"),
+        "a block, drawn in one pass by a trained decoder",
+        "2602.06036",
+        of.DflashOptions,
+        "draft_head",
+    ),
+    DrafterEntry(
+        "medusa",
+        _lazily("medusa"),
+        "what trained heads, one a position, draw from the target's last hidden state",
+        "2401.10774",
+        of.MedusaOptions,
+        "draft_head",
+    ),
+    DrafterEntry(
+        "blockwise",
+        _lazily("blockwise"),
+        "the most likely tokens, by smaller heads that share the target's vocabulary matrix",
+        "1811.03115",
+        of.HeadOptions,
+        "draft_head",
+    ),
+    DrafterEntry(
+        "lookahead",
+        _lazily("lookahead"),
+        "what the target itself draws at trained embeddings of unknown tokens",
+        "2311.13581",
+        of.DrawnHeadOptions,
+        "draft_head",
+    ),
+    DrafterEntry(
+        "hierarchical",
+        _lazily("hierarchical"),
+        "the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
+        "2211.17192",
+        of.HierarchicalOptions,
+        "draft",
+        read=_lazily("hierarchical", "options_read_by"),
+    ),
+    DrafterEntry(
+        "pattern",
+        _lazily("pattern"),
+        "what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) forces",
+        "2307.09702",
+        of.PatternOptions,
+    ),
+    DrafterEntry(
+        "ngram",
+        _lazily("ngram"),
+        "what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
+        "2211.17192",
+        of.NgramOptions,
+        read=_lazily("ngram", "options_read_by"),
+    ),
+    DrafterEntry(
+        "unigram",
+        _lazily("tables", "build_unigram"),
+        "what a table of token counts draws",
+        "2211.17192",
+        of.TableOptions,
+        "draft_table",
+    ),
+    DrafterEntry(
+        "bigram",
+        _lazily("tables", "build_bigram"),
+        "what a table of counts draws after the newest token",
+        "2211.17192",
+        of.TableOptions,
+        "draft_table",
+    ),
+    DrafterEntry(
+        "random",
+        _lazily("tables", "build_random"),
+        "any token, each equally likely",
+        "2211.17192",
+        of.ConfidenceOptions,
+    ),
 )
-REGISTRY.update({entry.name: entry for entry in _ENTRIES})
+REGISTRY: dict[str, DrafterEntry] = {entry.name: entry for entry in _ENTRIES}
+DRAFTERS = REGISTRY.keys()  # grows with the registry
 _DEFAULTS = DrafterOptions()
 _Given = TypeVar("_Given", bound=str | DrafterEntry)
 
 
+def register_drafter(entry: DrafterEntry) -> None:
+    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
+
+    Raises:
+      InputError: there is another drafter of that name.
+    """
+    check_type("a drafter's entry", entry, DrafterEntry)
+    if REGISTRY.get(entry.name, entry) is not entry:
+        raise InputError(
+            f"the drafter {entry.name!r} is already registered: choose another name, or register "
+            "nothing and give the DrafterEntry itself to Generator"
+        )
+    REGISTRY[entry.name] = entry
+
+
+def name_of(drafter: str | DrafterEntry) -> str:
+    """Returns the name of a drafter that was given by name or as an entry."""
+    return drafter.name if isinstance(drafter, DrafterEntry) else drafter
+
+
+def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
+    """Returns the entries that a name stands for, see `member_names`; or an entry, in a list."""
+    if isinstance(drafter, DrafterEntry):
+        return [drafter]  # which need not be registered
+    return [REGISTRY[name] for name in member_names(drafter)]
+
+
+def member_names(name: str) -> list[str]:
+    """Returns the drafters that a name stands for: one, or those of a cascade in their order.
+
+    Raises:
+      InputError: no such drafter, or a cascade with one of them twice, with two that are trained
+        heads, with "none", or with an empty name.
+    """
+    names = name.split("+")
+    if len(names) > 1 and "" in names:
+        raise InputError(f"expected a drafter's name on both sides of every '+', got {name!r}")
+    for member in names:
+        if member not in DRAFTERS:
+            where = "" if member == name else f" in {name!r}"
+            if member == "auto":  # of another flag
+                where += "; num_draft_tokens='auto' (--num_draft_tokens=auto) chooses their number"
+            raise InputError(
+                f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
+                f"got {member!r}{where}"
+            )
+    if len(names) > 1 and "none" in names:
+        raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
+    if len(set(names)) < len(names):
+        raise InputError(f"expected each drafter of a cascade once, got {name!r}")
+    # There is one --draft_head.
+    with_head = drafters_needing("draft_head")
+    if len(set(names).intersection(with_head)) > 1:
+        raise InputError(
+            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
+            f"folder; got {name!r}"
+        )
+    return names
+
+
+def needs_draft_model(drafter: str | DrafterEntry) -> bool:
+    """Returns whether a drafter drafts with a second model; see `entries_of`."""
+    return any(member.needs == "draft" for member in entries_of(drafter))
+
+
+def drafters_needing(what: str) -> list[str]:
+    """Returns the drafters whose entry's `needs` is this."""
+    # From the entries themselves, so that a new drafter needs no second list.
+    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
+
+
+def options_read(drafter: str | DrafterEntry, options: Any) -> set[str]:
+    """Returns which of the options a drafter reads, members and inner one included.
+
+    Raises:
+      InputError: see `member_names`; or an inner drafter that may not be one.
+    """
+    return set[str]().union(*(member.options_read(options) for member in entries_of(drafter)))
+
+
 def make_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of that name, see `build_drafter`, by default with default options.
+    """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
+
+    Without options in the spec they are the default ones.
 
     Raises:
       InputError: no such drafter, one twice, or one that lacks something.
     """
     if spec.options is None:
         spec = spec._replace(options=_DEFAULTS)
-    return build_drafter(drafter, spec)
+    members = entries_of(drafter)
+    if len(members) == 1:
+        return _build(members[0], spec)
+    from jspec.drafters.cascade import join_members
+
+    # A member may not draft in the target's own cache, where others' blocks may lie.
+    spec = spec._replace(is_member=True, is_in_cascade=True)
+    built = [_build(member, spec) for member in members]
+    read = [member.options_read(spec.options) for member in members]
+    draws = ["draft_confidence" in names for names in read]
+    return join_members(built, draws, spec.options.tree_draws)
+
+
+def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    built = entry.build(spec)
+    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
+    return built
 
 
 def with_shipped_head(

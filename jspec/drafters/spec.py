@@ -1,6 +1,6 @@
-"""What a drafter's file tells the registry: its options, its entry, and how it is built.
+"""What a drafter is built from, and what the registry knows of it.
 
-`REGISTRY` has the entries by name; `drafters.registry` fills it.
+Some trained heads come with jspec, each for one target, in `shipped_heads/`.
 """
 
 import dataclasses
@@ -8,100 +8,44 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
-from jspec.common.errors import InputError, check_among, check_numbers, check_range, check_type
+from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.drafters.head_folder import find_head
+from jspec.drafters.options import LIKELIEST, Options, TreeOptions
 from jspec.models import DecoderConfig
 from jspec.speculation.control import Kind
 from jspec.speculation.types import Drafter
 from jspec.weights import TokenizerLike
+from jspec.weights.published import SMOLLM2
 
 DEFAULT_NUM_DRAFT_TOKENS = "auto"  # see `generation.auto`
 
 
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    between: tuple[int, int] | None = None,
-    among: tuple[str, ...] = (),
-    flag: str | None = None,
-    parse: Callable[[str], Any] | None = None,
-) -> Any:
-    """Returns a field of a drafter's options, from which its flag and its checks are made.
-
-    Args:
-      default: the value that nobody asks for.
-      help_text: one or two lines for `--help`.
-      between: the smallest and the largest number allowed.
-      among: the texts allowed.
-      flag: the flag's name, if it is not the field's.
-      parse: makes a value that is no number and no text from the flag's text.
-    """
-    about = {"help": help_text, "between": between, "among": among, "flag": flag, "parse": parse}
-    return dataclasses.field(default=default, metadata=about)
+_PREFIX = "shipped:"
+_FOLDER = pathlib.Path(__file__).parent / "shipped_heads"
+_HEADS = {("eagle", SMOLLM2): SMOLLM2}  # of a drafter and what its target is asked for by
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Base of a drafter's options; every field is an `option`.
+def shipped_head(drafter: str, target: str) -> str | None:
+    """Returns the `draft_head` that comes with jspec for a drafter and a target's name, or None."""
+    name = _HEADS.get((drafter, target))
+    return None if name is None else _PREFIX + name
+
+
+def find_head(head: str) -> pathlib.Path:
+    """Returns the folder that `draft_head` means: a path, or the name of a head that is shipped.
 
     Raises:
-      InputError: a value of another type or out of its range.
+      InputError: no such folder, or no head of that name comes with jspec.
     """
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        for field in dataclasses.fields(self):
-            value, about = getattr(self, field.name), field.metadata
-            if about["between"]:
-                check_range(field.name, value, *about["between"])
-            if about["among"]:
-                check_among(field.name, value, about["among"])
-            # By the field's annotation, as the value itself may be of a wrong type.
-            if field.type in (str, str | None) and not (value is None and field.default is None):
-                if not isinstance(value, str):
-                    raise InputError(f"expected {field.name} as a text, got {value!r}")
-                if not value:
-                    raise InputError(f"expected {option_title(field)} as a text, got an empty one")
-
-
-def option_title(field: dataclasses.Field[Any]) -> str:
-    """Returns an option's name, with its flag's name where that is another."""
-    flag = field.metadata["flag"]
-    return field.name if flag is None else f"{field.name} (--{flag})"
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfidenceOptions(Options):
-    """Options of every drafter that draws its drafts from a distribution."""
-
-    # At temperature 0 the distribution is looked at before it is made one-hot.
-    draft_confidence: float = option(
-        0.0,
-        "Stop drafting where no token is at least this likely, for drafters that draw from a "
-        "distribution; 0 never stops.",
-        between=(0, 1),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadOptions(Options):
-    """Options of the drafters that were trained for a target."""
-
-    # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
-    # of a head that comes with jspec.
-    draft_head: str | None = option(
-        None,
-        "For eagle, dflash, medusa, blockwise and lookahead: folder with the trained head, made "
-        "by jspec.train or published. Default: the head that comes with jspec for the target, if "
-        "any.",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawnHeadOptions(HeadOptions, ConfidenceOptions):
-    """Options of a trained drafter that draws its drafts from a distribution."""
+    if not head.startswith(_PREFIX):
+        folder = pathlib.Path(head).expanduser()
+        if not folder.is_dir():
+            raise InputError(f"{head}: no such folder; expected one with a trained head")
+        return folder
+    if head.removeprefix(_PREFIX) not in _HEADS.values():
+        known = ", ".join(_PREFIX + name for name in _HEADS.values())
+        raise InputError(f"expected a head that comes with jspec, {known}; got {head!r}")
+    return _FOLDER / head.removeprefix(_PREFIX)
 
 
 class DrafterSpec(NamedTuple):
@@ -207,49 +151,6 @@ class DrafterEntry:
         return {field.name for field in dataclasses.fields(self.options)}
 
 
-LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeSizeOptions(Options):
-    """Of the drafters that can draft a tree."""
-
-    tree_depth: int = option(
-        0,
-        "For model, eagle, mtp, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at "
-        "most this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
-        between=(0, 16),
-    )
-    tree_branches: int = option(
-        3,
-        "With tree_depth: successors of a draft that are considered, and, of model, eagle and mtp, "
-        "drafts of a level that are fed.",
-        between=(1, 16),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
-            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeOptions(TreeSizeOptions):
-    """Of those whose drafts have a distribution from which a tree can be drawn."""
-
-    tree_draws: str = option(
-        LIKELIEST,
-        "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
-        "are drawn with or without replacement. Under coupled, whose noise they share, without.",
-        among=(LIKELIEST, WITH, WITHOUT),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
-            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
-
-
 class Shape(NamedTuple):
     """The static size of a tree; `draws` is how its drafts are chosen, see `TreeOptions`."""
 
@@ -350,90 +251,3 @@ def _check_drawn(shape: Shape, draft_confidence: float) -> None:
         raise InputError(
             f"expected draft_confidence 0 with tree_draws={shape.draws}, got {draft_confidence}"
         )
-
-
-REGISTRY: dict[str, DrafterEntry] = {}  # by name; `drafters.registry` fills it
-DRAFTERS = REGISTRY.keys()  # grows with the registry
-
-
-def register_drafter(entry: DrafterEntry) -> None:
-    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
-
-    Example:
-      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
-
-    Raises:
-      InputError: there is another drafter of that name.
-    """
-    check_type("a drafter's entry", entry, DrafterEntry)
-    if REGISTRY.get(entry.name, entry) is not entry:
-        raise InputError(
-            f"the drafter {entry.name!r} is already registered: choose another name, or register "
-            "nothing and give the DrafterEntry itself to Generator"
-        )
-    REGISTRY[entry.name] = entry
-
-
-def name_of(drafter: str | DrafterEntry) -> str:
-    """Returns the name of a drafter that was given by name or as an entry."""
-    return drafter.name if isinstance(drafter, DrafterEntry) else drafter
-
-
-def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
-    """Returns the entries that a name stands for, see `member_names`; or an entry, in a list."""
-    if isinstance(drafter, DrafterEntry):
-        return [drafter]  # which need not be registered
-    return [REGISTRY[name] for name in member_names(drafter)]
-
-
-def member_names(name: str) -> list[str]:
-    """Returns the drafters that a name stands for: one, or those of a cascade in their order.
-
-    Raises:
-      InputError: no such drafter, or a cascade with one of them twice, with two that are trained
-        heads, with "none", or with an empty name.
-    """
-    names = name.split("+")
-    if len(names) > 1 and "" in names:
-        raise InputError(f"expected a drafter's name on both sides of every '+', got {name!r}")
-    for member in names:
-        if member not in DRAFTERS:
-            where = "" if member == name else f" in {name!r}"
-            if member == "auto":  # of another flag
-                where += "; num_draft_tokens='auto' (--num_draft_tokens=auto) chooses their number"
-            raise InputError(
-                f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
-                f"got {member!r}{where}"
-            )
-    if len(names) > 1 and "none" in names:
-        raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
-    if len(set(names)) < len(names):
-        raise InputError(f"expected each drafter of a cascade once, got {name!r}")
-    # There is one --draft_head.
-    with_head = drafters_needing("draft_head")
-    if len(set(names).intersection(with_head)) > 1:
-        raise InputError(
-            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
-            f"folder; got {name!r}"
-        )
-    return names
-
-
-def needs_draft_model(drafter: str | DrafterEntry) -> bool:
-    """Returns whether a drafter drafts with a second model; see `entries_of`."""
-    return any(member.needs == "draft" for member in entries_of(drafter))
-
-
-def drafters_needing(what: str) -> list[str]:
-    """Returns the drafters whose entry's `needs` is this."""
-    # From the entries themselves, so that a new drafter needs no second list.
-    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
-
-
-def options_read(drafter: str | DrafterEntry, options: Any) -> set[str]:
-    """Returns which of the options a drafter reads, members and inner one included.
-
-    Raises:
-      InputError: see `member_names`; or an inner drafter that may not be one.
-    """
-    return set[str]().union(*(member.options_read(options) for member in entries_of(drafter)))

@@ -38,17 +38,13 @@ from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
 from jspec.drafters.spec import (
     BuiltDrafter,
-    DrafterEntry,
     DrafterSpec,
     DraftingTrees,
     Shape,
-    TreeSizeOptions,
     certain_tree_shape,
-    option,
 )
 from jspec.speculation.acceptance.tree import NEVER
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 # A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
 _BASE, _MOST_TOKENS_LESS = 4.0, 6
@@ -128,42 +124,6 @@ _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (
 
 
 @dataclasses.dataclass(frozen=True)
-class SuffixOptions(TreeSizeOptions):
-    """Of `suffix`."""
-
-    draft_corpus: str | None = option(
-        None,
-        "For suffix: a file of earlier answers (.jsonl, as --output_json writes) or of one plain "
-        "text, in which the text's end is looked up, too.",
-    )
-    suffix_growth: float = option(
-        4.0,
-        "For suffix: propose at most this times the length of the match.",
-        between=(1, 100),
-    )
-    suffix_min_share: float = option(
-        0.1,
-        "For suffix: stop where a smaller share of the places that match go on like this.",
-        between=(0, 1),
-    )
-    # A cascade's other members have better drafts than those of one token's match. A tree has room
-    # for theirs as well.
-    suffix_min_match: int = option(
-        0,
-        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade of chains. "
-        "Tokens that match in --draft_corpus count one less.",
-        between=(0, MAX_MATCH),
-    )
-    draft_memory: int = option(
-        0,
-        "For suffix: look the text's end up in this many earlier answers of this run or server, "
-        "too, where the answer does not depend on drafts: at temperature 0, or with --acceptance="
-        "coupled.",
-        between=(0, 4096),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class SuffixDrafter(Remembering):
     """Proposes the continuation with the most expected accepted drafts.
 
@@ -172,12 +132,14 @@ class SuffixDrafter(Remembering):
       growth: at most this times the length of the match are proposed.
       min_share: a draft is proposed if this share of the places that match go on like this.
       min_match: tokens that must match for a draft to be made, one more in the corpus.
+      keeps_answers: whether its sources have earlier answers.
     """
 
     num_draft_tokens: int
     growth: float = 4.0
     min_share: float = 0.1
     min_match: int = 0
+    keeps_answers: bool = False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -252,7 +214,8 @@ class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
         return best_of_matches(self.shape, matches, scores, inputs, kind), state
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def build(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter, of chains or of trees."""
     options, shape = spec.options, certain_tree_shape(spec)
     sources: tuple[Corpus | AnswerMemory, ...] = ()
     if options.draft_corpus is not None:
@@ -266,16 +229,8 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
         growth=options.suffix_growth,
         min_share=options.suffix_min_share,
         min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),
+        keeps_answers=options.draft_memory > 0,
     )
     if shape is not None:
         drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, sources)
-
-
-ENTRY = DrafterEntry(
-    name="suffix",
-    build=_build,
-    proposes="what most often followed text that ended like this",
-    source="2411.04975",
-    options=SuffixOptions,
-)

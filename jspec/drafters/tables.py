@@ -35,9 +35,8 @@ from jspec.common.errors import InputError
 from jspec.common.new_files import new_file
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 from jspec.weights import TokenizerLike, vocabulary_digest
 
 _MERGE_AT = 1 << 22  # pairs that are held before they are merged into counts
@@ -229,15 +228,6 @@ _KINDS = {"unigram": Kind("unigram", 0.05, 0.05), "bigram": Kind("bigram", 0.2, 
 
 
 @dataclasses.dataclass(frozen=True)
-class TableOptions(ConfidenceOptions):
-    """Of `unigram` and `bigram`."""
-
-    draft_table: str | None = option(
-        None, "For unigram and bigram: file of token counts, made by scripts/make_answers.py."
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class TableDrafter(ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
@@ -299,6 +289,23 @@ def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     return params
 
 
+def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of a table's counts of single tokens."""
+    return _build_from_counts(spec, "unigram", unigram_logits)
+
+
+def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of a table's counts of pairs."""
+    return _build_from_counts(spec, "bigram", bigram_logits)
+
+
+def build_random(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter that draws any token, each equally likely."""
+    logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
+    kind = Kind("random", 0.01, 0.01)
+    return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
+
+
 def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> BuiltDrafter:
     table = _read_table(spec, name)
     if name == "bigram" and table.ids is None:
@@ -308,12 +315,6 @@ def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> B
         )
     drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
     return BuiltDrafter(drafter, table_params(table, name))
-
-
-def _build_random(spec: DrafterSpec) -> BuiltDrafter:
-    logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
-    kind = Kind("random", 0.01, 0.01)
-    return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
@@ -327,28 +328,3 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
     if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
         vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
     return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)
-
-
-UNIGRAM = DrafterEntry(
-    name="unigram",
-    build=lambda spec: _build_from_counts(spec, "unigram", unigram_logits),
-    proposes="what a table of token counts draws",
-    source="2211.17192",
-    options=TableOptions,
-    needs="draft_table",
-)
-BIGRAM = DrafterEntry(
-    name="bigram",
-    build=lambda spec: _build_from_counts(spec, "bigram", bigram_logits),
-    proposes="what a table of counts draws after the newest token",
-    source="2211.17192",
-    options=TableOptions,
-    needs="draft_table",
-)
-RANDOM = DrafterEntry(
-    name="random",
-    build=_build_random,
-    proposes="any token, each equally likely",
-    source="2211.17192",
-    options=ConfidenceOptions,
-)

@@ -35,7 +35,8 @@ from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.spec import DrafterSpec, Options, option
+from jspec.drafters.options import AUTO, SHARED, SPELLING
+from jspec.drafters.spec import DrafterSpec
 from jspec.drafters.translated_text import BLOCK, TranslatedText, spell
 from jspec.drafters.vocabulary_map import (
     Reading,
@@ -49,29 +50,14 @@ from jspec.drafters.vocabulary_map import (
 from jspec.kernels import run_if
 from jspec.models import KVCache, make_apply
 from jspec.sampling.settings import COLDEST, SamplingSettings
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
-SHARED, SPELLING, AUTO = "shared", "spelling", "auto"
 _HOW = {
     SHARED: "drawn from the shared tokens",
     SPELLING: "spelt",
     AUTO: "spelt at temperature 0, else drawn from the shared tokens",
 }
 _FIRST = 4  # draft tokens of a round's first call, of which usually two are new
-
-
-@dataclasses.dataclass(frozen=True)
-class TranslationOptions(Options):
-    """Of a draft model of another vocabulary."""
-
-    draft_translation: str = option(
-        AUTO,
-        "For a draft model with another tokenizer: draw drafts from the tokens that both have "
-        "(shared), spell what the draft would say in the target's tokens (spelling), or spell at "
-        "temperature 0 and draw above (auto).",
-        among=tuple(_HOW),
-    )
 
 
 class TranslatedParams(NamedTuple):

@@ -48,14 +48,14 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
-from jspec.drafters.spec import LIKELIEST, WITHOUT, DraftingTrees, Shape
+from jspec.drafters.options import LIKELIEST, WITHOUT
+from jspec.drafters.spec import DraftingTrees, Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import RoundInputs
+from jspec.speculation.types import Proposal, RoundInputs
 
 
 class StaticTree(NamedTuple):

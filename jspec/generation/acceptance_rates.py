@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row, make_row
-from jspec.generation.sources import encode_text, read_prompt
 from jspec.sampling.settings import Switches
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
@@ -86,9 +86,9 @@ def _answer(
     assert state.control is not None
     most = jnp.full_like(state.control.forced, engine.numbers[-1])
     state = state.replace(control=state.control.replace(forced=most))
-    while not np.all(exchange.fetch(state.is_done)):
+    while not np.all(processes.fetch(state.is_done)):
         state, _ = engine.run(params, state, MAX_ROUNDS_PER_VISIT)
     control = state.control
     assert control is not None
-    counts = exchange.fetch((control.kept, control.tried, control.num_emitted))
+    counts = processes.fetch((control.kept, control.tried, control.num_emitted))
     return tuple(leaf[: len(rows)] for leaf in counts)  # type: ignore[return-value]

@@ -34,7 +34,7 @@ class Drafts(NamedTuple):
     @property
     def depth(self) -> int:
         """The most drafts of a tree that follow each other; 0 for a chain."""
-        return depth_of(self.parents, len(self.parents))
+        return depth_of(self.parents, len(self.parents)) if self.parents else 0
 
     def kept(self, accepted: Iterable[int]) -> list[int]:
         """Returns the places of the drafts that were accepted, in a tree those of a path."""

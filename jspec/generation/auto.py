@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 
 import jax
 
-from jspec.common import exchange, processes
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
-from jspec.common.kept import keep, note, read_kept
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, keep, note, read_kept
 from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
 from jspec.generation.engine import Engine
-from jspec.generation.provenance import environment
+from jspec.kernels import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 from jspec.weights.resolver import LoadedModel
@@ -164,12 +163,12 @@ def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[
         return recall(measure)
 
     def with_others() -> _T:
-        exchange.broadcast(None)
+        processes.broadcast(None)
         return measure()
 
     if processes.is_first():
-        return exchange.broadcast((recall(with_others),))[0]
-    while (found := exchange.broadcast(None)) is None:
+        return processes.broadcast((recall(with_others),))[0]
+    while (found := processes.broadcast(None)) is None:
         measure()
     return found[0]
 

@@ -31,7 +31,6 @@ from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import CacheSize, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.common.typing import RowCounts
-from jspec.drafters.answer_memory import has_memory
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
 from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
@@ -41,8 +40,7 @@ from jspec.generation.rows import Row, next_smaller
 from jspec.models import KVCache
 from jspec.models.cache import PagedKVCache, caches_in, map_caches
 from jspec.sampling.distribution import TokenLogprobs
-from jspec.sampling.processors import PROCESSORS, Processor
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import PROCESSORS, Processor, Switches
 from jspec.speculation.acceptance.tree import depth_of
 from jspec.speculation.control import drafters_of
 from jspec.speculation.plain import insert
@@ -507,12 +505,13 @@ class Batch:
 
     def forget(self) -> None:
         """Forgets the answers that the drafter remembers."""
-        self.params = self._engine.forget(self.params)
+        if self.has_memory:
+            self.params = self._engine.forget(self.params)
 
     @property
     def has_memory(self) -> bool:
         """Whether the drafter looks up earlier answers."""
-        return has_memory(self.params.draft)
+        return self._engine.keeps_answers
 
 
 def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:

@@ -21,7 +21,7 @@ from jspec.models.config import DecoderConfig
 from jspec.models.decoder import Block, init_cache
 from jspec.models.layers import rope_cos_sin
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.speculation.types import AcceptanceRule
 from jspec.weights.packed_weights import round_inputs_to_bytes
 from jspec.weights.quantize import PACKED, PACKED_A8, is_kernel, quantize
 from jspec.weights.resolver import LoadedModel

@@ -10,12 +10,11 @@ import jax
 import numpy as np
 
 from jspec import kernels
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.common.typing import ApplyFn, Params
 from jspec.common.user_cache import compile_listeners
-from jspec.drafters.answer_memory import forget, remember
 from jspec.generation.layout import Layout
 from jspec.generation.rows import Row, capacity_for, empty_state, finish_row, with_request
 from jspec.models import make_apply
@@ -23,12 +22,18 @@ from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.distribution import TokenLogprobs
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import BeamInfo, BeamState, beam_round
 from jspec.speculation.budget import CallSize, call_sizes
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import reads_logits, speculative_step, with_whole_logits
-from jspec.speculation.types import Drafter, ModelParams, SourceView, SpecState, StepInfo
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    ModelParams,
+    SourceView,
+    SpecState,
+    StepInfo,
+)
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
@@ -246,12 +251,21 @@ class Engine:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
         return self.put_request(self.empty_state(1, capacity, switches), row)
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether the drafter looks up earlier answers, which its parameters hold."""
+        return self.drafter is not None and self.drafter.keeps_answers
+
     def remember(self, params: ModelParams, token_ids: Sequence[int]) -> ModelParams:
         """Returns the parameters of the next rounds, which may look up an answer that has ended."""
+        from jspec.drafters.answer_memory import remember  # few drafters do
+
         return params._replace(draft=self.layout.place(remember(params.draft, token_ids)))
 
     def forget(self, params: ModelParams) -> ModelParams:
         """Returns the parameters without the answers that were remembered."""
+        from jspec.drafters.answer_memory import forget
+
         return params._replace(draft=self.layout.place(forget(params.draft)))
 
     def put_request(self, state: SpecState, row: Row) -> SpecState:
@@ -316,7 +330,7 @@ class Engine:
     def _fetch(self, infos: Any, counts: jax.Array) -> Any:
         # Rows of a mesh end their rounds by themselves; in a round that was not run no row emits.
         # Of other processes' rows each must know the tokens: they decide alike what comes next.
-        infos, counts = exchange.fetch((infos, counts))
+        infos, counts = processes.fetch((infos, counts))
         return jax.tree.map(lambda leaf: leaf[: counts.max()], infos)
 
     def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:

@@ -23,7 +23,6 @@ from jspec.common.memory import (
 )
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
-from jspec.drafters.answer_memory import has_memory
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
@@ -37,12 +36,11 @@ from jspec.generation.options import (
     choose_method,
     make_spec,
 )
+from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
-from jspec.generation.sources import encode_text, read_prompt
-from jspec.sampling.processors import Processor
-from jspec.sampling.settings import COLDEST, Switches
+from jspec.sampling.settings import COLDEST, Processor, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams
 from jspec.weights.published import SMOLLM2
@@ -415,7 +413,8 @@ class Generator:
 
     def forget_answers(self) -> None:
         """Forgets the answers that `draft_memory` has kept, so that the next is as the first."""
-        self.params = self.engine.forget(self.params)
+        if self.engine.keeps_answers:
+            self.params = self.engine.forget(self.params)
 
     def make_row(
         self, request: Request, *, chat: bool | None = None, system: str | None = None
@@ -535,7 +534,7 @@ class Generator:
             notes.append(summary)
         if draft is not None and draft.is_quantization_chosen:
             notes.append(f"the draft's weights in {draft.quantization}: faster here")
-        if has_memory(self.params.draft) and not self.rule.noise.is_shared:
+        if self.engine.keeps_answers and not self.rule.noise.is_shared:
             # Else a seed would not give the same text again. Drafts that are looked up are accepted
             # as often under `coupled`.
             notes.append("earlier answers are looked up at temperature 0 (at any with coupled)")

@@ -23,8 +23,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec import kernels
-from jspec.common.kept import note
 from jspec.common.typing import Params
+from jspec.common.user_cache import note
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.eagle_head import EagleConfig, init_eagle_params
@@ -39,7 +39,7 @@ from jspec.speculation.beam import BeamLimits, BeamState, num_candidates
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
 Options = Mapping[str, int | str]
 Runner = Callable[[int], list[np.ndarray]]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.layout import Layout
 from jspec.models import init_cache, make_apply
 from jspec.speculation.types import ModelParams
@@ -32,6 +32,6 @@ def make_logits_after(model: LoadedModel) -> Callable[[Sequence[int]], np.ndarra
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids
         length = np.array([len(token_ids)], np.int32)
-        return exchange.fetch(program(params, tokens, length))
+        return processes.fetch(program(params, tokens, length))
 
     return logits_after

@@ -22,11 +22,11 @@ from jspec.drafters import (
     read_options,
     with_shipped_head,
 )
-from jspec.drafters.spec import LIKELIEST
+from jspec.drafters.options import LIKELIEST
 from jspec.generation.costs import RoundCosts
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+from jspec.speculation.types import AcceptanceRule, Temperatures
 from jspec.weights.encoders import have_same_encoder
 from jspec.weights.resolver import LoadedModel, has_mtp_layer
 from jspec.weights.vocabulary import have_same_tokenizer, shared_vocab_size, used_vocab_size

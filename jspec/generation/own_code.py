@@ -24,13 +24,15 @@ from jspec.generation.rows import capacity_for, empty_state
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import BUILT_IN
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.types import (
+    AcceptanceRule,
     Drafter,
     ModelParams,
+    Proposal,
     RoundInputs,
     SpecState,
     TargetView,
+    Verdict,
 )
 from jspec.weights.resolver import LoadedModel
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.memory import available_bytes
 from jspec.generation.answer import Round
@@ -123,7 +123,7 @@ class PagedBatch(Batch):
             return cache_bytes // size
         free = available_bytes()
         fitting = num_rows * longest if free is None else int(_SHARE_OF_FREE * free) // size
-        return exchange.least(max(longest, min(num_rows * longest, fitting)))
+        return processes.least(max(longest, min(num_rows * longest, fitting)))
 
     def needed(self, length: int, max_length: int, num_rounds: int = 1) -> list[int]:
         """Returns the pages of each part that a row may write in rounds, up to its end."""

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float32, Int16, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import RowTokens
 from jspec.sampling.patterns import ByteAutomaton, compile_pattern
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from jspec.weights.resolver import LoadedModel
 
 # Of every row, whatever its pattern: one shape compiles once.

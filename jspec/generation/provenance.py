@@ -1,33 +1,13 @@
 """Where and with what a measurement was made, and the JSON line that it leaves."""
 
-import contextlib
-import datetime
 import functools
-import importlib.metadata
-import os
 import pathlib
-import platform
-import re
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from jspec import kernels
 from jspec.common.json_lines import JsonLinesWriter
-
-_PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
-
-
-def environment() -> dict[str, Any]:
-    """Returns date, device, processor, C++ library and versions."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        **kernels.describe_device(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
-    }
+from jspec.kernels import environment
 
 
 class Recorder:
@@ -56,21 +36,6 @@ class Recorder:
         if self._output is not None:
             self._output.rewrite(record, is_complete=is_complete)
         return record
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
-def _processor() -> str:
-    """Returns the processor's name, from Linux where it is Linux."""
-    with contextlib.suppress(OSError):
-        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
-            return match[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def git_state() -> dict[str, Any] | None:

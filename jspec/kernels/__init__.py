@@ -1,14 +1,21 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
-Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
+Each lives in its own file, written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
 a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
 which device or processor it runs on: what follows from that is answered here by purpose, too
 (`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
-from jspec.kernels.argmax import first_argmax
-from jspec.kernels.attention import attend, attend_capped, reads_rows_in_place
+from jspec.kernels.attention import (
+    TAIL,
+    apply_rope,
+    attend,
+    attend_capped,
+    reads_rows_in_place,
+    rotate_heads,
+    write_rows,
+)
 from jspec.kernels.backend import (
     allow_one_graph,
     awaits_graph_trial,
@@ -18,7 +25,6 @@ from jspec.kernels.backend import (
     run_options,
     trying_options,
 )
-from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.candidates import (
     Fallback,
     await_choices,
@@ -32,6 +38,7 @@ from jspec.kernels.device import (
     check_device,
     describe_device,
     devices_per_memory,
+    environment,
     prefers_unrolled_loops,
     timed_products,
 )
@@ -50,12 +57,12 @@ from jspec.kernels.product import (
     table_rows,
 )
 from jspec.kernels.quantized import QuantizedKernel
-from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.rows import take_rows
 from jspec.kernels.split import (
     MODEL_AXIS,
     SplitKernel,
     SplitLogits,
+    first_argmax,
     first_largest,
     own_part,
     own_part_of,
@@ -98,6 +105,7 @@ __all__ = [
     "describe_device",
     "devices_per_memory",
     "driver_version",
+    "environment",
     "explained_failures",
     "first_argmax",
     "first_largest",

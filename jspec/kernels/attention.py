@@ -1,14 +1,16 @@
-"""Attention of queries over those slots of one layer's cache that each of them may see."""
+"""One attention layer: rotating heads, attending to a cache's slots, and writing a block there."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32
 
+from jspec.common.typing import RowCounts
 from jspec.kernels import library
-from jspec.kernels.backend import backend
+from jspec.kernels.backend import backend, pinned
 from jspec.kernels.cudnn import in_cudnn
+from jspec.kernels.library import floats, in_cpp
 from jspec.kernels.precision import exact_float32
 
 _FEW_QUERIES = 16  # up to which C++ is faster than XLA on any CPU
@@ -77,3 +79,85 @@ def attend_capped(
     mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)
     mixed = mixed.reshape(b, k, t, n // k, h).transpose(0, 2, 1, 3, 4)
     return mixed.reshape(b, t, n, h).astype(queries.dtype)
+
+
+TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
+
+
+def takes_block(layer: Array, new: Array, *_: Array) -> bool:
+    """Returns whether the C++ writes, from the types of layer and block."""
+    return layer.dtype in (jnp.bfloat16, jnp.float32) and new.dtype == jnp.float32
+
+
+@in_cpp("write_rows", lambda layer, *_: jax.ShapeDtypeStruct(layer.shape, layer.dtype), takes_block)
+def write_rows(
+    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
+) -> Float[Array, "b k s h"]:
+    """Returns the layer with `new` written from each row's own slot on, in place where possible.
+
+    What falls past the last slot is lost. It is never shifted onto a good slot. A layer has `TAIL`
+    slots more than its capacity, whose contents mean nothing.
+    """
+    new = new.astype(layer.dtype)
+    b, t = new.shape[:2]
+    is_wide, is_tpu = t > TAIL, backend() == "tpu"
+    # One row's block is written in place everywhere. Those of several rows take a loop, which is
+    # slow on a GPU; a scatter is slow on a TPU, which copies the layer for it.
+    if (is_wide and not (is_tpu and t <= layer.shape[2])) or (b > 1 and backend() == "gpu"):
+        rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
+        return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
+    # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is
+    # done in place. But it shifts a write that would pass the end back onto good slots. So the
+    # write begins at the capacity at the latest, and the tail has space for the block.
+    new, begin = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - max(t, TAIL))
+
+    def write(turn: Array | int, layer: Array) -> Array:
+        row = b - 1 - turn  # from the last: from the first, libtpu fails to simplify the loop
+        block, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
+        if is_wide:  # the tail has no space: before a block that was moved stands what stood there
+            moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, block.shape)
+            is_own = jnp.arange(t)[:, None] >= moved
+            block = jnp.where(is_own, jnp.roll(block, moved, axis=2), old)
+        return pinned(jax.lax.dynamic_update_slice(layer, block, place))
+
+    # A loop, because XLA fuses a chain of updates into one that passes over the whole layer for
+    # every row.
+    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)
+
+
+def _results(qkv: Array, cos: Array, sin: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    del cos, sin
+    b, t, k, parts, h = qkv.shape
+    return floats(b, t, k * (parts - 2), h), floats(b, t, k, h), floats(b, t, k, h)
+
+
+@in_cpp("rotate_heads", _results)
+def rotate_heads(
+    qkv: Float32[Array, "b t k p h"],
+    cos: Float32[Array, "b t half"],
+    sin: Float32[Array, "b t half"],
+) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
+    """Splits the heads of a layer, and rotates those of queries and keys.
+
+    `qkv` has p heads for each key/value head: its query heads, its key head and its value head.
+    Query heads are multiplied by h^-1/2 for attention, too. Value heads stay unchanged.
+    """
+    b, t, k, parts, h = qkv.shape
+    rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)
+    rotated = rotated.reshape(b, t, k, parts - 1, h)
+    queries = rotated[:, :, :, :-1].reshape(b, t, -1, h) * h**-0.5
+    return queries, rotated[:, :, :, -1], qkv[:, :, :, -1]
+
+
+def apply_rope(
+    heads: Float[Array, "b t n h"],
+    cos: Float32[Array, "b t half"],
+    sin: Float32[Array, "b t half"],
+) -> Float32[Array, "b t n h"]:
+    """Rotates dimension i together with dimension i + h/2 of every head, in float32.
+
+    This is the pairing of Hugging Face's checkpoints. Meta's own pair neighbours, 2i and 2i + 1.
+    """
+    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]  # the same for every head
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

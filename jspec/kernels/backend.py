@@ -1,4 +1,4 @@
-"""Which kind of device programs are made for: the default one, or one that is not here."""
+"""Which kind of device programs are made for: the default, or one that is not here."""
 
 import contextlib
 import contextvars
@@ -12,6 +12,8 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
+from jspec.common.errors import InputError
+
 _LANES = 128  # numbers side by side in a TPU's memory
 _FOREIGN = contextvars.ContextVar[str | None]("foreign backend", default=None)
 _TRIED = contextvars.ContextVar[dict[str, int | str] | None]("options on trial", default=None)
@@ -23,6 +25,8 @@ _ONE_GRAPH = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
 }
+XLA = "xla"
+NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates for a block
 _BFLOAT16 = 8.0  # the first compute capability that has products of bfloat16
 
 
@@ -117,6 +121,18 @@ def trying_options(options: dict[str, int | str]) -> Iterator[None]:
 def _may_be_one_graph() -> bool:
     is_set = any(name in os.environ.get("XLA_FLAGS", "") for name in _ONE_GRAPH)
     return backend() == "gpu" and not is_set and os.environ.get("JSPEC_ONE_GRAPH") != "0"
+
+
+def asked_kernels() -> str | None:
+    """Returns the candidate that `JSPEC_KERNELS` names; None where a contest decides.
+
+    Raises:
+      InputError: there is no such candidate.
+    """
+    name = os.environ.get("JSPEC_KERNELS") or None
+    if name is not None and name not in NAMES:
+        raise InputError(f"expected JSPEC_KERNELS among {', '.join(NAMES)}; got {name!r}")
+    return name
 
 
 def has_bfloat16() -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.kept import note
+from jspec.common.user_cache import note
 from jspec.kernels import library
-from jspec.kernels.backend import backend, has_bfloat16, is_foreign
-from jspec.kernels.contest import XLA, Candidate, Contest, asked_kernels, fastest, race
+from jspec.kernels.backend import XLA, asked_kernels, backend, has_bfloat16, is_foreign
+from jspec.kernels.contest import Candidate, Contest, fastest, race
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.trial import (
     WIDTHS,
@@ -97,7 +97,7 @@ def compute_block(
 def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -> Array:
     """Returns the product of rows with a packed kernel, computed by the chosen candidate.
 
-    XLA decodes all of the kernel to memory for more rows than one.
+    XLA decodes all of the kernel to memory for two rows or more.
     """
     everyone = () if _HAS_FAILED.is_set() else product_candidates()
     taking = [c for c in everyone if c.takes(rows, kernel)]

@@ -4,7 +4,7 @@ XLA is the reference and the first candidate. On first use of a shape on a devic
 must be right, and then at least 3 % faster, or XLA stays:
 
 - Right: at widths 1, 5 and 16 of the same tokens, several times, bit for bit the same, in memory
-  that held NaN. Its distance from a precise computation is at most twice XLA's own. A packed
+  that held NaN. Its distance from a precise computation is at most twice that of XLA. A packed
   product's is the host's, in float64. A block's is XLA's own block in float32: the decoder would
   have to be written a second time for float64, and what float32 rounds is a thousandth of what
   bfloat16 does. A candidate that promises a token the same result at every width must keep that.
@@ -17,7 +17,6 @@ Verdicts are kept in the user's cache. `JSPEC_KERNELS=NAME` in the environment o
 import dataclasses
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from jspec.common.errors import InputError, describe_error
-from jspec.common.kept import note
+from jspec.common.errors import describe_error
 from jspec.common.memory import available_bytes, tree_bytes
+from jspec.common.user_cache import note
 from jspec.kernels.backend import run_options
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
 from jspec.kernels.verdicts import Verdict
-
-XLA = "xla"
-NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates
 
 # A candidate rounds where XLA does, and adds in another order. So it has XLA's error but for
 # chance, which moves the largest of some dozen vectors by less than half. A slot too many or too
@@ -51,7 +47,7 @@ _LEAST_GAIN = 0.03  # medians of a few runs differ by 1 or 2 %
 _COLD_BYTES = 256 << 20  # more than a GPU's caches hold; small blocks stay in them
 _MOST_BLOCKS = 32  # of a program
 _TURNS = 16  # over all blocks, in a run
-_WARM_UP = 3  # runs: XLA makes a graph in the second one, and may change it in the third
+_WARM_UP = 3  # runs: XLA makes a graph in the second, and may change it in the third
 _REPEATS = 7
 
 
@@ -128,18 +124,6 @@ class Check(NamedTuple):
     bounds: Array
 
 
-def asked_kernels() -> str | None:
-    """Returns the candidate that `JSPEC_KERNELS` names; None where a contest decides.
-
-    Raises:
-      InputError: there is no such candidate.
-    """
-    name = os.environ.get("JSPEC_KERNELS") or None
-    if name is not None and name not in NAMES:
-        raise InputError(f"expected JSPEC_KERNELS among {', '.join(NAMES)}; got {name!r}")
-    return name
-
-
 def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
     """Returns why a candidate must not be used; nothing where it is right."""
     try:
@@ -192,7 +176,7 @@ def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:
 
 @jax.jit
 def _errors(operands: Operands, results: Any, precise: Any) -> Float32[Array, "parts"]:
-    """Returns the largest distance of a token's change, a key and a value, as a share of each."""
+    """Returns the largest relative distances of changes, keys and values."""
     (outputs, state), (expected, expected_state) = results, precise
     pairs = [(outputs, expected)]
     if operands.state != ():  # a block's
@@ -239,7 +223,7 @@ def fastest(seconds: Seconds) -> str:
     """Returns the first entrant's name, or that of the fastest if it is 3 % faster.
 
     The widths' times are added. A round is made of narrow and of wider calls: neither may be bought
-    with the other.
+    with the other kernel.
     """
     totals = {name: sum(times.values()) for name, times in seconds.items()}
     first, best = next(iter(totals)), min(totals, key=lambda name: totals[name])

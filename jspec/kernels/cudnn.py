@@ -84,7 +84,7 @@ def _is_on() -> bool:
 def _works(reference: Callable[..., Any], *operands: tuple[tuple[int, ...], jnp.dtype]) -> bool:
     """Tries a shape: there may be no cuDNN, no kernel of it for the shape, or a wrong result."""
     try:
-        # The caller is being traced; the trial must be computed now, and not become part of it.
+        # The caller is being traced; the trial must be computed at once, and not become part of it.
         with jax.ensure_compile_time_eval():
             worst = float(jax.jit(functools.partial(_try, reference, operands))())
         reason = f"on random numbers its results differ from XLA's by {worst:.1%}"

@@ -1,10 +1,16 @@
 """What the rest of jspec needs to know of the device, by purpose rather than by name."""
 
+import contextlib
+import datetime
+import importlib.metadata
 import logging
+import os
+import pathlib
+import platform
 import re
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +19,14 @@ from jax.typing import DTypeLike
 
 from jspec.common.errors import InputError
 from jspec.kernels import library
-from jspec.kernels.backend import backend
-from jspec.kernels.contest import asked_kernels
+from jspec.kernels.backend import asked_kernels, backend
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
 
 
 _FEW_TOKENS = 64
+_PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
 
 
 class TimedProducts(NamedTuple):
@@ -44,7 +50,7 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
 
 
 def are_like_one(num_tokens: int) -> bool:
-    """Returns whether a call on that many tokens takes about as long as a call on a single one."""
+    """Returns whether a call on that many tokens takes about as long as a call on a token."""
     # Where weights are read at the full bandwidth of memory, a few hundred products of each are
     # free. It is a guess: no device has measured it.
     return backend() != "cpu" and num_tokens <= _FEW_TOKENS
@@ -69,6 +75,33 @@ def describe_device() -> dict[str, str | None]:
     kind = jax.devices()[0].device_kind
     native = library.cpp_recipe().fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}
+
+
+def environment() -> dict[str, Any]:
+    """Returns date, device, processor, C++ library and versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        **describe_device(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def _processor() -> str:
+    """Returns the processor's name, from Linux where it is Linux."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def check_device() -> None:

@@ -35,5 +35,5 @@ def grouped_product(
     on; the sizes add up to r. By C++ a row's result does not depend on the rows beside it.
     """
     if isinstance(kernels, SplitKernel):
-        return kernels.join(_product(rows, kernels.own, sizes))
+        return kernels.join(_product(rows, kernels.part, sizes))
     return _product(rows, kernels, sizes)

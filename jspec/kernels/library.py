@@ -4,8 +4,8 @@ XLA on CPU leaves much of the machine unused where decoding spends its time. It 
 a bfloat16 product at half the speed of memory, and at a tenth of it for one row. Its attention
 reads the whole buffer of a cache. And a row's result may depend on the rows beside it. The C++
 sources in `cpp/` do better. The CUDA C++ sources in `cuda/` compute blocks of few tokens on a GPU;
-they are compiled by the `nvcc` that JAX's packages for GPUs bring, or by the user's own, and can be
-parts of a CUDA graph. Both are called through XLA's foreign function interface. Where sources
+they are compiled by the `nvcc` that JAX's packages for GPUs bring, or by the user's `nvcc`, and can
+be parts of a CUDA graph. Both are called through XLA's foreign function interface. Where sources
 cannot be compiled, XLA computes everything, and one line says so. `JSPEC_NATIVE=0` in the
 environment leaves everything to XLA, too.
 """
@@ -71,7 +71,7 @@ class Recipe:
     Attributes:
       name: of the library's file, before its fingerprint.
       language: that the compiler compiles, as a reader of its errors calls it.
-      compiler: a command, which may have options; None where none was found.
+      compiler: a command, which may have options; None without any.
       variable: the environment's, which names a compiler.
       sources: files, each of which is compiled by itself.
       headers: files that they include.
@@ -103,7 +103,7 @@ class Recipe:
 
 
 def load_library(recipe: Recipe) -> ctypes.CDLL:
-    """Returns a library, from the user's cache if it is there, else compiled now.
+    """Returns a library, from the user's cache if it is there, else compiled.
 
     Raises:
       OSError: the library cannot be built or loaded; the text says why.
@@ -226,7 +226,8 @@ def host_function(name: str) -> Callable[..., None] | None:
 
 
 def _cpp_library() -> ctypes.CDLL | None:
-    # Not under the cache of `_prepare_cpp`: a program for another device says nothing of this one.
+    # Not under the cache of `_prepare_cpp`: a program for another device says nothing of this
+    # device.
     if backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
         return None
     with _LOCK:
@@ -287,12 +288,12 @@ def architecture_of(capability: str) -> str:
     if (major, minor) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise OSError(f"expected compute capability {oldest} or newer, got {capability}")
-    # What only this architecture has is in a name of its own.
+    # What only this architecture has has its own name.
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def find_nvcc() -> str | None:
-    """Returns the compiler of `$CUDA_HOME`, of JAX's packages, or on the PATH; None without one."""
+    """Returns the compiler of `$CUDA_HOME`, of JAX's packages, or on the PATH; None without any."""
     if home := os.environ.get("CUDA_HOME"):
         return str(pathlib.Path(home) / "bin" / "nvcc")
     spec = importlib.util.find_spec("nvidia")
@@ -385,7 +386,7 @@ def call(name: str, reference: Callable[..., Any], result: Any, *operands: Any) 
     return with_derivatives_of(reference, functools.partial(_call, name, result), *operands)
 
 
-# Under jit, so that the call stays a function of its own: within a loop that also carries an empty
+# Under jit, so that the call stays its own function: within a loop that also carries an empty
 # array, XLA would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(name: str, result: Any, *operands: Array) -> Any:

@@ -4,7 +4,7 @@ A block holds the codes of 32 or 256 inputs of one output, and the scales of eve
 Its bytes are kept, but the blocks of 16 outputs are laid out side by side, element by element:
 
     file    output 0: d s s s … c c c c …   output 1: d s s s … c c c c …   …
-    strip   d d d … d  s s s … s  …  c c c … c  …      (16 of each, then 16 of the next)
+    strip   d d d … d  s s s … s  …  c c c … c  …      (16 of a kind, then of the next)
 
 So a vector register holds the same element of 16 outputs, and the C++ decodes them together. Where
 there is no C++ for the processor or device, XLA decodes the weights, and multiplies, unless a
@@ -35,7 +35,7 @@ class PackedKernel(struct.PyTreeNode):
     """A packed kernel, which replaces a float array [*out, *in] in the parameter dict.
 
     Attributes:
-      strips: the blocks of 16 outputs each, the last ones padded with zeros, [s bytes].
+      strips: each the blocks of 16 outputs, the last padded with zeros, [s bytes].
       kind: the format, a key of `FORMATS`.
       shape: of the float array.
       dtype: the model's, bfloat16 or float32, to which a product's rows are rounded.

@@ -4,6 +4,7 @@ Each block holds the codes of 32 or 256 inputs, and the scales of every 16 or 32
 is factor · code - minimum. The layouts are those of llama.cpp's ggml-common.h.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def _scaled(codes: Array, factors: Array, minimums: Array | None = None) -> Arra
 
 
 def _six_bit_scales(blocks: Array) -> tuple[Array, Array]:
-    """Returns the factors and minimums of the 8 groups of Q4_K and Q5_K, [... 8] each."""
+    """Returns the factors and minimums of the 8 groups of Q4_K and Q5_K, both [... 8]."""
     first, second, third = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     top = jnp.uint8(4)
     late = _bits(third, 0, 4) | (_bits(first, 6, 2) << top)
@@ -129,20 +130,12 @@ def _decode_q3_k(blocks: Array) -> Array:
     return _scaled(codes.astype(jnp.float32) - 4, factors * _halves(blocks, 108))
 
 
-def _without_minimum(decode: Callable[..., Array]) -> Callable[[Array], Array]:
-    return lambda blocks: decode(blocks, has_minimum=False)
-
-
-def _with_minimum(decode: Callable[..., Array]) -> Callable[[Array], Array]:
-    return lambda blocks: decode(blocks, has_minimum=True)
-
-
 # By the name that GGUF gives it, in lower case.
 FORMATS = {
-    "q4_0": Format(32, ((2, 1), (4, 4)), _without_minimum(_decode_q4)),
-    "q4_1": Format(32, ((2, 2), (4, 4)), _with_minimum(_decode_q4)),
-    "q5_0": Format(32, ((2, 1), (4, 1), (4, 4)), _without_minimum(_decode_q5)),
-    "q5_1": Format(32, ((2, 2), (4, 1), (4, 4)), _with_minimum(_decode_q5)),
+    "q4_0": Format(32, ((2, 1), (4, 4)), functools.partial(_decode_q4, has_minimum=False)),
+    "q4_1": Format(32, ((2, 2), (4, 4)), functools.partial(_decode_q4, has_minimum=True)),
+    "q5_0": Format(32, ((2, 1), (4, 1), (4, 4)), functools.partial(_decode_q5, has_minimum=False)),
+    "q5_1": Format(32, ((2, 2), (4, 1), (4, 4)), functools.partial(_decode_q5, has_minimum=True)),
     "q8_0": Format(32, ((2, 1), (4, 8)), _decode_q8_0),
     "q2_k": Format(256, ((1, 16), (4, 16), (2, 2)), _decode_q2_k),
     "q3_k": Format(256, ((4, 8), (4, 16), (1, 12), (2, 1)), _decode_q3_k),

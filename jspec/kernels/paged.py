@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jspec.common.typing import RowCounts
 from jspec.kernels import library
-from jspec.kernels.attention import attend, attend_capped, takes_queries
-from jspec.kernels.cache_write import takes_block
+from jspec.kernels.attention import attend, attend_capped, takes_block, takes_queries
 from jspec.kernels.product import NARROW_CHUNK
 
 PAGE = NARROW_CHUNK  # slots of a page; a prompt is read in whole ones

@@ -35,7 +35,7 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     is the faster layout for few rows.
     """
     if isinstance(kernel, SplitKernel):
-        return kernel.join(product(rows, kernel.own))
+        return kernel.join(product(rows, kernel.part))
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
     if isinstance(kernel, PackedKernel):
@@ -50,7 +50,7 @@ def table_rows(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     """Returns rows of a table [v d], in its type; those of a compact table in float32."""
     if isinstance(table, SplitKernel):
         places, is_own = table.find(ids)
-        rows = table_rows(table.own, places)
+        rows = table_rows(table.part, places)
         # One device has the row, and the others add zeros: the sum is exact.
         return jax.lax.psum(jnp.where(is_own[..., None], rows, jnp.zeros_like(rows)), MODEL_AXIS)
     if isinstance(table, QuantizedKernel):
@@ -97,7 +97,7 @@ def _most_native_rows(dtype: jnp.dtype) -> int:
 def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
 
-    A wide call takes two and a half to four times as long as a narrow one. Where many rows are
+    A wide call takes two and a half to four times as long as a narrow call. Where many rows are
     multiplied in C++, but not in tiles, it takes four times as long, and one width is enough. One
     of the model's kernels tells the type of all.
     """

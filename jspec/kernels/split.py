@@ -19,7 +19,36 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int, Int32
 
 from jspec.common.typing import AnyLogits
-from jspec.kernels.argmax import first_argmax
+from jspec.kernels.device import prefers_unrolled_loops
+from jspec.kernels.library import floats, in_cpp
+
+
+def _results(values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct(values.shape[:-1], jnp.int32), floats(*values.shape[:-1])
+
+
+@in_cpp("first_argmax", _results)
+def first_argmax(
+    values: Float32[Array, "... v"],
+) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:
+    """Returns the index of the largest value, the first one of equals, and that value.
+
+    Where any value of a row is NaN, the largest value is NaN and the index is v.
+    """
+    size = values.shape[-1]
+    if prefers_unrolled_loops():
+        # XLA's argmax takes NaN as the largest. It is one kernel or two, where the reductions below
+        # are five on a GPU.
+        index = jnp.argmax(values, axis=-1).astype(jnp.int32)
+        largest = jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+        return jnp.where(jnp.isnan(largest), size, index), largest
+    # NaN is looked for apart: XLA's maximum on CPU may skip it among thousands of numbers.
+    has_nan = jnp.any(jnp.isnan(values), axis=-1, keepdims=True)
+    largest = jnp.where(has_nan, jnp.nan, jnp.max(values, axis=-1, keepdims=True))
+    # Two reductions, because XLA's own argmax on CPU takes four times as long.
+    index = jnp.where(values == largest, jnp.arange(size, dtype=jnp.int32), size)
+    return jnp.min(index, axis=-1), largest[..., 0]
+
 
 MODEL_AXIS = "model"  # the axis of the mesh whose devices share each layer
 
@@ -28,12 +57,12 @@ class SplitKernel(struct.PyTreeNode):
     """A device's part of a kernel [*out i].
 
     Attributes:
-      own: the part, any other kind of kernel.
+      part: what this device has, any other kind of kernel.
       count: number of devices.
-      by_inputs: whether the parts are inputs, the last axis, or rows, the first one.
+      by_inputs: whether the parts are inputs, the last axis, or rows, the first.
     """
 
-    own: Any
+    part: Any
     count: int = struct.field(pytree_node=False)
     by_inputs: bool = struct.field(pytree_node=False)
 
@@ -41,13 +70,13 @@ class SplitKernel(struct.PyTreeNode):
     def shape(self) -> tuple[int, ...]:
         """That of the part, as a device's layer has it; if by outputs, with all devices' rows."""
         if self.by_inputs:
-            return self.own.shape
-        return (self.own.shape[0] * self.count, *self.own.shape[1:])
+            return self.part.shape
+        return (self.part.shape[0] * self.count, *self.part.shape[1:])
 
     @property
     def dtype(self) -> Any:
         """The type of the weights."""
-        return self.own.dtype
+        return self.part.dtype
 
     def join(self, outputs: Array) -> Array:
         """Returns the product with the whole kernel, from that with the part; on all devices."""
@@ -57,30 +86,30 @@ class SplitKernel(struct.PyTreeNode):
 
     def find(self, ids: Int[Array, "b t"]) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
         """Returns where ids are in this device's rows, and whether they are there."""
-        num_own = self.own.shape[0]
+        num_own = self.part.shape[0]
         places = ids - jax.lax.axis_index(MODEL_AXIS) * num_own
         return jnp.clip(places, 0, num_own - 1), (places >= 0) & (places < num_own)
 
 
 class SplitLogits(struct.PyTreeNode):
-    """A device's part of logits [*b v], or of what is computed of each: those of its own ids.
+    """A device's part of logits [*b v], or of values computed of logits: those of its ids.
 
     Attributes:
-      own: the part [*b v/n]; the devices have the ids in their own order.
+      part: what this device has, [*b v/n]; the devices have the ids in their order.
       count: number of devices.
     """
 
-    own: Float32[Array, "*b u"]
+    part: Float32[Array, "*b u"]
     count: int = struct.field(pytree_node=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of all devices' parts together."""
-        return (*self.own.shape[:-1], self.own.shape[-1] * self.count)
+        return (*self.part.shape[:-1], self.part.shape[-1] * self.count)
 
     def __getitem__(self, index: Any) -> "SplitLogits":
         """Returns the part of some rows or positions; an index never names ids."""
-        return self.replace(own=self.own[index])
+        return self.replace(part=self.part[index])
 
     def gather(self, values: Array) -> Array:
         """Returns the values [*b k] of every device, [*b n·k]."""
@@ -88,35 +117,35 @@ class SplitLogits(struct.PyTreeNode):
 
 
 def whole(logits: AnyLogits) -> Float32[Array, "*b v"]:
-    """Returns the logits of all devices on each, where they are split."""
-    return logits.gather(logits.own) if isinstance(logits, SplitLogits) else logits
+    """Returns the logits of all devices on every device, where they are split."""
+    return logits.gather(logits.part) if isinstance(logits, SplitLogits) else logits
 
 
 def own_part(logits: AnyLogits) -> Float32[Array, "*b u"]:
     """Returns the part of logits that a device has: all where they are not split."""
-    return logits.own if isinstance(logits, SplitLogits) else logits
+    return logits.part if isinstance(logits, SplitLogits) else logits
 
 
 def own_part_of(values: Array, logits: AnyLogits) -> Array:
     """Returns of values [... v], which all devices have, those of the ids of `own_part`."""
     if not isinstance(logits, SplitLogits):
         return values
-    size = logits.own.shape[-1]
+    size = logits.part.shape[-1]
     begin = jax.lax.axis_index(MODEL_AXIS) * size
     return jax.lax.dynamic_slice_in_dim(values, begin, size, axis=-1)
 
 
 def with_own_part(logits: AnyLogits, part: Float32[Array, "*b u"]) -> AnyLogits:
     """Returns what is split as the logits are, with another part."""
-    return logits.replace(own=part) if isinstance(logits, SplitLogits) else part
+    return logits.replace(part=part) if isinstance(logits, SplitLogits) else part
 
 
 def first_largest(logits: AnyLogits) -> tuple[Int32[Array, "*b"], Float32[Array, "*b"]]:
-    """Returns `first_argmax` of all devices' logits, from the largest of each: 8 bytes a device."""
+    """Returns `first_argmax` of all devices' logits, from every device's largest, 8 bytes."""
     if not isinstance(logits, SplitLogits):
         return first_argmax(logits)
-    place, largest = first_argmax(logits.own)
-    own_id = place + jax.lax.axis_index(MODEL_AXIS) * logits.own.shape[-1]
+    place, largest = first_argmax(logits.part)
+    own_id = place + jax.lax.axis_index(MODEL_AXIS) * logits.part.shape[-1]
     # As integers, so that both go in one message.
     pair = jnp.stack([own_id, jax.lax.bitcast_convert_type(largest, jnp.int32)])
     ids, bits = logits.gather(pair[..., None])

@@ -2,7 +2,7 @@
 
 Top-k and top-p both ask for it. Neither sorts the vocabulary: the threshold is an integer, whose
 digits are found exactly, the highest first: of one bit in JAX, of four on a GPU, where each digit
-costs launches and the sums for all of its values are one, and of eleven in C++.
+costs launches and the sums for all of its values are one pass, and for eleven in C++.
 """
 
 import jax

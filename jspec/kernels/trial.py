@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jspec.kernels.cache_write import TAIL
+from jspec.kernels.attention import TAIL
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, unpack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import QuantizedKernel, quantized_rows
@@ -28,7 +28,7 @@ class Operands(NamedTuple):
 
     Attributes:
       weights: the parameters, of which a model has as many as layers.
-      stream: what a layer hands on to the next one, [b t d].
+      stream: what a layer hands on to the next, [b t d].
       fixed: what depends on the tokens besides, arrays [b t ...].
       state: a cache, or nothing.
     """

@@ -20,8 +20,7 @@ import jax
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import read_json
-from jspec.common.kept import keep, note, read_kept
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, keep, note, read_kept
 from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
@@ -35,7 +34,7 @@ _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
 
 
 def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
-    """Returns which of several names a verdict chooses: reached before, kept, or reached now.
+    """Returns which of several names a verdict chooses: already reached, kept, or new.
 
     For a device that is not here nothing can be tried, and of several processes each would decide
     by its own clock: there it is the first. The key's representation must say all that matters but
@@ -67,7 +66,7 @@ def is_trial() -> bool:
 
 
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Returns a verdict reached now, and keeps it, unless it has a problem."""
+    """Reaches a verdict, and keeps it, unless it has a problem."""
     if not _keep(digest, {"choice": otherwise, "is_unfinished": True}):
         return _reach(reach, otherwise)
     try:
@@ -80,7 +79,7 @@ def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -
 
 
 def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Reaches a verdict now, although the caller is being traced: a new thread traces nothing.
+    """Reaches a verdict at once, although the caller is being traced: a new thread traces nothing.
 
     Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
     """
@@ -133,7 +132,7 @@ def _keep(key: str, verdict: Verdict | None) -> bool:
 
 
 def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Returns the device's entry in a file, or an empty one, with a line that says why."""
+    """Returns the device's entry in a file, or an empty entry, with a line that says why."""
     kind, machine = jax.devices()[0].device_kind, _machine()
     entry = entries.get(kind)
     if entry is None:

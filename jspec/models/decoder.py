@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         if not cfg.tie_embeddings:
             head = kernel_param(self, "head", (cfg.head_size or cfg.vocab_size, cfg.embed_dim))
         if self.has_split_logits and isinstance(head, SplitKernel):
-            part = finish_logits(cfg, linear(x, head.own))
+            part = finish_logits(cfg, linear(x, head.part))
             return SplitLogits(part, head.count), hidden, cache
         return finish_logits(cfg, linear(x, head)), hidden, cache
 
@@ -178,7 +178,9 @@ def init_cache(
     """Returns an empty cache for a model of that config."""
     shape = (batch_size, config.num_kv_heads, capacity, config.head_dim)
     cache = KVCache.init(config.num_layers, shape, dtype)
-    source = encoder_decoder.init_source(config, batch_size, dtype)
+    source = None
+    if config.encoder is not None:
+        source = encoder_decoder.init_source(config, batch_size, dtype)
     return cache.replace(is_split=config.num_shards > 1, source=source)
 
 

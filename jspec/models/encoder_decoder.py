@@ -199,11 +199,9 @@ def make_source(
     return Source(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs), length)
 
 
-def init_source(config: DecoderConfig, batch_size: int, dtype: Any) -> Source | None:
-    """Returns the sources of rows that have read none; None of a model without an encoder."""
-    if config.encoder is None:
-        return None
-    shape = batch_size, config.num_kv_heads, config.encoder.max_len, config.head_dim
+def init_source(config: DecoderConfig, batch_size: int, dtype: Any) -> Source:
+    """Returns the sources of rows that have read none."""
+    shape = batch_size, config.num_kv_heads, _encoder_of(config).max_len, config.head_dim
     return Source.init(config.num_layers, shape, dtype)
 
 

@@ -2,7 +2,7 @@
 
 Speculative decoding is exact only if the acceptance rule is told the very distribution that a draft
 was drawn from. So draft and target go through the same function, in float32 and in the same order:
-the processors (`sampling.processors`), then temperature, then top-k, top-p and min-p, as in
+the processors (`sampling.settings`), then temperature, then top-k, top-p and min-p, as in
 transformers.
 
 No filter sorts the vocabulary. Each keeps the tokens whose logits are at or above a threshold,
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import AnyLogits, Logits, Probs
+from jspec.common.typing import AnyLogits, Logits, Probs, RowCounts, RowSeeds, RowTokens
 from jspec.kernels import (
     SplitLogits,
     first_largest,
@@ -30,6 +30,7 @@ from jspec.kernels import (
     whole,
     with_own_part,
 )
+from jspec.sampling.noise import plain_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings
 
 MOST_OF_A_PART = 64
@@ -44,10 +45,10 @@ def top_k_mask(logits: AnyLogits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "
         return smallest_rank(_rank(logits), counts, top_k.astype(jnp.float32))
 
     if isinstance(logits, SplitLogits):
-        count = min(MOST_OF_A_PART, logits.own.shape[-1])
+        count = min(MOST_OF_A_PART, logits.part.shape[-1])
 
         def of_largest(logits: SplitLogits) -> Int32[Array, "b t 1"]:
-            return threshold(whole(logits.replace(own=jax.lax.top_k(logits.own, count)[0])))
+            return threshold(whole(logits.replace(part=jax.lax.top_k(logits.part, count)[0])))
 
         def of_all(logits: SplitLogits) -> Int32[Array, "b t 1"]:
             return threshold(whole(logits))
@@ -66,7 +67,7 @@ def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b
 
 
 def min_p_mask(logits: Logits, min_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
-    """Marks the tokens at least `min_p` times as likely as the best one, whose logit is 0."""
+    """Marks the tokens at least `min_p` times as likely as the best, whose logit is 0."""
     return logits >= jnp.log(min_p)
 
 
@@ -116,7 +117,7 @@ def _filtered_probs(logits: AnyLogits, settings: SamplingSettings) -> AnyLogits:
     is_greedy = rows.temperature < COLDEST
     best, highest = _best_of(logits)
     one_hot = own_part(_one_hot(best, logits))
-    # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
+    # Relative to the best, so that a temperature near 0 makes the others -inf and none inf.
     part = own_part(logits) - highest[..., None]
     part = part / jnp.where(is_greedy, 1.0, rows.temperature)
     switches = settings.switches
@@ -214,7 +215,7 @@ def token_logprobs(
     """Returns the log-probabilities of tokens, each with the target's unprocessed logits at its
     position and the distribution that was sampled from there.
     """
-    # log softmax of one token each: the whole [b t v] of logarithms is never made.
+    # log softmax of one token a position: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]
@@ -235,3 +236,29 @@ def token_logprobs(
     # Half a millisecond a row: only where somebody asks.
     ids, best = jax.lax.cond(settings.wants_top.any(), top, none)
     return logprobs.replace(top_ids=ids, top=best)
+
+
+def draw_next(
+    logits: AnyLogits, settings: SamplingSettings, seed: RowSeeds, position: RowCounts
+) -> tuple[RowTokens, Probs | None]:
+    """Draws each row's next token as plain decoding does.
+
+    The logits [b v] are those before the processors; see `speculation.round.as_read`.
+
+    The token's position, counted from the start of the prompt, keys the noise. Where
+    log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.
+    """
+    logits, settings = settings.process(logits), settings.without_processors()
+    has_logprobs = settings.switches.logprobs
+
+    def by_distribution() -> tuple[RowTokens, Probs | None]:
+        probs = sampling_probs(logits[:, None], settings)
+        noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
+        return sample(probs[:, 0], noise), probs if has_logprobs else None
+
+    def by_best() -> tuple[RowTokens, Probs | None]:
+        probs = sampling_probs(logits[:, None], settings) if has_logprobs else None
+        return best_token(logits), probs
+
+    # Where all temperatures are 0, no distribution over the vocabulary need be computed.
+    return jax.lax.cond(settings.is_random, by_distribution, by_best)

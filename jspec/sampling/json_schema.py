@@ -53,7 +53,7 @@ FORMATS = {
     "email": rf"{_NAME}(?:\.{_NAME})?@{_LABEL}(?:\.{_LABEL}){{1,2}}",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
 }
-MAX_DEPTH = 3  # of objects and arrays in each other, where the schema leaves it open
+MAX_DEPTH = 3  # of nested objects and arrays, where the schema leaves it open
 _MAX_LEVELS = 16
 _MAX_CHARACTERS = 400_000
 # No exponents that readers take for infinity.
@@ -300,7 +300,7 @@ def _integer_bounds(asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Returns the least and the greatest integer that a schema allows; None for no such bound.
 
     Raises:
-      ValueError: a bound is no number or a huge one, or no integer lies between them.
+      ValueError: a bound is no number, or huge, or no integer lies between them.
     """
     given = {name: asked[name] for name in _BOUNDS if name in asked}
     for bound in given.values():

@@ -9,7 +9,7 @@ it by the position of the round's *first* token and the offset in the round. It 
 absolute position: after a rejection the same positions come round again, and noise that has already
 decided one acceptance would decide another. Under `block` that is biased from the second round on.
 
-`SHARED` noise is plain decoding's own, given to draft and target alike (arXiv 2408.07978). It may
+`SHARED` noise is plain decoding's noise, given to draft and target alike (arXiv 2408.07978). It may
 be keyed by absolute position, because a position's noise decides one thing only: the token that the
 target draws there.
 """

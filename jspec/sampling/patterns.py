@@ -120,7 +120,7 @@ class ByteGraph:
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
-            # A node of its own: a jump back to `start` would also repeat what else leaves it.
+            # A separate node: a jump back to `start` would also repeat what else leaves it.
             loop = self._node(start)
             self.skips[self._sequence(items, self._node(loop))].append(loop)
             return self._node(loop)

@@ -1,15 +1,180 @@
-"""How each row of a batch samples: its temperature, its filters and its processors' states."""
+"""How each row of a batch samples: its temperature, its filters and its logits processors.
+
+Processors change the logits before temperature and filters, in a fixed order.
+
+Logit bias adds a number to the logits of chosen tokens.
+
+The repetition penalty divides the positive logits, and multiplies the negative ones, of every token
+in prompt or output (CTRL, arXiv 1909.05858; as in transformers). Presence and frequency penalties
+look at the output alone: logit - presence · (count > 0) - frequency · count. Repetition comes
+first.
+
+Suppression forbids tokens, those outside an allowed set, and an end that is too early. It comes
+last, so that nothing can raise a forbidden token again.
+"""
 
 import functools
-from typing import NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import DraftTokens, Logits, RowTokens, Tokens
-from jspec.sampling.processors import Processor, ProcessorState
+
+ProcessorState = Any  # a pytree of arrays; each leaf's first axis is the row
+
+
+class Processor(NamedTuple):
+    """Pure functions that change logits before temperature and filters.
+
+    The state describes everything a row has committed, the prompt included, so that the
+    distribution at any position follows from the state there. Drafting and verifying apply the same
+    processor, each position with the state that its own prefix leads to. The state after a rejected
+    draft is dropped, so a rejected draft leaves no trace.
+
+    Attributes:
+      name: as messages call it.
+      is_used: settings -> whether a request needs the processor at all; it is compiled into a
+        program only if some request of the run does.
+      init: (settings, *, prompt, stop_ids, vocab_size) -> the state of a row that has emitted
+        nothing, arrays without the row's axis; the default settings give a neutral state.
+      apply: (state, logits [b v]) -> logits [b v], where -inf forbids a token.
+      update: (state, token [b]) -> the state after one more token, by default the same. Leaves that
+        no token changes should be returned as they are.
+    """
+
+    name: str
+    is_used: Callable[[Any], bool]
+    init: Callable[..., ProcessorState]
+    apply: Callable[[ProcessorState, Float32[Array, "b v"]], Float32[Array, "b v"]]
+    update: Callable[[ProcessorState, RowTokens], ProcessorState] = lambda state, token: state
+
+
+Bias: TypeAlias = Float32[Array, "b v"]  # what is added to each token's logit
+
+
+def _init_bias(
+    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
+) -> Bias:
+    del prompt, stop_ids
+    bias = np.zeros([vocab_size], np.float32)
+    for token_id, value in settings.logit_bias:
+        bias[token_id] = value
+    return jnp.asarray(bias)
+
+
+def _add_bias(state: Bias, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+    return logits + state
+
+
+class PenaltyState(NamedTuple):
+    """What a row has said, in the prompt and since then, and the penalties for saying it again."""
+
+    in_prompt: Bool[Array, "b v"]
+    counts: Int32[Array, "b v"]
+    repetition: Float32[Array, "b"]
+    presence: Float32[Array, "b"]
+    frequency: Float32[Array, "b"]
+
+
+def _has_penalty(settings: Any) -> bool:
+    return (
+        settings.repetition_penalty != 1
+        or settings.presence_penalty != 0
+        or settings.frequency_penalty != 0
+    )
+
+
+def _init_penalties(
+    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
+) -> PenaltyState:
+    del stop_ids
+    in_prompt = np.zeros([vocab_size], bool)
+    in_prompt[prompt] = True
+    return PenaltyState(
+        in_prompt=jnp.asarray(in_prompt),
+        counts=jnp.zeros([vocab_size], jnp.int32),
+        repetition=jnp.float32(settings.repetition_penalty),
+        presence=jnp.float32(settings.presence_penalty),
+        frequency=jnp.float32(settings.frequency_penalty),
+    )
+
+
+def penalise(state: PenaltyState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+    """Returns the penalised logits."""
+    repetition, presence, frequency = (
+        leaf[:, None] for leaf in (state.repetition, state.presence, state.frequency)
+    )
+    is_emitted = state.counts > 0
+    repeated = jnp.where(logits < 0, logits * repetition, logits / repetition)
+    logits = jnp.where(state.in_prompt | is_emitted, repeated, logits)
+    penalty = presence * is_emitted.astype(jnp.float32)
+    penalty += frequency * state.counts.astype(jnp.float32)
+    return logits - penalty
+
+
+def count_token(state: PenaltyState, token: RowTokens) -> PenaltyState:
+    """Counts one more token."""
+    # A comparison is fused into the sum; a scatter would copy the counts.
+    is_token = jnp.arange(state.counts.shape[1]) == token[:, None]
+    return state._replace(counts=state.counts + is_token.astype(jnp.int32))
+
+
+class SuppressionState(NamedTuple):
+    """What is suppressed: forbidden tokens always, and those that end the row while tokens are
+    missing that must be emitted before.
+    """
+
+    is_forbidden: Bool[Array, "b v"]
+    is_stop: Bool[Array, "b v"]
+    num_missing: Int32[Array, "b"]
+
+
+def _has_suppression(settings: Any) -> bool:
+    return bool(
+        settings.allowed_token_ids is not None
+        or settings.forbidden_token_ids
+        or settings.min_new_tokens
+    )
+
+
+def _init_suppression(
+    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
+) -> SuppressionState:
+    del prompt
+    is_forbidden = np.zeros([vocab_size], bool)
+    if settings.allowed_token_ids is not None:
+        is_forbidden[:] = True
+        is_forbidden[list(settings.allowed_token_ids)] = False
+    is_forbidden[list(settings.forbidden_token_ids)] = True
+    is_stop = np.zeros([vocab_size], bool)
+    is_stop[[token_id for token_id in stop_ids if token_id < vocab_size]] = True
+    return SuppressionState(
+        jnp.asarray(is_forbidden), jnp.asarray(is_stop), jnp.int32(settings.min_new_tokens)
+    )
+
+
+def suppress(state: SuppressionState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+    """Returns the logits, with -inf for a suppressed token."""
+    is_early = state.is_stop & (state.num_missing > 0)[:, None]
+    return jnp.where(state.is_forbidden | is_early, -jnp.inf, logits)
+
+
+def count_down(state: SuppressionState, token: RowTokens) -> SuppressionState:
+    """Counts one more token."""
+    del token
+    return state._replace(num_missing=state.num_missing - 1)
+
+
+BIAS = Processor("logit bias", lambda settings: bool(settings.logit_bias), _init_bias, _add_bias)
+PENALTIES = Processor("penalties", _has_penalty, _init_penalties, penalise, count_token)
+SUPPRESSION = Processor("suppression", _has_suppression, _init_suppression, suppress, count_down)
+PROCESSORS: tuple[Processor, ...] = (BIAS, PENALTIES, SUPPRESSION)  # in this order
+
 
 COLDEST = float(jnp.finfo(jnp.float32).tiny)  # smaller temperatures are flushed to 0
 
@@ -37,7 +202,7 @@ class SamplingSettings(struct.PyTreeNode):
       top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
       top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
       min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
-      states: of the processors, one each: what each row has committed so far.
+      states: one for each processor: what each row has committed so far.
       wants_top: [b]; rows that want the log-probabilities of the likeliest tokens; None where the
         switch for them is off.
       switches: what is compiled in.

@@ -1,1 +1,1 @@
-"""A server: requests that come at any time are answered together, and HTTP around that."""
+"""A server that answers concurrent requests together, over HTTP."""

@@ -10,21 +10,21 @@ from jspec.sampling.json_schema import schema_pattern
 
 
 class Body(BaseModel):
-    """An object in which no field may stand that is not listed, unless it is null."""
+    """An object that may have only the listed fields, and others only as null."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, given: Any) -> Any:
-        """Drops fields that are null, as the clients of OpenAI send what they do not say."""
+        """Drops null fields: OpenAI's clients send null for what they leave out."""
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if value is not None}
 
 
 def unanchored(pattern: str) -> str:
-    """Returns a pattern without ^ at its begin and $ at its end: it matches the whole answer."""
+    """Returns a pattern without ^ at its beginning and $ at its end: it matches whole answers."""
     inner = pattern.removesuffix("$")
     num_escapes = len(inner) - len(inner.rstrip("\\"))
     return (pattern if num_escapes % 2 else inner).removeprefix("^") or pattern
@@ -52,7 +52,7 @@ class ToolCall(Body):
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
-        """Returns the call as chat templates know it, with arguments that are no JSON text.
+        """Returns the call as chat templates know it, with parsed arguments.
 
         Raises:
           InputError: the arguments are no JSON object.
@@ -69,7 +69,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """A message of a conversation. Only one of the assistant with calls may have no content."""
+    """A message of a conversation. Only the assistant's, if it has calls, may lack content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -82,7 +82,7 @@ class Message(Body):
         """Returns the message as chat templates know it.
 
         Raises:
-          InputError: a message without content, or calls that nobody can have made.
+          InputError: a message without content, or calls in a message that can have none.
         """
         if self.tool_calls is not None and self.role != "assistant":
             raise InputError(f"expected tool_calls of the assistant only, got some of {self.role}")
@@ -121,7 +121,7 @@ class ResponseFormat(Body):
         """Returns the expression of the answers that are allowed; None for all.
 
         Raises:
-          InputError: no schema where there must be one, or one that cannot be said.
+          InputError: no schema where there must be one or it cannot be expressed.
         """
         if self.type == "json_schema" and self.json_schema is None:
             raise InputError("expected a json_schema with the type json_schema, got none")

@@ -1,9 +1,9 @@
-"""Requests that wait for a slot: who has waited longest, whose key has had least, who is urgent.
+"""Requests that wait for a slot, ordered by priority, by the share their key has had, by arrival.
 
-Among the requests of the smallest `priority` the key goes first that has been served the fewest
-tokens, of prompts and answers together, and of its requests the first one. A key that comes anew,
-or again, begins with what the least served of those that are there has had: it neither makes up
-for the time it was away, nor is it held against anybody (arXiv 2401.00588). With one key the queue
+Among the requests of the smallest `priority`, the key that has been served the fewest tokens
+(prompts and answers together) goes first, with its oldest request. A key that comes anew,
+or again, begins with the count of the least served key that is there: idle keys earn no credit
+(arXiv 2401.00588). With one key the queue
 is first come, first served.
 """
 
@@ -39,19 +39,19 @@ class FairQueue:
         self._waiting.append(job)
 
     def first(self) -> Job:
-        """Returns the request whose turn it is; it waits on."""
+        """Returns the request whose turn it is, without removing it."""
         return min(self._waiting, key=lambda job: (job.priority, self._served[job.key]))
 
     def take(self, job: Job) -> None:
-        """Lets a request wait no more."""
+        """Removes a request, as it gets a slot."""
         self._waiting.remove(job)
 
     def put_back(self, job: Job) -> None:
-        """Lets a request that was taken wait again, before all that came after it."""
+        """Puts a request that was taken back, before all that came after it."""
         self._waiting.insert(0, job)
 
     def take_all(self, is_meant: Callable[[Job], bool] = lambda job: True) -> list[Job]:
-        """Returns those that are meant, in the order of their arrival; they have ended."""
+        """Removes the requests that a test picks, and returns them in the order of arrival."""
         taken = [job for job in self._waiting if is_meant(job)]
         for job in taken:
             self._waiting.remove(job)

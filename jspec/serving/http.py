@@ -1,6 +1,6 @@
-"""The HTTP interface: what is found where.
+"""The HTTP interface: paths and their handlers.
 
-This file and its three neighbours of that name are the only ones that know what HTTP is.
+Only the files `http*.py` know HTTP.
 """
 
 import asyncio

@@ -40,7 +40,9 @@ class Server(NamedTuple):
       traces: what is shown at /v1/jspec/trace.
       model: the model's name, as clients call it.
       defaults: settings of what a request does not name.
-      has_seed: whether the defaults' seed counts; else a request without one gets one by chance.
+      has_seed: whether the defaults' seed counts; else a request without a seed gets a random seed.
+      has_limit: whether the defaults' `max_new_tokens` counts in chats; else the reply to a chat
+        without a limit ends, at the latest, where the context does.
       api_key: what clients must show; None lets everybody in.
       max_body: the most bytes of a request.
       max_seconds: time limit of every request; None for none.
@@ -53,6 +55,7 @@ class Server(NamedTuple):
     model: str
     defaults: SamplingParams = SamplingParams()
     has_seed: bool = False
+    has_limit: bool = False
     api_key: str | None = None
     max_body: int = 2**22
     max_seconds: float | None = None
@@ -98,7 +101,7 @@ async def answer(
         if not collect.done():
             return Response(status_code=_GONE)
         results = collect.result()
-        if (error := next((one.error for one in results if one.error), None)) is not None:
+        if (error := next((result.error for result in results if result.error), None)) is not None:
             is_stopping = server.worker.error or error == str(DrainingError())
             status = UNAVAILABLE if is_stopping else 422
             raise RefusalError(status, error, kind="server_error")
@@ -124,7 +127,11 @@ def _make_jobs(
         check_pattern(server.generator, pattern, is_schema=body.pattern is None)
     if pattern is not None and body.ignore_eos:
         raise InputError("expected no ignore_eos with a pattern, which says where the answer ends")
-    settings = dataclasses.replace(body.settings(server.defaults), pattern=pattern)
+    defaults = server.defaults
+    if body.fills_context and not server.has_limit:  # only chats, which have one prompt
+        room = server.generator.max_seq_len - len(prompts[0])
+        defaults = dataclasses.replace(defaults, max_new_tokens=max(room, 1))
+    settings = dataclasses.replace(body.settings(defaults), pattern=pattern)
     if body.ignore_eos:
         config = server.generator.target.config
         eos_ids = (token_id for token_id in config.eos_ids if token_id < config.vocab_size)
@@ -160,7 +167,7 @@ def _make_jobs(
 
 
 def _without_tokens(update: Update) -> Update:
-    """Returns the update of an answer that was to have no token: the device always draws one."""
+    """Returns the update of an answer that was to have no token, as the device always draws."""
     result = update.chunk.result
     if result is not None and result.error is None:
         known = None if result.token_logprobs is None else []

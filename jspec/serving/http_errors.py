@@ -1,4 +1,4 @@
-"""What HTTP clients are told when they are refused, and who is let in; see `http.py`."""
+"""Error replies, and the check of API keys and body sizes; see `http.py`."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,9 @@ class _ErrorReply(BaseModel):
 
 
 _STATUSES = (400, 401, 404, 405, 413, 422, 429, UNAVAILABLE)
-RESPONSES: dict[int | str, dict[str, Any]] = {one: {"model": _ErrorReply} for one in _STATUSES}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": _ErrorReply} for status in _STATUSES
+}
 
 
 class RefusalError(Exception):
@@ -69,7 +71,7 @@ class RefusalError(Exception):
 def naming(param: str, fields: Sequence[str] = ()) -> Iterator[None]:
     """Turns an `InputError` from within into a refusal that names the field it is about.
 
-    That is the one of `fields` that the message mentions first, else `param`.
+    That is the first of `fields` that the message mentions, else `param`.
     """
     try:
         yield
@@ -129,7 +131,7 @@ def add_errors(app: FastAPI) -> None:
 
     @say(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
-        # A bug of the server's own: its traceback goes to its log, not to the client.
+        # A bug of the server: its traceback goes to its log, not to the client.
         return RefusalError(500, "the server has failed", kind="server_error").response
 
 
@@ -148,7 +150,7 @@ def _describe(
         if isinstance(body, bytes):
             received = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
         return f"expected a JSON object, got {'nothing' if body in (None, b'') else received}", None
-    # Where a field may be of several types there is a problem with each: that which fits best
+    # Where a field may be of several types there is a problem with each type: that which fits best
     # lies deepest.
     places = [
         (_place(error, body), error) for error in problems if error["loc"][1] == problem["loc"][1]
@@ -190,7 +192,7 @@ def _place(problem: Any, value: Any) -> list[str]:
 
 
 class Guard:
-    """Lets a request in if it shows the key and is not too long. An ASGI middleware."""
+    """ASGI middleware that refuses requests without the key, and bodies that are too long."""
 
     def __init__(self, app: Any, api_key: str | None, max_body: int) -> None:
         self._app, self._max_body = app, max_body

@@ -1,4 +1,4 @@
-"""The shapes of replies: what is sent, and what /openapi.json tells clients of it."""
+"""The shapes of replies, as they are sent and as /openapi.json describes them."""
 
 from typing import Any, Literal
 
@@ -65,7 +65,7 @@ class TextLogprobs(_Shape):
 
 
 class ChatMessage(_Shape):
-    """What the assistant says and calls."""
+    """The assistant's text and calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -93,7 +93,7 @@ class TextChoice(_Choice):
 
 
 class SpeculationCounts(_Shape):
-    """What speculation did for an answer, by vLLM's names; a step is a round, with drafts or none.
+    """Counts of speculation for an answer, by vLLM's names; a step is a round with drafts or none.
 
     The histogram has the steps that accepted 0, 1, ... `num_spec_tokens` drafts.
     """

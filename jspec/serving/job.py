@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler, what comes of it, and the slots that it runs in."""
+"""A request in the scheduler, its updates, and the slots that it runs in."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ class Slots(Protocol):
     """The device, as the scheduler sees it: a `BatchSlots`, or a simulation in its place.
 
     Attributes:
-      tree: what was read of earlier prompts, and said to them.
+      tree: the prefix cache: earlier prompts and answers.
     """
 
     tree: PrefixTree
@@ -34,16 +34,15 @@ class Slots(Protocol):
         ...
 
     def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
-        """Begins to read a prompt into a slot, no other being read.
+        """Begins to read a prompt into a slot; no other prompt is being read.
 
-        Returns how many of its tokens need not be read, as an earlier prompt began with them; None
-        if there is no memory for it now. To go on with what `pause` has saved, the prompt is all
-        tokens but the newest.
+        Returns how many of its tokens are in the prefix cache; None if there is no memory for it
+        yet. To go on with what `pause` has saved, the prompt is all tokens but the newest.
         """
         ...
 
     def reserve(self, row: int, num_rounds: int) -> bool:
-        """Gives a slot whose prompt was read memory for its next rounds; False without any left."""
+        """Gives a slot whose prompt was read memory for its next rounds; False if there is none."""
         ...
 
     def pause(self, row: int) -> Any:
@@ -53,7 +52,7 @@ class Slots(Protocol):
     def read(self, row: int) -> tuple[int, Round | None]:
         """Reads a chunk of that prompt; returns its length, and the first token after the last.
 
-        Where it goes on with what was saved, the round after the last one is without tokens.
+        If it goes on with what was saved, the round after the last chunk has no tokens.
         """
         ...
 
@@ -83,7 +82,7 @@ class Slots(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """A request on its way through the scheduler.
+    """A request in the scheduler.
 
     Attributes:
       request: what is asked.
@@ -92,7 +91,7 @@ class Job:
       priority: smaller numbers run first.
       deadline: moment on the scheduler's clock at which the answer ends with what it has; None
         for no such moment.
-      key: whose it is; those of different keys get their share of the device each.
+      key: whose it is; each key gets an equal share of the device.
       submitted: when it came, on that clock.
       started: when it got a slot; None until then.
       num_cached: tokens of its prompt that were not read again.
@@ -139,7 +138,7 @@ class Update(NamedTuple):
 
 
 class QueueFullError(InputError):
-    """The queue is full; `retry_after` says in how many seconds it may not be."""
+    """The queue is full; `retry_after` is the expected number of seconds until it is not."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)

@@ -1,11 +1,11 @@
-"""One server in several processes: the first decides, and tells the others each call of its slots.
+"""One server in several processes: process 0 decides, and broadcasts every call of its slots.
 
     process 0    HTTP, scheduler ──► LeadingSlots ──► BatchSlots ──► its devices
                                         │ each call, before it is made
     process 1    follow ◄───────────────┘             BatchSlots ──► its devices
 
 What `BatchSlots` does follows from its calls alone: pages and prompts kept are the same everywhere,
-and so are the programs that the devices run together. No clock is read by the others.
+and so are the programs that the devices run together. The other processes read no clock.
 """
 
 import collections
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.answer import Round
 from jspec.generation.rows import Row
 from jspec.serving.slots import BatchSlots
@@ -43,15 +43,15 @@ class _Calls:
         if name == "begin":
             row, request, number = arguments
             return self.slots.begin(row, request, None if number is None else self._saved[number])
-        found = getattr(self.slots, name)(*arguments)
-        if name != "pause" or found is None:
-            return found
+        result = getattr(self.slots, name)(*arguments)
+        if name != "pause" or result is None:
+            return result
         number = next(self._numbers)
-        self._saved[number] = found
+        self._saved[number] = result
         return number
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Drops what was saved and is wanted no more."""
+        """Drops saved rows that are no longer needed."""
         for number in numbers:
             del self._saved[number]
 
@@ -72,7 +72,7 @@ class LeadingSlots:
         self._untold.append((name, arguments))
         if name != "reserve":  # which runs no program: it is told with the next call
             unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
-            exchange.broadcast((self._untold, unwanted))
+            processes.broadcast((self._untold, unwanted))
             self._untold = []
             self._calls.forget(unwanted)
         return None if name == _STOP else self._calls.make(name, arguments)
@@ -126,7 +126,7 @@ class LeadingSlots:
         self._call("clear")
 
     def keep_alive(self) -> None:
-        """Tells the others that they wait for nothing: a collective that nobody joins fails."""
+        """Broadcasts a call that does nothing: a collective that waits for too long fails."""
         self._call("keep_alive")
 
     def stop(self) -> None:
@@ -135,12 +135,12 @@ class LeadingSlots:
 
 
 def follow(slots: BatchSlots) -> None:
-    """Makes the calls that process 0 tells of, until it stops; signals to end are its own."""
+    """Makes the calls that process 0 broadcasts, until it stops; it alone handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     calls = _Calls(slots)
     while True:
-        told, unwanted = exchange.broadcast(None)
+        told, unwanted = processes.broadcast(None)
         calls.forget(unwanted)
         for name, arguments in told:
             if name == _STOP:

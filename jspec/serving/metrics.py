@@ -1,4 +1,4 @@
-"""Counts and times for Prometheus, by the names that dashboards of vLLM look for."""
+"""Counts and times for Prometheus, by vLLM's names."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -32,7 +32,7 @@ _HISTOGRAMS = {
 
 
 class Metrics:
-    """What a server has done so far; every series has the label `model_name`."""
+    """The metrics of a server; every series has the label `model_name`."""
 
     def __init__(self, model_name: str, scheduler: Scheduler) -> None:
         self._registry, self._model = CollectorRegistry(), model_name

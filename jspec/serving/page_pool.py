@@ -1,8 +1,8 @@
-"""Which pages are free: numbers only, and nothing of what is in them."""
+"""Which pages are free, by number; their contents are elsewhere."""
 
 
 class PagePool:
-    """Pages from 1 to `num_pages`, each free or somebody's.
+    """Pages from 1 to `num_pages`, each free or owned.
 
     A page has one owner, a row or a node of the prefix tree, which others may hold on to.
     """
@@ -18,7 +18,7 @@ class PagePool:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Returns pages that were free, as many as are asked for; there must be enough."""
+        """Takes free pages, and returns them; there must be enough."""
         assert 0 <= count <= self.num_free, "more pages are taken than are free"
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
@@ -26,7 +26,7 @@ class PagePool:
         return pages
 
     def give_back(self, pages: list[int]) -> None:
-        """Makes pages free, which must be taken."""
+        """Makes taken pages free."""
         for page in reversed(pages):
             assert self._is_taken[page], f"page {page} is given back twice"
             self._is_taken[page] = False

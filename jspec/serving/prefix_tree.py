@@ -1,10 +1,10 @@
-"""What was read of earlier prompts, and said to them, as a tree: what begins alike is shared.
+"""Earlier prompts and their answers as a tree, in which equal beginnings are shared.
 
     root ── "You are a ..." ── "... helpful" ── "Tell me a joke"
                                             └── "What is the"
 
 A node is one full chunk of a text, keyed by its token ids and so, with its ancestors, by all that
-its page follows from: a tree belongs to one batch, and so to one model, type, drafter and capacity.
+its page depends on: a tree belongs to one batch, and so to one model, type, drafter and capacity.
 Texts are prompts, and answers that have ended; never drafts that were not committed. Pages are
 never written. Over its budget, or where pages run out, the tree drops the leaf that was used
 longest ago and that nobody refers to.
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def num_references(self) -> int:
-        """How many hold on to the node: it is dropped only if that is 0."""
+        """How many rows and children refer to the node: it is dropped only at 0."""
         return len(self.children) + self.num_pins
 
 
@@ -74,7 +74,7 @@ class PrefixTree:
         return child
 
     def add(self, node: Node, chunk: PageTokens, page: Any, num_bytes: int) -> Node | None:
-        """Adds a chunk that follows another one.
+        """Adds a chunk that follows another.
 
         Returns:
           The new node, or the one that is there; None if the cache is full.
@@ -95,9 +95,9 @@ class PrefixTree:
         return added
 
     def enlarge(self, node: Node, num_bytes: int) -> bool:
-        """Gives a node more bytes, others dropped for them; False, and none, where they are short.
+        """Gives a node more bytes, dropping other nodes; False, and none, if that is not enough.
 
-        What a node is said to have more may be less again: a negative number always fits.
+        A negative number makes it smaller again, and always fits.
         """
         self.pin(node)
         does_fit = num_bytes <= 0 or self._would_fit(num_bytes)
@@ -125,7 +125,7 @@ class PrefixTree:
         node.num_pins += 1
 
     def unpin(self, node: Node) -> None:
-        """Takes one `pin` back."""
+        """Undoes one `pin`."""
         assert node.num_pins > 0
         node.num_pins -= 1
 

@@ -1,4 +1,4 @@
-"""What clients get back, in the shapes of OpenAI's interface."""
+"""Replies in the shapes of OpenAI's interface."""
 
 import itertools
 import time
@@ -30,12 +30,12 @@ _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", EXPIRED: "
 
 
 class Reply:
-    """Makes the objects of one reply: whole, or in chunks. Subclasses know how a text is packed.
+    """Makes one reply, whole or in chunks. Subclasses know its shape.
 
     Args:
       model: the model's name.
       tokenizer: its tokenizer.
-      prompts: the token ids of each prompt; answers to the same one follow each other.
+      prompts: the token ids of each prompt; answers to the same prompt are adjacent.
       echoes: what each answer's text begins with.
       asked: the request.
     """
@@ -147,10 +147,10 @@ class ChatReply(Reply):
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         message = {"role": "assistant", "refusal": None, "content": result.text}
         if self._asked.has_calls:
-            found = self._calls[index].push(result.text, is_last=True)
-            calls = [{k: v for k, v in one.items() if k != "index"}
-                     for one in found.get("tool_calls", ())]  # fmt: skip
-            message |= {"content": found.get("content")} | ({"tool_calls": calls} if calls else {})
+            delta = self._calls[index].push(result.text, is_last=True)
+            calls = [{k: v for k, v in call.items() if k != "index"}
+                     for call in delta.get("tool_calls", ())]  # fmt: skip
+            message |= {"content": delta.get("content")} | ({"tool_calls": calls} if calls else {})
         logprobs = result.token_logprobs
         shown = None if logprobs is None else self._logprobs(index, result.token_ids, logprobs)
         reason = self._reason(index, result)
@@ -171,8 +171,9 @@ class ChatReply(Reply):
 
         num_top = self._asked.num_top_logprobs
         content = [
-            shown(token_id, one.raw) | {"top_logprobs": [shown(*top) for top in one.top[:num_top]]}
-            for token_id, one in zip(ids, logprobs, strict=True) if one is not None
+            shown(token_id, known.raw) | {"top_logprobs": [shown(*top) for top in
+            known.top[:num_top]]} for token_id, known in zip(ids, logprobs, strict=True) if known is
+            not None
         ]  # fmt: skip
         return {"content": content, "refusal": None}
 
@@ -236,7 +237,7 @@ def usage_of(
 ) -> dict[str, Any]:
     """Returns the counts of a reply; `jspec` holds those of speculation, over all its answers.
 
-    `num_cached` tokens of the prompts were not read again, as earlier ones began with them.
+    `num_cached` tokens of the prompts were in the prefix cache.
     """
     stats = [result.stats for result in results]
     total = Stats(

@@ -1,10 +1,10 @@
 """Which request runs in which slot, and when: pure Python over the programs of a batch.
 
-Between two visits of the device the scheduler ends what nobody waits for any more, reads prompts
-chunk by chunk into free slots, as many tokens for each of them (so that no running answer waits for
-a long prompt), and then lets all slots run. Where memory runs out, the answer that began last among
-those of the least priority gives its own back; it waits, and goes on from the tokens that it has.
-No clock is read but the one that is passed in: the same arrivals, the same schedule.
+In one visit of the device the scheduler ends cancelled and expired requests, reads a budget of
+prompt tokens into free slots (so that running answers do not wait for a long prompt), and lets all
+slots run some rounds. Where memory runs out, the answer that began last among those of the least
+urgent priority is paused; it goes on later from the tokens that it has. The only clock is the one
+passed in: equal arrivals give equal schedules.
 """
 
 import math
@@ -29,7 +29,7 @@ class Scheduler:
       target: the model whose tokenizer and ends the answers have.
       num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
       max_queue: maximum number of requests that wait while all slots are taken.
-      rounds_per_visit: number of rounds on the device between two looks of the host.
+      rounds_per_visit: number of rounds on the device in a visit.
       prefill_budget: tokens of prompts to read between two visits, for each slot that could run
         and does not; the chunk that reaches this number is the last.
       clock: returns the seconds of a clock.
@@ -96,7 +96,7 @@ class Scheduler:
                 self._waiting.add(job)
 
     def cancel(self, job: Job) -> None:
-        """Marks a request as wanted by nobody; its slot is free after the visit in progress."""
+        """Cancels a request; its slot is free after the visit in progress."""
         job.is_cancelled = True
 
     def drain(self, seconds: float) -> None:
@@ -116,7 +116,7 @@ class Scheduler:
             yield Update(job, answer.take_chunk(), [], [], [], [], self.clock())
 
     def step(self) -> Iterator[Update]:
-        """Ends what is unwanted, reads prompts, runs all: one visit. Yields what is new."""
+        """Makes one visit: ends requests, reads prompts, runs all slots. Yields what is new."""
         yield from self._end_unwanted()
         yield from self._read_prompts()
         self._make_room()
@@ -147,7 +147,7 @@ class Scheduler:
                     yield self._update(slot, [first], [])
 
     def _take_next(self) -> bool:
-        """Begins to read the next prompt into a free slot; False without one of each, or memory."""
+        """Begins to read the next prompt into a free slot; False without prompt, slot or memory."""
         with self._lock:
             free = [slot for slot in self.slots.rows if slot not in self._running]
             if not free or not self._waiting:
@@ -199,17 +199,17 @@ class Scheduler:
 
     def _end_unwanted(self) -> Iterator[Update]:
         """Ends the answers that were cancelled or are past their deadlines, waiting or running."""
-        now = self.clock()
+        moment = self.clock()
         for slot, (job, answer) in list(self._running.items()):
-            self._end(job, answer, now)
+            self._end(job, answer, moment)
             if answer.finish_reason is not None:
                 yield self._update(slot, [], [])
         with self._lock:
-            ended = self._waiting.take_all(lambda job: self._reason_to_end(job, now) is not None)
+            ended = self._waiting.take_all(lambda job: self._reason_to_end(job, moment) is not None)
         for job in ended:
             answer = self._begin(job)
-            self._end(job, answer, now)
-            yield Update(job, answer.take_chunk(), [], [], [], [], now)
+            self._end(job, answer, moment)
+            yield Update(job, answer.take_chunk(), [], [], [], [], moment)
 
     def _end(self, job: Job, answer: Answer, moment: float) -> None:
         """Says why an answer ends, if it does; as the server stops, one without a token fails."""
@@ -218,7 +218,8 @@ class Scheduler:
             answer.finish_reason, answer.error = "failed", str(DrainingError())
 
     def _reason_to_end(self, job: Job, moment: float) -> str | None:
-        limits = [one for one in (job.deadline, self._drained_at) if one is not None]
+        ends = (job.deadline, self._drained_at)
+        limits = [limit for limit in ends if limit is not None]
         reason = EXPIRED if limits and moment >= min(limits) else None
         return CANCELLED if job.is_cancelled else reason
 

@@ -1,7 +1,7 @@
 """What clients may ask for: OpenAI's requests, with the fields that vLLM and jspec add to them.
 
-A field that is not listed is refused: nothing that a client asks for is ignored in silence, but for
-`store` and `metadata`, which are about the client's own records.
+Unknown fields are refused. `store` and `metadata`, which are about the client's records, are
+ignored.
 """
 
 import dataclasses
@@ -30,21 +30,21 @@ _SAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty
 
 
 class StreamOptions(Body):
-    """Options of a stream: whether a last chunk brings the usage, and every chunk that so far."""
+    """Whether the last chunk of a stream has the usage, and every chunk the usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Speculation(Body):
-    """Most drafts a round for this request, and who makes them; 0 and "none" decode plainly."""
+    """The most drafts a round for this request, and its drafter; 0 or "none" decodes plainly."""
 
     num_draft_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
     drafter: str | None = None
 
 
 class AnswerRequest(Body):
-    """What both kinds of requests have; None takes the server's default."""
+    """Fields of both kinds of requests; None takes the server's default."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -92,6 +92,11 @@ class AnswerRequest(Body):
     @property
     def has_calls(self) -> bool:
         """Whether calls of tools are taken out of the text."""
+        return False
+
+    @property
+    def fills_context(self) -> bool:
+        """Whether an answer without a limit may fill the context."""
         return False
 
     @property
@@ -176,7 +181,7 @@ class CompletionRequest(AnswerRequest):
         return list(self.prompt)  # type: ignore[arg-type]
 
     def settings(self, defaults: SamplingParams) -> SamplingParams:
-        """See `AnswerRequest.settings`; of more answers than are wanted the best are not chosen."""
+        """See `AnswerRequest.settings`; `best_of` above `n` is refused."""
         if self.best_of not in (None, self.n):
             raise InputError(f"expected best_of as many as n, {self.n}, got {self.best_of}")
         if self.max_tokens == 0 and not self.echo:
@@ -216,6 +221,11 @@ class ChatRequest(AnswerRequest):
         return self.tools is not None and self.tool_choice != "none"
 
     @property
+    def fills_context(self) -> bool:
+        """Whether an answer without a limit may fill the context."""
+        return self.most_new_tokens is None
+
+    @property
     def pattern_field(self) -> str:
         """The field that says what the answer must look like."""
         field_name = "response_format" if self.pattern is None else "pattern"
@@ -225,7 +235,7 @@ class ChatRequest(AnswerRequest):
         """Returns the expression that the answer must match, if any.
 
         Raises:
-          InputError: a schema that cannot be said, two patterns, or a call of no tool.
+          InputError: a schema that cannot be expressed, two patterns, or a call of an unknown tool.
         """
         shaped = self.response_format and self.response_format.pattern()
         call = demanded_call(self.tool_choice, self.tools or ())

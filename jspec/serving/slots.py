@@ -1,4 +1,4 @@
-"""The rows of a batch as the scheduler's slots, their pages, and what earlier texts have left.
+"""The rows of a batch as the scheduler's slots, their pages, and the prefix cache.
 
     row 0    | shared | shared | own | own |
     row 1    | shared | own |                     shared pages are those of nodes of the tree
@@ -8,8 +8,8 @@ A row reads shared pages and never writes them: they hold full chunks of its pro
 from the end of its text on. The nodes are pinned as long as the row has them. A chunk that was read
 becomes a node, which then owns the row's pages of it; so do, once an answer has ended, the chunks
 that it has filled with tokens. With them the nodes get the drafter's pages, each node those of the
-chunk before it: a drafter's slot may follow from the token after its own, too, and the newest slot
-that it has may be rewritten.
+chunk before it: a drafter's slot may also follow from the token after its token, and the newest
+slot that it has may be rewritten.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ from jspec.serving.prefix_tree import Node, PageTokens, PrefixTree, path
 
 @dataclasses.dataclass
 class Shared:
-    """What a node of the tree has.
+    """The contents of a node of the tree.
 
     Attributes:
       pages: those of its chunk.
-      snapshot: what else reading it has left.
+      snapshot: the other state after reading it.
       draft_pages: the drafter's, of the chunk before, whose last slot may follow from this chunk's
         first token; none until all its caches have read that chunk.
     """
@@ -50,7 +50,7 @@ class _Held:
 
     def __init__(self, request: Row, node: Node, draft_pages: list[int]) -> None:
         self.request, self.node, self.draft_pages = request, node, draft_pages
-        self.own: tuple[list[int], list[int]] = [], []
+        self.private: tuple[list[int], list[int]] = [], []
 
     @property
     def shared(self) -> list[int]:
@@ -60,7 +60,7 @@ class _Held:
     @property
     def pages(self) -> list[list[int]]:
         """The pages of each part, in the order of the slots."""
-        return [self.shared + self.own[0], self.draft_pages + self.own[1]]
+        return [self.shared + self.private[0], self.draft_pages + self.private[1]]
 
 
 class BatchSlots:
@@ -100,14 +100,16 @@ class BatchSlots:
         shared = {id(node): node for held in rows for node in path(held.node)}
         target = sum(len(node.page.pages) for node in shared.values())
         draft = len({page for held in rows for page in held.draft_pages})
-        own = [sum(map(len, part)) for part in zip(*(held.own for held in rows), strict=True)]
-        return [target + own[0], draft + own[1]] if rows else [0, 0]
+        private = [
+            sum(map(len, part)) for part in zip(*(held.private for held in rows), strict=True)
+        ]
+        return [target + private[0], draft + private[1]] if rows else [0, 0]
 
     def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
         """Begins to read a prompt; returns how many of its tokens need not be read again.
 
-        With what was saved of a row the prompt is all its tokens but the newest. Returns None, and
-        does nothing, where there are not enough pages for it now.
+        For a paused row the prompt is all its tokens but the newest. Returns None, and does
+        nothing, if there are not enough pages for it yet.
         """
         assert self._reading is None
         # Scores are those of every token of the prompt, and of narrow chunks: see `Batch.begin`.
@@ -143,7 +145,7 @@ class BatchSlots:
         """Returns the nodes of the chunks that need not be read; the last token always is."""
         nodes, begin, prompt = list[Node](), 0, request.prompt
         while True:
-            # As the rest would be read; what answers have said is in chunks of a page each.
+            # As the rest would be read; what answers have said is in chunks of one page.
             planned = self._batch.chunks(len(prompt) - begin, self._widest_chunk)[0][1]
             node = nodes[-1] if nodes else self.tree.root
             for width in dict.fromkeys((planned, PAGE)):
@@ -157,7 +159,7 @@ class BatchSlots:
                 return nodes
 
     def _read_by_drafter(self, request: Row, nodes: Sequence[Node]) -> list[int]:
-        """Returns the drafter's pages of the nodes that were found, up to a node without any."""
+        """Returns the drafter's pages of these nodes, up to a node without any."""
         if not self._batch.shares_drafter_pages(request):
             return []
         shared = [node.page.draft_pages for node in nodes[1:]]
@@ -173,8 +175,8 @@ class BatchSlots:
         while any(pool.num_free < n for pool, n in zip(self.pools, counts, strict=True)):
             is_dropped = self.tree.drop_one() or self._drop_draft_pages()
             assert is_dropped, "pages that no row has are neither free nor in the tree"
-        for pool, own, count in zip(self.pools, held.own, counts, strict=True):
-            own += pool.take(max(count, 0))
+        for pool, pages, count in zip(self.pools, held.private, counts, strict=True):
+            pages += pool.take(max(count, 0))
         return True
 
     def _drop_draft_pages(self) -> bool:
@@ -202,7 +204,7 @@ class BatchSlots:
     def read(self, row: int) -> tuple[int, Round | None]:
         """Reads a chunk; returns its length, and after the last one the first token.
 
-        Where a row was saved no token is new.
+        A row that was paused gets no new token.
         """
         assert self._reading is not None
         reading_row, reading, saved = self._reading
@@ -222,18 +224,18 @@ class BatchSlots:
     def _add(self, held: _Held, reading: Reading, begin: int, width: int) -> None:
         """Makes a node of the chunk that was read last, to which its pages then belong."""
         chunk = tuple(reading.prompt[begin : begin + width])
-        # No room: a chunk without the one before it would never be found.
+        # No room: a chunk without the chunk before it would never match.
         self._is_adding = self._give(held, chunk, self._batch.snapshot(reading, begin, width))
 
     def _give(self, held: _Held, chunk: PageTokens, snapshot: Snapshot) -> bool:
-        """Gives a row's next pages to a new node; False where there is one, or no room for it."""
+        """Gives a row's next pages to a new node; False where it exists, or has no room."""
         count = len(chunk) // PAGE
-        shared = Shared(held.own[0][:count], snapshot)
+        shared = Shared(held.private[0][:count], snapshot)
         num_bytes = count * self._batch.page_bytes[0] + tree_bytes(snapshot)
         added = self.tree.add(held.node, chunk, shared, num_bytes)
         if added is None or added.page is not shared:
             return False
-        del held.own[0][:count]
+        del held.private[0][:count]
         self.tree.pin(added)
         self.tree.unpin(held.node)
         held.node = added
@@ -259,16 +261,16 @@ class BatchSlots:
 
     def _replace(self, held: _Held, node: Node) -> None:
         """Takes a node of the same tokens in the place of a row's own pages."""
-        own = held.own[0][: len(node.page.pages)]
-        self.pools[0].give_back(own)
-        del held.own[0][: len(own)]
+        pages = held.private[0][: len(node.page.pages)]
+        self.pools[0].give_back(pages)
+        del held.private[0][: len(pages)]
         self.tree.pin(node)
         self.tree.unpin(held.node)
         held.node = node
 
     def _give_draft_pages(self, held: _Held, num_full: int) -> None:
         """Gives the drafter's first pages of a row that has ended to the nodes that have none."""
-        begin, pages = 0, (held.draft_pages + held.own[1])[:num_full]
+        begin, pages = 0, (held.draft_pages + held.private[1])[:num_full]
         for node, after in itertools.pairwise(path(held.node)):
             count = len(node.page.pages)
             end = begin + count
@@ -279,7 +281,7 @@ class BatchSlots:
                 after.page.draft_pages = pages[begin:end]
             begin = end
         given = {page for node in path(held.node) for page in node.page.draft_pages}
-        held.own = held.own[0], [page for page in held.own[1] if page not in given]
+        held.private = held.private[0], [page for page in held.private[1] if page not in given]
 
     def run(self, num_rounds: int) -> float:
         """Runs rounds of all slots; returns the seconds that they took."""
@@ -303,8 +305,8 @@ class BatchSlots:
                 self._keep(row, held, text)
             self._batch.finish(row)
         del self._held[row]
-        for pool, own in zip(self.pools, held.own, strict=True):
-            pool.truncate_to(own, 0)
+        for pool, pages in zip(self.pools, held.private, strict=True):
+            pool.truncate_to(pages, 0)
         self.tree.unpin(held.node)
         if answer:
             self._batch.remember(answer)
@@ -320,10 +322,10 @@ class BatchSlots:
         return self._batch.has_memory
 
     def keep_alive(self) -> None:
-        """Does nothing: one process need not be told that there is nothing to do."""
+        """Does nothing: only several processes need it."""
 
     def stop(self) -> None:
-        """Does nothing: no other process waits for calls."""
+        """Does nothing: only several processes need it."""
 
     def pause(self, row: int) -> Any:
         """Finishes a slot; returns what `begin` takes to go on; None if it has no token yet."""

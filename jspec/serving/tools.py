@@ -1,4 +1,4 @@
-"""Tools: functions that a model may call, or must, and the calls in what it says."""
+"""Tools: functions that a model may or must call, and the calls in its answers."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class Tool(Body):
         """Returns the expression of a call by which the function's parameters are satisfied.
 
         Raises:
-          InputError: parameters that are no object, or a schema that cannot be said.
+          InputError: parameters that are no object, or a schema that cannot be expressed.
         """
         parameters = {"type": "object"} | (self.function.parameters or {})
         # Without any named, a function has no parameters, as OpenAI has it.
@@ -88,10 +88,10 @@ class ToolChoice(Body):
 
 
 def demanded_call(choice: str | ToolChoice | None, tools: Sequence[Tool]) -> str | None:
-    """Returns the expression of the one call that must be made; None where none must.
+    """Returns the expression of the call that must be made; None if none must be.
 
     Raises:
-      InputError: a call of none of the tools, or of parameters that cannot be said.
+      InputError: a call of an unknown tool, or parameters that cannot be expressed.
     """
     if choice in FREE_CHOICES:
         return None
@@ -110,12 +110,11 @@ class CallReader:
 
         <tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>
 
-    A call ends with its JSON object, whatever its texts contain. What is no such object stays in
-    the text, but for one that the answer's end cuts; and of spaces around calls those that have no
-    text on either side are left out.
+    A call ends with its JSON object. What is no such object stays in the text, unless the answer's
+    end cuts it. Spaces around calls are left out where no text is beside them.
 
     Attributes:
-      num_calls: how many were found so far.
+      num_calls: number of calls so far.
     """
 
     def __init__(self, is_parallel: bool = True, is_forced: bool = False) -> None:
@@ -126,7 +125,7 @@ class CallReader:
         self._is_bare, self._spaces = True, ""
 
     def push(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Adds text; returns what is known to be content now, and the new calls, as a delta."""
+        """Adds text; returns what is newly known to be content, and the new calls, as a delta."""
         self._rest += text
         content, calls = "", list[dict[str, Any]]()
         while (begin := self._rest.find(_BEGIN)) >= 0:

@@ -1,4 +1,4 @@
-"""What the rounds of the newest answers did, for whoever asks afterwards."""
+"""The rounds of the newest answers, for /v1/jspec/trace."""
 
 import threading
 from typing import Any
@@ -28,7 +28,7 @@ def rounds_of(update: Update) -> list[dict[str, Any]]:
 
 
 class Traces:
-    """Rounds by reply and answer; where they become too many, the oldest reply is forgotten."""
+    """Rounds by reply and answer; the oldest reply is forgotten when there are too many."""
 
     def __init__(self, *, max_rounds: int = MAX_ROUNDS) -> None:
         self._max_rounds = max_rounds
@@ -66,6 +66,6 @@ class Traces:
             answers = self._replies.get(reply_id)
             if answers is None:
                 return None
-            found = [answers[index] | {"rounds": list(answers[index]["rounds"])}
+            copies = [answers[index] | {"rounds": list(answers[index]["rounds"])}
                      for index in sorted(answers)]  # fmt: skip
-        return {"id": reply_id, "object": "jspec.trace", "answers": found}
+        return {"id": reply_id, "object": "jspec.trace", "answers": copies}

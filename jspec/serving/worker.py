@@ -1,4 +1,4 @@
-"""The thread that computes: it alone touches the device, and hands out what it has found."""
+"""The thread that computes: it alone touches the device, and hands out the results."""
 
 import threading
 import time
@@ -13,8 +13,7 @@ from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.pattern_processor import MAX_STATES
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
-from jspec.sampling.processors import PROCESSORS
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import PROCESSORS, Switches
 from jspec.serving.job import Job, Update
 from jspec.serving.many_processes import LeadingSlots
 from jspec.serving.scheduler import Scheduler
@@ -37,9 +36,9 @@ def make_slots(
 ) -> BatchSlots:
     """Returns `generator.batch_size` slots of this process's devices.
 
-    `cache_bytes` is for the pages of keys and values, in each memory; None takes enough for all
-    slots, or what is free. What was read of prompts stays in those that no slot needs: in
-    `prefix_cache_bytes` at most, unless that is None.
+    `cache_bytes` is for the pages of keys and values, on each device; None takes enough for all
+    slots, or what is free. The prefix cache uses pages that no slot needs, `prefix_cache_bytes` at
+    most unless that is None.
 
     Raises:
       InputError: if there is not enough memory for the slots.
@@ -68,7 +67,7 @@ def make_scheduler(
 ) -> Scheduler:
     """Returns a scheduler of slots, see `make_slots`, whose programs are compiled.
 
-    Of several processes it is made in the first alone; the others `follow` it.
+    Of several processes only the first makes it; the others `follow` it.
 
     Raises:
       InputError: if there is not enough memory for the slots.
@@ -101,7 +100,7 @@ def check_pattern(generator: Generator, pattern: str | None, *, is_schema: bool 
     """Makes the tables of a pattern, so that the thread that computes need not.
 
     Raises:
-      InputError: they cannot be made; of what a schema became, the client knows no expression.
+      InputError: they cannot be made; for a schema the message does not show the expression.
     """
     if pattern is None:
         return
@@ -161,10 +160,10 @@ def make_row(
 
 
 class Worker:
-    """Steps the scheduler in a thread of its own, as long as there is anything to do.
+    """Steps the scheduler in its own thread, as long as there is anything to do.
 
     Attributes:
-      error: what has ended the thread, in one line; None while all is well.
+      error: what has ended the thread, in one line; None while it runs.
       cause: that error itself.
     """
 

@@ -14,7 +14,7 @@ With drafts (arXiv 2211.17192, A.4), one target call serves several steps.
     beam 1 | b  e1 e2         ONE target call on all blocks: candidates after every token
              │
              ▼
-    step 1 from a and b; step 2 if every new beam is a drafted one, such as a d1 and b e1, as its
+    step 1 from a and b; step 2 if every new beam was drafted, such as a d1 and b e1, as its
     candidates are there already; and so on. The last step's beams need not be drafted.
 
 Every step sees the log-probabilities that it would see without drafts, so beams and scores are
@@ -36,9 +36,16 @@ from jspec.kernels import run_if
 from jspec.sampling.noise import KEY_TYPE
 from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.tree import Tree, along, tree_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.round import call_on_block, emitted_tokens, in_narrowest
-from jspec.speculation.types import Drafter, ModelParams, RoundInputs, SpecState, TargetView
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    Proposal,
+    RoundInputs,
+    SpecState,
+    TargetView,
+    Verdict,
+)
 
 EARLY_STOPPING = (False, True, "never")  # by the number that a program is given
 
@@ -66,7 +73,7 @@ class Pool(NamedTuple):
 
     Attributes:
       scores: with the length penalty, [k]; -inf where there is none yet.
-      length: tokens of each, its last included, [k].
+      length: tokens of each beam, its last included, [k].
       parent: the running beam that each continued by its last token, [k].
       token: that token, [k].
     """
@@ -82,7 +89,7 @@ class Beams(struct.PyTreeNode):
 
     Attributes:
       scores: sum of each running beam's log-probabilities, [k], best first; -inf for one that does
-        not exist, as before the first step all but one.
+        not exist, as before the first step all but the first.
       num_steps: steps taken, which is the number of tokens of each running beam.
       parents: for each step the beam that every new one continues, [s k].
       tokens: and by which token, [s k].
@@ -303,7 +310,7 @@ def beam_round(
     widths: Sequence[int] = (),
     most_drafts: int | None = None,
 ) -> tuple[BeamState, BeamInfo]:
-    """Advances all beams by one step or several; without a drafter by one: plain beam search.
+    """Advances all beams by one step or several; without a drafter by one step: plain beam search.
 
     A narrower target call is compiled for each number of drafts in `widths`, which rise. No beam
     has more than `most_drafts`, by default all that the drafter can make.
@@ -326,7 +333,7 @@ def _propose(
         return Proposal(none, jnp.zeros([k], jnp.int32)), state
     # A round takes one step more than it keeps drafts.
     room = state.limits.max_tokens - state.beams.num_steps - 1
-    # A drafter has always seen a token, which it has not yet after a prompt of one.
+    # A drafter has always seen a token, which it has not yet after a prompt of one token.
     is_wanted = (state.beams.scores > -jnp.inf) & (state.target_cache.length > 0)
     most = drafter.num_draft_tokens if most_drafts is None else most_drafts
     wanted = jnp.where(is_wanted, jnp.clip(room, 0, most), 0)

@@ -1,7 +1,7 @@
 """How many drafts each row of a batch gets, where the rows share a call of one size.
 
 Side by side (see `packing`) a round costs by the tokens that all rows verify together. So drafts
-are granted where they are most likely to be kept, whoever's they are: the probability that draft i
+are granted where they are most likely to be kept, in whichever row: the probability that draft i
 of row r is kept is a_r·l_r^(i-1), by the row's own estimates, and what is granted is the start of
 the list of all wanted drafts in falling order of it. The probabilities never rise along a row, and
 of equal ones the earlier place goes first, so no draft is granted without those before it.
@@ -13,8 +13,8 @@ of equal ones the earlier place goes first, so no draft is granted without those
 How many are granted altogether: those that fill the size of a call for which the batch is expected
 to emit the most tokens per second, by the measured seconds of rounds of as many tokens.
 
-Only rows that say the same with any number of drafts share. The others have what they want: their
-tokens must not depend on their company.
+Only rows whose tokens are the same with any number of drafts share. The others get what they want:
+their tokens must not depend on other rows.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.typing import RowCounts, RowFlags
-from jspec.speculation.control import FORBIDDEN, MARGIN, Control, Costs
+from jspec.common.typing import RowCounts
+from jspec.speculation.control import FORBIDDEN, MARGIN, Demand
 
 _FIRST_SHARES = (0.25, 0.5)  # drafts a row: between none and one a token costs most of its price
 
@@ -65,26 +65,14 @@ def smallest_call(
     return jnp.argmax(fits, axis=1).astype(jnp.int32)
 
 
-def grant(
-    control: Control,
-    costs: Costs,
-    kind: RowCounts,
-    wanted: RowCounts,
-    is_running: RowFlags,
-    is_free: RowFlags,
-    sizes: Sequence[CallSize],
-) -> RowCounts:
-    """Returns how many drafts each row gets, [b]: at most those that it wants.
+def grant(demand: Demand, sizes: Sequence[CallSize]) -> RowCounts:
+    """Returns how many drafts each row gets, [b], at most what it wants; widths may differ.
 
     Args:
-      control: of the rows.
-      costs: see `Control.round_costs`.
-      kind: of each row's proposal.
-      wanted: drafts that each row has and wants.
-      is_running: whether the row takes part.
-      is_free: whether the row's tokens are the same with any number of drafts.
-      sizes: the calls that there are; see `call_sizes`.
+      demand: drafts that the rows have and want.
+      sizes: the compiled calls; see `call_sizes`.
     """
+    control, _, kind, wanted, is_running, is_free = demand
     is_forced = control.forced[jnp.arange(kind.shape[0]), kind] >= 0
     is_shared = is_running & is_free & ~is_forced
     # In the call in any case: a token of each row, and the drafts of rows that do not share.
@@ -103,7 +91,7 @@ def grant(
     numbers = jnp.stack(granted)
     drafts = jnp.maximum(numbers.max(axis=1), widest)
     places = smallest_call(used + numbers.sum(axis=1), drafts, sizes)
-    seconds = _seconds(control, costs, kind, is_running, sizes)
+    seconds = _seconds(demand, sizes)
     seconds = jnp.where(drafts > 0, seconds[places + 1], seconds[0])
     seconds = seconds * jnp.where(numbers.any(axis=1), MARGIN, 1.0)
     best = jnp.argmax(jnp.stack(tokens) / seconds)
@@ -124,17 +112,12 @@ def _most_likely(
     return is_granted.sum(axis=1, dtype=jnp.int32), gained
 
 
-def _seconds(
-    control: Control,
-    costs: Costs,
-    kind: RowCounts,
-    is_running: RowFlags,
-    sizes: Sequence[CallSize],
-) -> Float32[Array, "n"]:
+def _seconds(demand: Demand, sizes: Sequence[CallSize]) -> Float32[Array, "n"]:
     """Returns the mean of the running rows' costs of a plain round and of rounds of the calls.
 
     Costs lie between those of the numbers of drafts that were measured.
     """
+    control, costs, kind, is_running = demand.control, demand.costs, demand.kind, demand.is_running
     batch_size = kind.shape[0]
     known = costs[jnp.arange(batch_size), control.drafter_of(kind)]
     # A row that may not draft says nothing of what drafts cost the others.

@@ -18,14 +18,14 @@ tried, l follows a. What is assumed at first is what was measured for the models
 known. With every round the past fades towards it, so a drafter that was switched off is tried
 again. No clock is read: the same history and costs, the same choice.
 
-Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
+Trying is limited: each row counts the seconds by which its rounds have taken longer than plain
 decoding would have, by the recorded costs. A round that could bring that above one plain step and
 1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
 where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
 
 A tree is drafted whole or not at all. The drafter's own estimates say how many nodes to verify.
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
-later one that always has one, where that promises more tokens per second.
+later drafter that always has a draft, where that promises more tokens per second.
 
 In a batch the rows' blocks lie side by side, and `budget` grants drafts out of what rows want.
 Where that cannot be, a round is as wide as its widest row, and all rows wait for it: what a row
@@ -88,7 +88,7 @@ class Control(struct.PyTreeNode):
 
     Attributes:
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
-      alone: seconds of the same rounds where the row is the only one, [b m c].
+      alone: seconds of the same rounds where the row is alone, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
       assumed: probabilities, before any round, that a first and a later draft of each kind is
         accepted, [b k 2].
@@ -161,7 +161,7 @@ class Control(struct.PyTreeNode):
         """Returns what rounds of as many rows as there are cost, [b m c].
 
         The seconds lie between those of one row and those of `num_rows`. Only the rows that are
-        free count that: the others' drafts, and so their tokens, must not depend on their company.
+        free count that: drafts of other rows, and so their tokens, must not depend on the batch.
         """
         if len(is_free) >= self.num_rows:
             return self.costs
@@ -181,7 +181,7 @@ class Control(struct.PyTreeNode):
         per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
         for index, rival_kind in enumerate(self.kinds):
-            # A drafter that may find nothing is no reason to give up a draft that was found.
+            # A drafter that may find nothing is no reason to give up a draft that it has.
             if rival_kind.is_certain and rival_kind.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
                 promised = self._seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
@@ -351,7 +351,7 @@ class Control(struct.PyTreeNode):
         rates = kept / (tried + _DOUBT)
         if not is_proven:
             prior = self.assumed[jnp.arange(len(kind)), kind]
-            # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
+            # Rounds of 1 draft try no later draft. As much more often, or less, as first drafts are
             # accepted than was assumed, later ones are assumed to be.
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
             prior = prior.at[:, 1].add(more).clip(0.0, 1.0)
@@ -368,25 +368,33 @@ FORBIDDEN = 1e6  # seconds of a number of drafts that a row may not have
 MARGIN = 1.1  # times the speed of no drafts that drafts must promise: rates lag, costs are guessed
 
 
-def agree(
-    control: Control,
-    costs: Costs,
-    kind: RowCounts,
-    wanted: RowCounts,
-    is_running: RowFlags,
-    is_free: RowFlags,
-) -> RowCounts:
-    """Returns how many drafts each row has, [b]: at most those that it wants.
+class Demand(NamedTuple):
+    """The drafts that the rows of a batch want in one round, and what decides how many they get.
 
-    Args:
-      control: of the rows; where it knows of one row alone, they have what they want.
+    Attributes:
+      control: of the rows.
       costs: see `Control.round_costs`.
       kind: of each row's proposal.
       wanted: drafts that each row wants, or has.
       is_running: whether the row takes part.
-      is_free: whether the row's tokens are the same with any number of drafts; others keep theirs,
-        as what they say must not depend on their company.
+      is_free: whether the row's tokens are the same with any number of drafts; others keep their
+        drafts, as their tokens must not depend on the other rows.
     """
+
+    control: Control
+    costs: Costs
+    kind: RowCounts
+    wanted: RowCounts
+    is_running: RowFlags
+    is_free: RowFlags
+
+
+def agree(demand: Demand) -> RowCounts:
+    """Returns how many drafts each row gets, [b], where all rows have blocks of one width.
+
+    That is at most what a row wants; all of it where the batch, or the control, has one row.
+    """
+    control, costs, kind, wanted, is_running, is_free = demand
     if control.num_rows == 1 or kind.shape[0] == 1:
         return wanted
     numbers = jnp.asarray(control.numbers, jnp.int32)

@@ -14,7 +14,7 @@ norm(max(target - draft, 0)), is drawn by an exact formula:
 
 With TV the total variation between the two, a draft is rejected with probability TV, and the loop
 then takes 1 / TV draws on average: together one draw for each draft examined, however similar the
-two are. A loop that has kept nothing after 2^24 draws takes the target's last one. That happens
+two are. A loop that has kept nothing after 2^24 draws takes the target's last draw. That happens
 with probability TV (1 - TV)^(2^24), below 2.2e-8 for every TV, which is less than the resolution of
 the uniform number that decides an acceptance.
 """

@@ -1,4 +1,4 @@
-"""What `speculate` checks before anything runs: two functions, how a state goes on, and the mesh.
+"""Checks of `speculate` before anything runs: the two functions, the update, and the mesh.
 
 Shapes, types and supports are read by tracing, which computes nothing.
 """
@@ -29,7 +29,7 @@ _NOT_TRACEABLE = (
 
 
 def is_pytree(value: Any) -> bool:
-    """Returns whether JAX knows a value's parts."""
+    """Returns whether a value is a pytree that JAX knows."""
     return not jax.tree_util.all_leaves([value])
 
 
@@ -80,11 +80,11 @@ def check_functions(f: StepFn, g: StepFn, update: UpdateFn, state: Any) -> None:
     if kind != kind_after:
         raise InputError(f"expected update to give a state of the form {kind}, got {kind_after}")
     whose = "the default update (the value is the next state)" if update is latest else "update"
-    for (path, leaf), (_, other) in zip(paths, others, strict=True):
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+    for (path, leaf), (_, leaf_after) in zip(paths, others, strict=True):
+        if (leaf.shape, leaf.dtype) != (leaf_after.shape, leaf_after.dtype):
             raise InputError(
                 f"expected {whose} to give {leaf.dtype}{list(leaf.shape)} for state"
-                f"{jax.tree_util.keystr(path)}, got {other.dtype}{list(other.shape)}"
+                f"{jax.tree_util.keystr(path)}, got {leaf_after.dtype}{list(leaf_after.shape)}"
             )
 
 

@@ -19,12 +19,12 @@ All three are pure. Parameters belong in a callable pytree, `jax.tree_util.Parti
 arrays that a plain function closes over become constants of the program. The states of one round
 lie side by side, num_drafts + 1 copies: large constants do not belong in them.
 
-*Result.* `Speculation`: the values, which of them were guesses, the state after the last one, and
+*Result.* `Speculation`: the values, which of them were guesses, the state after the last, and
 counts. All shapes follow from num_steps, num_drafts and the state.
 
 *Seeds.* The same key gives the same values. With `acceptance="coupled"` (arXiv 2408.07978) the
 value of step t is drawn with the key of step t, by f and by g, and a guess is kept if g draws the
-same. The values are then those of g alone, one by one, whatever f and num_drafts are; see
+same. The values are then those of g alone, one at a time, whatever f and num_drafts are; see
 `step_key`. That keeps guesses only where equal noise gives equal values, as for categories. The
 rule "rejection" keys its noise by the first step of the round, as `sampling.noise` explains.
 With num_drafts=0 f is not run, and both rules are g alone.
@@ -52,7 +52,6 @@ from jspec.common.errors import InputError, check_among, check_count
 from jspec.kernels import while_any
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise, Purpose
 from jspec.speculation.acceptance import rejection
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.distributions import (
     Categorical,
     draw,
@@ -71,6 +70,7 @@ from jspec.speculation.function_checks import (
     is_pytree,
     latest,
 )
+from jspec.speculation.types import AcceptanceRule, Proposal
 
 _MOST_STEPS, _MOST_DRAFTS = 10**8, 4096
 _NO_FAULT, _FAULT_OF_F, _FAULT_OF_G = 0, 1, 2
@@ -279,7 +279,7 @@ class Guesses(NamedTuple):
     """The guesses of one round.
 
     Attributes:
-      states: before each guess, and after the last one, [w + 1, ...].
+      states: before each guess, and after the last, [w + 1, ...].
       values: the guesses, [w, ...].
       drafts: the distributions that they were drawn from, [w].
     """

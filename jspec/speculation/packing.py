@@ -8,9 +8,9 @@ Where products compute, a call costs by its tokens. Blocks as wide as the widest
 side by side there is no padding but at the end of the call, whose size is one of a few. Rows that
 are done have no token in it.
 
-To the model each token is a row of its own, whose earlier tokens are in the cache already; see
-`PackedKVCache`. By C++ neither a product nor attention lets a row depend on the rows beside it, so
-a token's logits are the same, bit for bit, in any company and at any place.
+To the model each token is its own row, whose earlier tokens are in the cache already; see
+`PackedKVCache`. In the C++ kernels no row of a product or of attention depends on the rows beside
+it, so a token's logits are the same, bit for bit, in any batch and at any place.
 """
 
 from typing import Any, Self
@@ -22,11 +22,10 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import AnyLogits, Params, RowCounts, RowSeeds, TargetProbs
 from jspec.kernels import whole
-from jspec.sampling.distribution import best_token
-from jspec.sampling.draw import draw_next
+from jspec.sampling.distribution import best_token, draw_next
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import match_tokens
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 class Packing(struct.PyTreeNode):
@@ -72,7 +71,7 @@ class Packing(struct.PyTreeNode):
     def unpack(self, values: Any) -> Any:
         """Returns of leaves [n 1 ...] those of blocks, [b t ...].
 
-        A token that is not in the call has the values of another one, which mean nothing.
+        A token that is not in the call has the values of another, which mean nothing.
         """
         return jax.tree.map(lambda leaf: leaf[self.index, 0], values)
 
@@ -100,7 +99,7 @@ def judge_packed(
 ) -> Verdict:
     """Decides as `round.judge` does for chains, from logits [n 1 v] that no processor is to see.
 
-    What is computed for each token, over the vocabulary, is computed for those of the call only.
+    Work over the vocabulary is done for the tokens of the call only.
     """
     rows = packing.pack_rows(settings)
 

@@ -14,8 +14,11 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import ApplyFn, RowCounts, Tokens
 from jspec.kernels import whole
-from jspec.sampling.distribution import TokenLogprobs, token_logprobs
-from jspec.sampling.draw import draw_next
+from jspec.sampling.distribution import (
+    TokenLogprobs,
+    draw_next,
+    token_logprobs,
+)
 from jspec.speculation.round import as_read, cut_at_end, silence
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 
@@ -60,8 +63,8 @@ def prefill_chunk(
 
     After the last chunk that token is the row's first output. After an earlier one it means
     nothing, and the next call overwrites it. The chunk is padded; at least one token counts. With
-    the tokens that follow each of its own, [b t], their log-probabilities are returned, too; then
-    the logits of all are computed.
+    the tokens that follow those of the chunk, [b t], their log-probabilities are returned, too;
+    then the logits of all are computed.
     """
     options: dict[str, Any] = {} if following is not None else {"logits_at": num_tokens - 1}
     logits, hidden, cache = target(

@@ -14,8 +14,8 @@
 The drafts may also form a tree, of which the rule keeps one path; see `acceptance.tree`.
 
 Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
-so those at the accepted drafts are the ones that plain decoding would have computed there. What
-becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
+so those at the accepted drafts are the ones that plain decoding would have computed there. The
+acceptance rule decides by these distributions; see `speculation.acceptance`.
 
 The newest token has been emitted, but no model has consumed it: its keys and values are computed as
 the first token of the next block. Rejected drafts leave keys and values in the cache, in
@@ -52,19 +52,21 @@ from jspec.sampling.distribution import sample, token_logprobs
 from jspec.sampling.noise import KEY_TYPE, AcceptanceNoise
 from jspec.sampling.settings import COLDEST, SamplingSettings, Switches, process_drafts
 from jspec.speculation.acceptance.chain import match
-from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_call, tree_of
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.acceptance.tree import Tree, along, match_tree, prune, tree_of
 from jspec.speculation.budget import CallSize, grant, smallest_call
-from jspec.speculation.control import Control, agree
+from jspec.speculation.control import Control, Demand, agree
 from jspec.speculation.packing import Packing, judge_packed
 from jspec.speculation.types import (
+    AcceptanceRule,
     Drafter,
     LimitFn,
     ModelParams,
+    Proposal,
     RoundInputs,
     SpecState,
     StepInfo,
     TargetView,
+    Verdict,
 )
 
 _State = TypeVar("_State")
@@ -92,7 +94,9 @@ def call_on_block(
         options["first_layer"] = proposal.prefix.num_layers
     if packing is not None:
         return packing.call(target, params, inputs, cache, **options)
-    options |= tree_call(tree, cache.length)
+    if tree is not None:
+        positions = cache.length[:, None] + tree.depths
+        options |= {"positions": positions, "block_mask": tree.mask}
     return target(params, inputs, cache, **options)
 
 
@@ -153,7 +157,7 @@ def in_smallest(
       proposal: cut to each call's width.
 
     Returns:
-      The call's results; the info, the second one, is padded to its shape at full width.
+      The call's results; the info, the second, is padded to its shape at full width.
     """
     if len(calls) == 1:
         return calls[0][1](state, proposal)
@@ -199,7 +203,7 @@ def judge(
 
     The logits are the target's at each block token, [b w+1 v], after the processors, which the
     settings no longer have. The position of the round's first token keys the noise. The tree is the
-    proposal's, if it is one. The target's distributions, [b w+1 v], are returned too if the
+    proposal's, if it is a tree. The target's distributions, [b w+1 v], are returned too if the
     settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
@@ -247,7 +251,7 @@ def learn(
     proposal: Proposal,
     verdict: Verdict,
 ) -> SpecState:
-    """Returns the state after the drafter has seen what the target found likeliest, if it asks.
+    """Returns the state after the drafter has seen the target's likeliest tokens, if it asks.
 
     `logits` are those after each token of the block, processed.
     """
@@ -383,8 +387,8 @@ def _weigh(
     if proposal.parents is None:
         # Each row may have found drafts: they share a call, or one row alone makes all wait.
         share = functools.partial(grant, sizes=sizes) if sizes else agree
-        shared = share(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
-        proposal = proposal.replace(num_tokens=shared)
+        demand = Demand(control, costs, kind, proposal.num_tokens, ~state.is_done, is_free)
+        proposal = proposal.replace(num_tokens=share(demand))
     return proposal, control
 
 
@@ -528,14 +532,14 @@ def _wanted(
         wanted = jnp.minimum(wanted, state.control.choose(costs, kind, lag, room))
         # As if all rows had proposals of their kind, so that none is made for nothing. Where blocks
         # lie side by side, a draft that was looked up costs nothing before it is verified.
-        agreed = agree(state.control, costs, kind, wanted, ~state.is_done, is_free)
+        agreed = agree(Demand(state.control, costs, kind, wanted, ~state.is_done, is_free))
         is_cheap = is_side_by_side & ~state.control.runs_model(kind)
         wanted = jnp.where(is_cheap, wanted, agreed)
     return jnp.where(state.is_done, 0, wanted)
 
 
 def _kinds(proposal: Proposal) -> RowCounts:
-    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one."""
+    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one kind."""
     return jnp.zeros_like(proposal.num_tokens) if proposal.kind is None else proposal.kind
 
 

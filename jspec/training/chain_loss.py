@@ -52,7 +52,7 @@ def chain_loss(
 
     Args:
       draft_logits: step -> the drafter's logits.
-      target_step: step -> what the target says.
+      target_step: step -> the target's side of it.
       num_steps: steps of a chain, s.
       decay: weight of each step relative to the one before.
       is_frugal: recompute a step's logits for the gradient, so that one step's are held at a time.

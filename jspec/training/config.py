@@ -1,4 +1,4 @@
-"""What a training run is told: the target, the texts, and how to train; and what it is to train."""
+"""The configuration of a training run, and what it trains (a `Trainee`)."""
 
 import abc
 import dataclasses
@@ -67,7 +67,7 @@ class Recipe:
       log_every: updates between two lines of metrics.
       evaluate_every: updates between two evaluations on held-out texts, each with a checkpoint.
       patience: evaluations without a better score before the run stops; 0 never stops it.
-      keep: latest checkpoints kept, besides the best one.
+      keep: latest checkpoints kept, besides the best.
       seed: of the initialisation and the order of the texts.
     """
 
@@ -98,7 +98,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(abc.ABC):
-    """A training run; each kind of drafter is a subclass with fields of its own.
+    """A training run; each kind of drafter is a subclass with its own fields.
 
     Attributes:
       drafter: the kind of drafter; see `run.KINDS`.

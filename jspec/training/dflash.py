@@ -7,10 +7,10 @@ A block begins with a token of an answer, its anchor, and sees the features befo
 and itself. A number of anchors of each row is drawn; which ones depends on the row alone, so that a
 step is a function of its batch.
 
-Every slot learns the target's distribution of its token, the first ones more than the last: a draft
-counts only if all before it are kept. A Markov head is told the text's own token before. The
-confidence head learns how much of the target's distribution the draft's has, which is how often
-`rejection` keeps it.
+Every slot learns the target's distribution of its token, with a weight that falls from slot to
+slot, as a draft counts only if all before it are accepted. A Markov head gets the text's previous
+token. The confidence head learns the overlap of draft and target, which is how often `rejection`
+accepts the draft.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class DflashTraining(TrainingConfig):
       decay: weight of each slot's loss relative to the one before.
       vocab_size: tokens that the head can propose: the most frequent ones of the texts' answers; 0
         for all of the target's.
-      feature_layers: of the target; empty takes a low, a middle and a high one.
+      feature_layers: of the target; empty takes a low, a middle and a high layer.
       hidden_dim: inner width of its feed-forward layers; 0 takes that of the target.
       markov_rank: of a Markov head; 0 for none.
       confidence_weight: of the confidence head's loss; 0 for no such head.
@@ -228,11 +228,11 @@ def _confidence_loss(
 def draw_anchors(rows: Rows, number: int) -> Int32[Array, "b n"]:
     """Returns the places of tokens that are followed by an answer's, drawn without replacement.
 
-    A row with fewer of them has others, which nothing scores, in their place.
+    A row with fewer of them is filled up with places that are not scored.
     """
     tokens = jnp.asarray(rows.tokens)
     t = tokens.shape[1]
-    # A number of the row's own, so that a batch's anchors follow from its rows.
+    # A number that only this row has, so that a batch's anchors follow from its rows.
     seeds = jnp.sum(tokens * (1 + jnp.arange(t)), axis=1)
     keys = jax.vmap(jax.random.key)(seeds)
     noise = jax.vmap(lambda key: jax.random.uniform(key, [t]))(keys)

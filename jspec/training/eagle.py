@@ -40,7 +40,7 @@ class EagleTraining(TrainingConfig):
 
     Attributes:
       vocab_size: tokens that the head can propose: the most frequent ones of the texts' answers.
-      feature_layers: of the target; empty takes a low, a middle and a high one.
+      feature_layers: of the target; empty takes a low, a middle and a high layer.
       chain_steps: calls of each chain in training.
       chain_decay: weight of each call relative to the one before.
       freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
@@ -104,7 +104,7 @@ class EagleTraining(TrainingConfig):
         return make_heads_trainee(target, heads)
 
     def _load_earlier(self, target: DecoderConfig) -> LoadedHead | None:
-        """Returns the head to go on from, if there is one."""
+        """Returns the head to go on from, if any."""
         if not self.init_head:
             return None
         head = load_eagle(pathlib.Path(self.init_head), target, jnp.float32)
@@ -158,7 +158,7 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
         "mlp": _in_width(params["head"]["mlp"], layer["mlp"]),
         "mlp_norm": layer["mlp_norm"],
     }
-    # The head has no scale of its own.
+    # The head has no separate scale.
     head["head"] = scaled(head["head"], target.config.logits_scale)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     # Biases and norms that a head does not have are left out.

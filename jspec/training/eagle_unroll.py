@@ -85,7 +85,7 @@ def _attend(
     pairs: Sequence[Sequence[Float32[Array, "b t k h"]]],
     visible: Bool[Array, "b t t"],
 ) -> Float32[Array, "b t d"]:
-    """Returns the attention to the pairs of step 0 that a position sees and to its chain's own."""
+    """Returns the attention to the pairs of step 0 that a position sees and to its chain."""
     # The softmax over both is assembled from its parts, so that no array holds all scores.
     (keys, values), *chain_pairs = pairs
     scores = jnp.einsum("btkgh,bskh->bkgts", queries, keys)

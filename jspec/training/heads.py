@@ -45,7 +45,7 @@ class Heads(NamedTuple):
       ids: tokens that they can propose, [u].
       num_steps: of a chain.
       decay: weight of each step's loss relative to the one before.
-      layers: of the target whose outputs they read, besides the last one.
+      layers: of the target whose outputs they read, besides the last.
       is_frugal: see `chain_loss`.
     """
 
@@ -101,7 +101,7 @@ class BlockwiseTraining(TrainingConfig):
     decay: float = 1.0
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns heads that predict at first as the target's own does; see `TrainingConfig`."""
+        """Returns heads that at first predict what the target's head does; see `TrainingConfig`."""
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("decay", self.decay, 0, 10)
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)

@@ -47,10 +47,10 @@ def train(
     """Trains, or goes on where a run in the same folder was killed.
 
     The workdir gets `metrics.jsonl` and `checkpoints/`; `held_out` are batches to score on. A run
-    may go on on another mesh. Returns the parameters of the best score, and its metrics.
+    may be resumed on another mesh. Returns the parameters of the best score, and its metrics.
 
-    `is_over` is asked after each step, given its number, whether the run ends there: for a program
-    whose time is limited. Which step that is decides the parameters, so no other program asks.
+    `is_over(step)` is called after each step, and ends the run if it returns True: for a program
+    whose time is limited. The parameters depend on that step.
 
     Raises:
       InputError: the loss or its gradient is not finite, or the disk is full.

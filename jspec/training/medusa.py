@@ -57,7 +57,7 @@ class MedusaTraining(TrainingConfig):
       num_heads: number of heads, one for each draft of a round.
       num_layers: residual blocks of each head.
       decay: weight of each head's loss relative to the one before.
-      init_head: folder with heads of that shape to begin with; empty begins with the target's own.
+      init_head: folder with heads of that shape to begin with; empty begins with the target's head.
       train_target: Medusa-2: train the target as well, beginning with heads of the first stage
         (`init_head`). IT BECOMES ANOTHER MODEL, which is written to `target/` beside `head/`.
       heads_weight: of the heads' loss beside the target's, with `train_target`: the paper's lambda

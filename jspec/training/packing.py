@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, init_cache, make_apply
@@ -21,7 +21,7 @@ from jspec.training.texts import Text
 
 
 class Rows(NamedTuple):
-    """Rows of several texts each.
+    """Rows that hold several texts.
 
     Attributes:
       tokens: [r t], 0 where padded.
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def shift_left(leaf: Array, by: int) -> Array:
-    """Moves [r t ...] along t, so that index i holds what index i + by held; 0 where none did."""
+    """Moves [r t ...] along t, so that index i holds the value of index i + by; 0 past the end."""
     padding = [(0, 0), (0, by)] + [(0, 0)] * (leaf.ndim - 2)
     return jnp.pad(leaf, padding)[:, by:]
 
@@ -112,7 +112,7 @@ class Batches:
             )
 
     def __getitem__(self, index: int) -> Rows:
-        """Returns a batch; every epoch has as many as the first one."""
+        """Returns a batch; every epoch has as many as the first."""
         epoch, number = divmod(index, self.num_batches)
         if epoch != self._epoch:
             self._epoch, self._rows = epoch, self._pack(epoch)
@@ -127,7 +127,7 @@ class Batches:
 
 
 def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
-    """Yields all rows in batches; empty rows complete the last one."""
+    """Yields all rows in batches; empty rows complete the last."""
     missing = ((0, -len(rows.tokens) % batch_size), (0, 0))
     whole = jax.tree.map(lambda leaf: np.pad(leaf, missing), rows)
     for begin in range(0, len(whole.tokens), batch_size):
@@ -141,7 +141,7 @@ def compute_by_text(
     longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
     by_text = {}
     for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
-        values = exchange.fetch(compute(batch))
+        values = processes.fetch(compute(batch))
         by_text |= {ids: values[span] for span, ids in _spans(batch)}
     return by_text
 

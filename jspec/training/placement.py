@@ -2,7 +2,7 @@
 
 The programs are those of one device. XLA splits them as their arguments are split, and adds the
 sums over devices, of gradients over `data` among them. Each of several processes reads the texts
-and packs the same batches; what else belongs to rows it takes from the disk for its own alone.
+and packs the same batches, but reads stored states only for its own rows.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Placement:
         """Returns a model of floats, split as `put` says.
 
         Heads are never copied, as on a mesh that generates: a copy would be trained apart. Where
-        the devices do not divide the model, it passes the host's memory whole.
+        the devices do not divide the model, the host's memory holds the whole model for a while.
         """
         path = None if self.mesh is None else find_model(name)
         if self.mesh is None or (path is not None and path.is_dir() and self._divides(path)):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.dataclass_fields import read_fields
 from jspec.common.errors import InputError, check_among
 from jspec.common.work_dir import check_or_write_config
@@ -76,10 +76,10 @@ def run_training(
             f"(num_held_out), got {len(texts)}"
         )
     digest = _digest(texts)
-    if exchange.of_first(lambda: digest) != digest:
+    if processes.of_first(lambda: digest) != digest:
         raise InputError("expected the same texts in all processes, got others here")
     claim = functools.partial(check_or_write_config, workdir / _TEXTS, digest)
-    exchange.of_first(lambda: claim() if has_begun(workdir) else None)
+    processes.of_first(lambda: claim() if has_begun(workdir) else None)
     training, held_out = split(texts, config.num_held_out)
     if config.score_prompts:
         training = [Text(text.ids[:1], text.ids[1:]) for text in training]
@@ -93,17 +93,17 @@ def run_training(
           f"{num_answer_tokens} tokens to predict, {batches.num_batches} batches an epoch",
           file=sys.stderr, flush=True)  # fmt: skip
     scored = list(iterate_rows(pack(held_out, config.seq_len), config.batch_size))
-    exchange.of_first(claim)
+    processes.of_first(claim)
     place = dataclasses.replace(place, fill=fill)
     params, metrics = train(trainee, batches, scored, config.recipe, workdir, place, is_over)
-    whole = exchange.fetch({**trainee.borrowed, **params})
-    exchange.of_first(lambda: trainee.save(whole, workdir / config.OUTPUT))
-    exchange.of_first(lambda: write_figures(workdir))
+    whole = processes.fetch({**trainee.borrowed, **params})
+    processes.of_first(lambda: trainee.save(whole, workdir / config.OUTPUT))
+    processes.of_first(lambda: write_figures(workdir))
     return metrics
 
 
 def has_begun(workdir: pathlib.Path) -> bool:
-    """Returns whether a run got as far as its first step here, so that the workdir is its own."""
+    """Returns whether a run got as far as its first step here; the workdir is then taken."""
     return (workdir / _TEXTS).exists()
 
 

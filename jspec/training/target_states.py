@@ -1,4 +1,4 @@
-"""What a frozen target computes of packed texts, asked each time or once and kept on disk.
+"""The states of a frozen target for packed texts, computed each time or once and kept on disk.
 
 A file of a store holds outputs of some layers at the tokens of 128 texts, [n l d], in bfloat16. It
 is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from jaxtyping import Array, Float, Float32
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.typing import Params
@@ -35,13 +35,13 @@ _SAMPLE = 1024  # numbers of each of the target's arrays that its digest is made
 
 
 class TargetStates(NamedTuple):
-    """What a frozen target computes of a batch of rows.
+    """The states of a frozen target for a batch of rows.
 
     Attributes:
       embedded: the target's embeddings of the tokens, [b t d].
       features: its outputs at the feature layers, [b t l d].
       hidden: those of its last layer, normed, [b t d].
-      logits: of the token after each, among those that the drafter can propose, [b t u].
+      logits: of the next token, among those that the drafter can propose, [b t u].
     """
 
     embedded: Float[Array, "b t d"]
@@ -55,7 +55,7 @@ def target_states(
 ) -> TargetStates:
     """Returns the states of a target, which runs if the rows lack its outputs.
 
-    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last one.
+    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last.
     """
     outputs = rows.outputs
     if outputs is None:
@@ -101,7 +101,7 @@ class StateStore:
         model, sizes = _digest_of(target, layers), {"seq_len": seq_len, "batch_size": batch_size}
         paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
         # The first of several processes writes, in a folder that all see.
-        is_stored = exchange.of_first(lambda: [path.exists() for path in paths])
+        is_stored = processes.of_first(lambda: [path.exists() for path in paths])
         num_done = sum(is_stored)
         progress = Progress(len(paths), num_done, "hidden-state file")
         nothing = np.zeros([0, *shape], jnp.bfloat16)  # of a text without tokens
@@ -109,7 +109,7 @@ class StateStore:
             if not is_there:
                 by_text = compute_by_text(functools.partial(run, target.params), group, **sizes)
                 whole = np.concatenate([by_text.get(text.ids, nothing) for text in group])
-                exchange.of_first(functools.partial(_write, path, whole))
+                processes.of_first(functools.partial(_write, path, whole))
                 num_done += 1
                 progress.show(num_done)
             ends = np.cumsum([len(text.ids) for text in group])
@@ -154,7 +154,7 @@ def _digest_of(target: LoadedModel, layers: tuple[int, ...]) -> str:
     """Returns a digest of a model and some of its layers, made of a sample of its weights."""
     digest = hashlib.sha256(repr((target.config, layers)).encode())
     for leaf in jax.tree.leaves(target.params):
-        digest.update(exchange.fetch(leaf.reshape(-1)[:_SAMPLE]).tobytes())
+        digest.update(processes.fetch(leaf.reshape(-1)[:_SAMPLE]).tobytes())
     return digest.hexdigest()
 
 

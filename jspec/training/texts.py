@@ -1,4 +1,4 @@
-"""Where texts come from: a target's answers, or any text, as token ids."""
+"""Reads texts to train on, a target's answers or any text, as token ids."""
 
 from collections.abc import Sequence
 

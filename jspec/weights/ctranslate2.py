@@ -48,11 +48,6 @@ class _Rows(NamedTuple):
     parts: int = 1
 
 
-def is_ctranslate2(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has a model in this layout."""
-    return (folder / FILE).is_file() and not (folder / "model.safetensors").exists()
-
-
 def load_ctranslate2(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
 ) -> tuple[DecoderConfig, Params]:

@@ -15,17 +15,9 @@ from jspec.common.typing import Params
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
-from jspec.weights import gguf as gguf_model
-from jspec.weights import hf, orbax_checkpoint
-from jspec.weights.ctranslate2 import is_ctranslate2, load_ctranslate2
-from jspec.weights.gguf import GgufFile, read_gguf_config
 from jspec.weights.published import MODELS, SMOLLM2, fetch
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
-from jspec.weights.random_weights import random_params
-from jspec.weights.spread import spread_params
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
-from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
-from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+from jspec.weights.tokenizers.tokenizer import TokenizerLike
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -77,21 +69,42 @@ class LoadedModel:
         return self.config if mesh is None else shard_config(self.config, mesh.shape[MODEL_AXIS])
 
 
-def _read(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
+# A format's files are imported when a model in it is loaded.
+def _read(
+    path: pathlib.Path, dtype: Any, quantization: str | None, mesh: jax.sharding.Mesh | None
+) -> _Loaded:
+    """Returns the model of a file or a folder; on a mesh floats are read by each device's share."""
     if path.is_file():
-        config, params, file = gguf_model.load_gguf(path, dtype, quantization)
+        from jspec.weights.gguf import load_gguf
+        from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
+
+        config, params, file = load_gguf(path, dtype, quantization)
         return config, params, build_tokenizer(file)
-    load = orbax_checkpoint.load_orbax if _is_orbax(path) else hf.load_hf
-    if is_ctranslate2(path):
-        load = load_ctranslate2
-    return *load(path, dtype, quantization), load_tokenizer(path)
+    from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
+    by_share = {"mesh": mesh} if mesh is not None and quantization is None else {}
+    if (path / "params").is_dir():
+        from jspec.weights.orbax_checkpoint import load_orbax
 
-def _is_orbax(path: pathlib.Path) -> bool:
-    return (path / orbax_checkpoint.PARAMS).is_dir()
+        config, params = load_orbax(path, dtype, quantization, **by_share)
+    elif (path / "model.bin").is_file() and not (path / "model.safetensors").exists():
+        from jspec.weights.ctranslate2 import load_ctranslate2
+
+        config, params = load_ctranslate2(path, dtype, quantization)
+    else:
+        from jspec.weights.hf import load_hf, load_hf_shards
+
+        if by_share:
+            config, params = load_hf_shards(path, dtype, **by_share)
+        else:
+            config, params = load_hf(path, dtype, quantization)
+    return config, params, load_tokenizer(path)
 
 
 def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
+    from jspec.weights.random_weights import random_params
+    from jspec.weights.tokenizers.tokenizer import ByteTokenizer
+
     warning = f"{name} has RANDOM WEIGHTS, its text is noise: good for timing only"
     print(f"jspec: WARNING: {warning}", file=sys.stderr, flush=True)
     preset, seed = _parse_random(name)
@@ -179,13 +192,11 @@ def load_model(
             quantization = _unless_experts(quantization, path, is_asked)
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
-        elif mesh is not None and quantization is None and path.is_dir():
-            load = orbax_checkpoint.load_orbax if _is_orbax(path) else hf.load_hf_shards
-            config, params = load(path, dtype, mesh=mesh)
-            tokenizer = load_tokenizer(path)
         else:
-            config, params, tokenizer = _read(path, dtype, quantization)
+            config, params, tokenizer = _read(path, dtype, quantization, mesh)
         if mesh is not None:  # what lies there already stays
+            from jspec.weights.spread import spread_params
+
             config, params = spread_params(config, params, mesh)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
@@ -214,7 +225,9 @@ def has_mtp_layer(target: str | os.PathLike[str] | LoadedModel) -> bool:
             folder = pathlib.Path(
                 huggingface_hub.hf_hub_download(name, "config.json", local_files_only=is_offline())
             ).parent
-        return hf.read_config(folder).num_mtp_layers > 0
+        from jspec.weights.hf import read_config
+
+        return read_config(folder).num_mtp_layers > 0
     except Exception:  # of a file, or of the hub's client and its transport
         return False
 
@@ -233,6 +246,8 @@ def _unless_experts(kind: str, path: pathlib.Path, is_asked: bool) -> str | None
     Raises:
       InputError: packed weights of experts were asked for.
     """
+    from jspec.weights.gguf import GgufFile, read_gguf_config
+
     config, _ = read_gguf_config(GgufFile(path))
     if not config.num_experts:
         return kind

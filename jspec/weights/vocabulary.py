@@ -15,7 +15,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn
 from jspec.kernels import own_part, own_part_of, with_own_part
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, TokenizerLike
 
 # The names that converters give to rows that stand for no token.
 _PADDING = re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)

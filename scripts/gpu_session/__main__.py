@@ -9,7 +9,7 @@ steps may.
 
 | step | s | what it does |
 |---|---|---|
-| race | 30 | runs the smallest program in which a loop of a CUDA graph may start too early, with a carried and with a computed condition: in a graph, without one, in a serialised graph, without early launches |
+| race | 30 | runs the smallest program in which a loop of a CUDA graph may start too early, with a carried and with a computed condition: in a graph, without a graph, in a serialised graph, without early launches |
 | seeds | 120 | compares answers of a draft model in float32, by the rules `coupled` and `rejection`, made in four processes at once: without a graph, in a graph, with the old loops in a graph, in a graph without early launches |
 | audit | 60 | checks the distribution of `rejection` with a draft model over 4,096 rows, the caches, and the greedy answers of SmolLM2 with its head |
 | products | 105 | times layers of 1B and 3B with each choice of `JSPEC_KERNELS`, and their products by XLA, by XLA with rows padded to 16, and by CUDA C++ |
@@ -22,7 +22,7 @@ steps may.
 
 What follows from the results:
 
-- Old loops wrong in a graph, new ones right: the fault is found, and mended.
+- Old loops wrong in a graph, new loops right: the fault is known and mended.
 - New loops wrong in a graph only: later steps run without a graph (`JSPEC_ONE_GRAPH=0`), and the
   step `why` looks for the part of a graph that causes it.
 - New loops wrong without a graph, too: no speed is measured, and the step `why` takes the time.
@@ -47,7 +47,7 @@ import threading
 from collections.abc import Mapping
 
 if __name__ == "__main__":  # before JAX is imported
-    # A part of the GPU's memory is left to the processes beside this one.
+    # A part of the GPU's memory is left to the processes beside it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of a hub, nor waited for
     os.environ.setdefault("JSPEC_CACHE", str(pathlib.Path.home() / ".cache" / "jspec"))
@@ -62,11 +62,11 @@ from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
-from jspec.generation.provenance import environment, git_state
-from jspec.kernels import library
+from jspec.generation.provenance import git_state
+from jspec.kernels import environment, library
 from scripts.gpu_session import BEGIN, aims, correctness, products, speeds, torch_step
 from scripts.gpu_session.session import ROOT, Session, Step, run_steps
-from scripts.gpu_session.subjects import join_models
+from scripts.gpu_session.subjects import check_backend, check_models, join_models
 
 ALL_SECONDS = 900  # that there are, the start of the machine included
 CALL_SECONDS = 600  # of one call at most
@@ -89,9 +89,7 @@ FILE = "session.jsonl"
 _MARGIN = 15  # seconds of a call that are left for what comes after the program
 _PATIENCE = 4  # a rehearsal's steps may take as many times as long
 
-_PART = flags.DEFINE_integer(
-    "part", None, "Which steps to run: part 1 or 2; by default both.", 1, 2
-)
+_PART = flags.DEFINE_integer("part", None, "Which steps to run: part 1 or 2; by default all.", 1, 2)
 _UNTIL = flags.DEFINE_integer(
     "until", None, "Stop this many seconds after the start; by default after 585, and in a "
     "rehearsal after 2340. Steps for which no time is left are named at the end.", 5, 3600,
@@ -115,11 +113,11 @@ _COMMIT = flags.DEFINE_string(
 
 def main() -> None:
     """Runs the steps of the flags; the exit status is 1 if one has failed or was ended."""
-    backend = jax.default_backend()
-    if backend != "gpu" and not _REHEARSE.value:
-        raise InputError(
-            f"expected a GPU that JAX can use, or --rehearse; its backend is {backend}"
-        )
+    if _RESULTS.value is not None:
+        check_results(pathlib.Path(_RESULTS.value))
+    if _MODELS.value is not None:
+        check_models(_MODELS.value)
+    backend = check_backend(is_rehearsal=_REHEARSE.value)
     is_rehearsal, scale = _REHEARSE.value, _PATIENCE if _REHEARSE.value else 1
     usual = (CALL_SECONDS - _MARGIN) * scale
     until = usual if _UNTIL.value is None else _UNTIL.value
@@ -151,7 +149,7 @@ def _end_call(session: Session, problems: Mapping[str, str], until: float) -> No
 
 
 def steps_of(part: int | None) -> tuple[Step, ...]:
-    """Returns the steps of a part; None: of both, which have to be run in one call then."""
+    """Returns the steps of a part; None: of both parts, which one call has to run then."""
     return tuple(step for step in STEPS if part in (None, step.part))
 
 
@@ -166,14 +164,24 @@ def _journal_path(backend: str) -> pathlib.Path:
     folder = usual if _RESULTS.value is None else pathlib.Path(_RESULTS.value)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        others = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise InputError(
             f"expected a folder in --results, got {folder}: {error.strerror}"
         ) from None
-    if others and FILE not in others:
-        raise InputError(f"expected an empty folder or one with {FILE} in --results, got {folder}")
+    check_results(folder)
     return folder / FILE
+
+
+def check_results(folder: pathlib.Path) -> None:
+    """Refuses a folder for results that is a file, or that holds files but no journal."""
+    try:
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    except OSError as error:
+        raise InputError(
+            f"expected a folder in --results, got {folder}: {error.strerror}"
+        ) from None
+    if names and FILE not in names:
+        raise InputError(f"expected an empty folder or one with {FILE} in --results, got {folder}")
 
 
 def _begin_call(session: Session) -> None:

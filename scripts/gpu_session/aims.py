@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jspec.kernels.contest import XLA
+from jspec.kernels.backend import XLA
 from scripts.gpu_session.session import Session, Work
 from scripts.gpu_session.subjects import SIZES
 

@@ -23,7 +23,7 @@ from jspec.common.timing import TurnLoop, least_seconds, seconds_each, timed
 from jspec.common.user_cache import cache_dir
 from jspec.generation.graph_trial import check_one_graph
 from jspec.kernels import library, rms_norm
-from jspec.kernels.contest import NAMES, XLA
+from jspec.kernels.backend import NAMES, XLA
 from jspec.kernels.cuda_block import multiply_by_xla
 from jspec.kernels.cuda_product import NOTHING_FUSED, Fused, multiply
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
@@ -259,7 +259,7 @@ def _run_turns(program: Any, operands: tuple[Any, ...]) -> Any:
 
 
 def _record_verdicts(work: Work) -> None:
-    """Records what the contests have found, if they were held on this machine."""
+    """Records the results of the contests, if they were held on this machine."""
     path = cache_dir() / "kernels.json"
     if path.is_file():
         work.record("verdicts", verdicts=json.loads(path.read_text()))

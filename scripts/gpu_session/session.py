@@ -1,6 +1,6 @@
 """Steps one after another, each within its seconds, and a journal of all that they find.
 
-A step runs in a thread of its own. Where it raises, or its time is over, the next one begins: a
+A step runs in its own thread. Where it raises, or its time is over, the next one begins: a
 thread that does not come back (XLA compiles, a kernel hangs) is abandoned, and writes nothing more.
 """
 
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 class Child:
-    """A module of this package in a process of its own, which prints JSON, an object a line."""
+    """A module of this package in its own process, which prints JSON, an object a line."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], variables: dict[str, str] | None = None
@@ -168,7 +168,7 @@ class Session:
         print(f"{self.elapsed():5.0f} s  {line}", flush=True)
 
     def figures(self, step: str, name: str) -> list[Record]:
-        """Returns what a step has recorded under a name, in this call or an earlier one."""
+        """Returns what a step has recorded under a name, in this call or earlier."""
         return [
             record
             for record in self.records

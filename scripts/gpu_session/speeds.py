@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from jspec.common.timing import Loop, seconds_each, timed
 from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import ENTRY, make_eagle_drafter
+from jspec.drafters.eagle import make_eagle_drafter
 from jspec.drafters.eagle_head import init_eagle_params
+from jspec.drafters.registry import REGISTRY
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
@@ -68,7 +69,7 @@ class Batch:
         self._state: SpecState | None = None
 
     def visit(self, num_rounds: int) -> tuple[float, int, float]:
-        """Returns the seconds of a visit, its rounds, and a row's tokens in each."""
+        """Returns the seconds of a visit, its rounds, and a row's tokens in each round."""
         state = self._state if self._state is not None else self._begin()
         seconds, (self._state, infos) = timed(
             lambda: self._engine.run(self._params, state, num_rounds)
@@ -117,7 +118,7 @@ def plain(size: str, *, is_rehearsal: bool) -> Generator:
 
 
 def measure_models(work: Work) -> str:
-    """Measures by the best two choices of kernels that the step `products` has found."""
+    """Measures by the best two choices of kernels that the step `products` has measured."""
     bandwidth(work)
     shares = {}
     for number, choice in enumerate(chosen(work.session)[:2]):
@@ -246,7 +247,7 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
         f"1B, {kind}": Generator(target, load("1b", quantization=kind), drafter="model", **options)
         for kind in _DRAFT_WEIGHTS
     }
-    eagle = dataclasses.replace(ENTRY, build=_build_eagle)
+    eagle = dataclasses.replace(REGISTRY["eagle"], build=_build_eagle)
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
     generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)

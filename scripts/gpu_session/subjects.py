@@ -6,6 +6,8 @@ import hashlib
 import pathlib
 from collections.abc import Iterable
 
+import jax
+
 from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
 from jspec.generation.request import SamplingParams
@@ -15,7 +17,7 @@ from jspec.models import PRESETS, DecoderConfig
 from jspec.weights.published import MODELS, PublishedModel
 from jspec.weights.random_weights import random_params
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
 SIZES = "1b", "3b"
@@ -27,7 +29,7 @@ _PIECE = 1 << 24
 
 
 def shape_of(size: str, *, is_rehearsal: bool) -> DecoderConfig:
-    """Returns the shape of Llama-3.2-1B or -3B; of a rehearsal a tiny one. No token ends a text."""
+    """Returns the shape of Llama-3.2-1B or -3B, or a tiny shape. No token ends a text."""
     config = _REHEARSED if is_rehearsal else PRESETS[f"llama3.2-{size}"]
     return dataclasses.replace(config, eos_ids=())
 
@@ -70,8 +72,7 @@ def join_models(folder: pathlib.Path) -> list[str]:
     Raises:
       InputError: the folder is none, or what is there has another checksum.
     """
-    if not folder.is_dir():
-        raise InputError(f"expected a folder in --models, got {folder}")
+    check_models(str(folder))
     lines = []
     for model in MODELS.values():
         whole = folder / model.file
@@ -79,6 +80,26 @@ def join_models(folder: pathlib.Path) -> list[str]:
         if parts:
             lines.append(f"{model.name}: {_join(model, parts)}")
     return lines
+
+
+def check_models(folder: str) -> None:
+    """Refuses what is no folder as --models."""
+    if not pathlib.Path(folder).is_dir():
+        raise InputError(f"expected a folder in --models, got {folder}")
+
+
+def check_backend(*, is_rehearsal: bool) -> str:
+    """Returns the name of JAX's backend: a GPU's, except in a rehearsal.
+
+    Raises:
+      InputError: there is no GPU that JAX can use.
+    """
+    backend = jax.default_backend()
+    if backend != "gpu" and not is_rehearsal:
+        raise InputError(
+            f"expected a GPU that JAX can use, or --rehearse; its backend is {backend}"
+        )
+    return backend
 
 
 def has_model(name: str) -> bool:

@@ -4,7 +4,7 @@
 
 It prints a line when a step is compiled, and the steps' times once a line comes on standard input:
 it compiles in the background of other steps, and is timed alone. Weights are random, of the same
-shapes; the token that a step chooses is the input of the next one, on the device.
+shapes; the token that a step chooses is the input of the next, on the device.
 """
 
 import inspect
@@ -41,7 +41,7 @@ def start(work: Work) -> str:
 
 
 def run(work: Work) -> str:
-    """Has the steps timed, one after the other, and puts them beside jspec's plain rounds."""
+    """Has the steps timed, one after another, and puts them beside jspec's plain rounds."""
     child = work.session.shared.get(MODULE)
     if child is None:
         raise LeftOut("it was not started in this call")

@@ -44,11 +44,11 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.common.user_cache import use_compile_cache
 from jspec.generation.prompts import read_prompts
-from jspec.generation.provenance import environment
+from jspec.kernels import environment
 from jspec.weights.published import SMOLLM2
 from scripts.gpu_session import BEGIN
 from scripts.gpu_session.session import Session, run_steps
-from scripts.gpu_session.subjects import join_models
+from scripts.gpu_session.subjects import check_backend, check_models, join_models
 from scripts.gpu_train.steps import FIELDS, Plan, steps_of
 from tests.tiny_models import save_folder
 
@@ -70,7 +70,7 @@ _REHEARSE = flags.DEFINE_bool("rehearse", False, "Run every step with a tiny mod
 
 
 def read_plan() -> Plan:
-    """Returns the plan of the flags.
+    """Returns the plan of the flags; writes nothing.
 
     Raises:
       InputError: a flag that is missing, or that cannot be read.
@@ -85,36 +85,46 @@ def read_plan() -> Plan:
     if not isinstance(fields, dict):
         raise InputError(f"expected a JSON object in --fields, got {_FIELDS_JSON.value}")
     results = pathlib.Path(_RESULTS.value)
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make --results, {results}: {error.strerror}") from None
+    if results.exists() and not results.is_dir():
+        raise InputError(f"expected a folder in --results, got {results}")
+    if _MODELS.value is not None:
+        check_models(_MODELS.value)
     name = hashlib.sha256(str(results.absolute()).encode()).hexdigest()[:12]
     scratch = pathlib.Path(tempfile.gettempdir()) / f"jspec-gpu-train-{name}"
-    scratch.mkdir(exist_ok=True)
     source = _PROMPTS_FILE.value or "configs/prompts.jsonl"
     prompts = [prompt.text for prompt in read_prompts(source)]
     target, rows, most = SMOLLM2, _ROWS.value, _MAX_NEW_TOKENS.value
     if is_rehearsal:
         target, rows, most = str(scratch / "target"), 4, 16
-        if not (scratch / "target").exists():
-            save_folder(scratch / "target")
         prompts = [prompt[:20] for prompt in prompts[:_REHEARSED]]
-    return Plan(
+    plan = Plan(
         target, tuple(prompts), _DRAFTER.value, fields, rows, most, scratch, results, is_rehearsal
     )
+    plan.config(1)  # checks the fields
+    return plan
+
+
+def make_folders(plan: Plan) -> None:
+    """Makes the plan's folders, and a rehearsal's model.
+
+    Raises:
+      InputError: the folder for results cannot be made.
+    """
+    try:
+        plan.results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make --results, {plan.results}: {error.strerror}") from None
+    plan.scratch.mkdir(exist_ok=True)
+    if plan.is_rehearsal and not pathlib.Path(plan.target).exists():
+        save_folder(pathlib.Path(plan.target))
 
 
 def main() -> None:
     """Runs the steps of the flags; the exit status is 1 if one has failed or was ended."""
-    backend = jax.default_backend()
-    if backend != "gpu" and not _REHEARSE.value:
-        raise InputError(
-            f"expected a GPU that JAX can use, or --rehearse; its backend is {backend}"
-        )
-    lines = [] if _MODELS.value is None else join_models(pathlib.Path(_MODELS.value))
     plan = read_plan()
-    plan.config(1)  # is it one? before time is spent
+    check_backend(is_rehearsal=plan.is_rehearsal)
+    lines = [] if _MODELS.value is None else join_models(pathlib.Path(_MODELS.value))
+    make_folders(plan)
     scale = _PATIENCE if plan.is_rehearsal else 1
     session = Session(
         Journal(plan.results / "session.jsonl"), BEGIN, is_rehearsal=plan.is_rehearsal

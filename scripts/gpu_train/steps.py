@@ -11,7 +11,8 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.head_folder import find_head, round_head, shipped_head
+from jspec.drafters.head_folder import round_head
+from jspec.drafters.spec import find_head, shipped_head
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, SamplingParams
@@ -50,7 +51,7 @@ class Plan:
       drafter: a key of `FIELDS`.
       fields: of the training, besides the usual ones.
       rows: answers that are made at a time.
-      max_new_tokens: of each.
+      max_new_tokens: of each answer.
       scratch: the folder for answers and checkpoints.
       results: the folder for what is kept.
       is_rehearsal: whether the model is tiny.

@@ -85,7 +85,7 @@ def test_samples_are_read(tmp_path):
     ids=str,
 )
 def test_another_sound_is_refused(options, message, tmp_path):
-    """A wrong rate, width or length, several channels, a damaged file: one line each."""
+    """A wrong rate, width or length, several channels, a damaged file: a line for each fault."""
     options = dict(options)
     count, cut = options.pop("count", 100), options.pop("cut", 0)
     path = write(tmp_path / "a.wav", np.ones(count, "<i2"), **options)

@@ -75,7 +75,7 @@ def test_a_damaged_entry_is_rebuilt_with_one_line(tmp_path, damage):
 
 
 def test_what_another_version_has_left_is_not_read(tmp_path):
-    """JAX's key holds the version: entries of another one stay, beside those of this one."""
+    """JAX's key holds the version: entries of another stay, beside those of this version."""
     expected, _, _ = start(tmp_path, "0.0.1")
     others = entries(tmp_path)
     assert start(tmp_path) == (expected, 0, "")

@@ -56,7 +56,7 @@ def test_a_record_grows_and_is_whole_at_every_moment(tmp_path, monkeypatch):
 
 
 def test_what_is_no_file_gets_the_complete_record_alone(tmp_path):
-    """Guards against a pipe's name taken by a file, and against records one after the other."""
+    """Guards against a pipe's name taken by a file, and against records one after another."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

@@ -10,9 +10,8 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control
-from jspec.speculation.types import RoundInputs, TargetView
+from jspec.speculation.types import Proposal, RoundInputs, TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal
 

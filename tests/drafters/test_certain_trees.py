@@ -51,8 +51,8 @@ def generate(tiny_pair, heads):
         if name is not None:
             head = next((heads[one] for one in name.split("+") if one in heads), None)
             drafter, params = build(name, tiny_pair, draft_head=head)
-        both = tiny_pair.target, params
-        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        model_params = tiny_pair.target, params
+        return Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, rule, capacity=48)
 
     @functools.cache
     def run(name, rule, temperature):
@@ -110,8 +110,8 @@ def _propose(drafter, params, state, last, limits):
 def cascade(tiny_pair):
     """Returns lookup and model as one tree, its parameters, and the state after two prompts."""
     drafter, params = build("prompt_lookup+model", tiny_pair)
-    both = tiny_pair.target, params
-    engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, max_rounds=2)
+    model_params = tiny_pair.target, params
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, max_rounds=2)
     return drafter, params, engine.start(REPEATING).draft
 
 
@@ -120,8 +120,8 @@ def test_members_share_the_tree_by_their_scores(cascade):
     drafter, params, state = cascade
     proposal, _ = propose(drafter, params, state, [23, 9])
     scores = {}
-    for member, own_params, own in zip(drafter.members, params, state, strict=True):
-        alone, _ = propose(member, own_params, own, [23, 9])
+    for member, own_params, member_state in zip(drafter.members, params, state, strict=True):
+        alone, _ = propose(member, own_params, member_state, [23, 9])
         for path, score in zip(paths_of(alone, 1), alone.scores[1].tolist(), strict=False):
             scores[tuple(path)] = max(scores.get(tuple(path), -np.inf), score)
     best = sorted(scores, key=lambda path: -scores[path])[:SIZE]

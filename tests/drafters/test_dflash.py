@@ -124,7 +124,7 @@ MARKOV = dataclasses.replace(
 
 
 def walk(config, head, logits, hidden, first, at_least=0.0):
-    """Returns the greedy drafts of a Markov head by numpy, and the estimates of each."""
+    """Returns the greedy drafts of a Markov head by numpy, and their estimates."""
     head = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head)
     ids = np.asarray(head["ids"], int) if config.is_cut else np.arange(61)
     drafts, estimates, token = [], [], first
@@ -281,7 +281,7 @@ class Leaking(DflashDrafter):
 
 
 class Keeping(DflashDrafter):
-    """The other one: it remembers the hidden states of all drafts that were verified."""
+    """The other drafter; it remembers the hidden states of all drafts that were verified."""
 
     def observe(self, params, state, tokens, hidden, valid):
         return super().observe(params, state, tokens, hidden, valid | valid[:, :1])

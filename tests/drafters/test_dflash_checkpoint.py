@@ -108,7 +108,7 @@ def make_tensors(name, raw):
     if name == "DeepSeek":
         tensors |= {"embed_tokens.weight": draw(V, D), "lm_head.weight": draw(V, D)}
     if name == "speculators, DFlash":
-        # In an order of their own, as some publish them.
+        # In their own order, as some publish them.
         ids = CUT[np.random.default_rng(1).permutation(len(CUT))]
         known = np.isin(np.arange(V), CUT)
         tensors |= {"lm_head.weight": draw(len(CUT), D), "d2t": ids - np.arange(len(CUT))}
@@ -141,23 +141,23 @@ def by_hand(tensors):
         "final_norm": {"scale": tensors["norm.weight"]},
     }  # fmt: skip
     for i in range(DEPTH):
-        own = {key.removeprefix(f"layers.{i}."): leaf for key, leaf in tensors.items()}
+        layer = {key.removeprefix(f"layers.{i}."): leaf for key, leaf in tensors.items()}
         queries, keys, values = (
-            own[f"self_attn.{part}_proj.weight"].reshape(KV_HEADS, -1, SIZE, D) for part in "qkv"
+            layer[f"self_attn.{part}_proj.weight"].reshape(KV_HEADS, -1, SIZE, D) for part in "qkv"
         )
         assert queries.shape[1] == groups
         head[f"layers_{i}"] = {
-            "attention_norm": {"scale": own["input_layernorm.weight"]},
-            "mlp_norm": {"scale": own["post_attention_layernorm.weight"]},
+            "attention_norm": {"scale": layer["input_layernorm.weight"]},
+            "mlp_norm": {"scale": layer["post_attention_layernorm.weight"]},
             "attention": {
                 "qkv": np.concatenate([queries, keys, values], axis=1),
-                "out": own["self_attn.o_proj.weight"],
-                "query_norm": {"scale": own["self_attn.q_norm.weight"]},
-                "key_norm": {"scale": own["self_attn.k_norm.weight"]},
+                "out": layer["self_attn.o_proj.weight"],
+                "query_norm": {"scale": layer["self_attn.q_norm.weight"]},
+                "key_norm": {"scale": layer["self_attn.k_norm.weight"]},
             },
             "mlp": {
-                "gate_up": np.stack([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]),
-                "down": own["mlp.down_proj.weight"],
+                "gate_up": np.stack([layer["mlp.gate_proj.weight"], layer["mlp.up_proj.weight"]]),
+                "down": layer["mlp.down_proj.weight"],
             },
         }
     names = {"mask": "mask_embedding", "embedding": "embed_tokens.weight", "head": "lm_head.weight"}

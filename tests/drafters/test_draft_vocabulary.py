@@ -39,7 +39,7 @@ def test_counted_tokens_come_before_the_first_ids():
 
 
 def test_the_tokens_of_a_text_are_counted(tmp_path):
-    """By count, then by id: of "bbcaadd" the letters a, b and d, twice each, come before c."""
+    """By count, then by id: of "bbcaadd" the letters a, b and d, which come twice, precede c."""
     path = tmp_path / "text.txt"
     path.write_text("bbcaadd")
     built = make_drafter("model", make_spec(draft_vocab_size=3, draft_vocab_text=str(path)))
@@ -66,9 +66,9 @@ def make_spec(**options):
     """Returns what a drafter over the tiny draft model is built from; text ends late in the ids."""
     config = dataclasses.replace(tiny_models.CONFIG, eos_ids=(0, 120))
     params = tiny_models.draft().params
-    own = DrafterOptions(**options)
+    limits = DrafterOptions(**options)
     tokenizer = tiny_models.target().tokenizer
-    return DrafterSpec(3, config, 126, config, jnp.float32, params, own, tokenizer=tokenizer)
+    return DrafterSpec(3, config, 126, config, jnp.float32, params, limits, tokenizer=tokenizer)
 
 
 def propose(drafter, *, temperature, **options):
@@ -125,8 +125,8 @@ def test_coupled_noise_is_keyed_by_the_targets_ids():
     settings = jspec.SamplingParams(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2)
     options = {"acceptance": "coupled", "num_draft_tokens": 3}
     plain = jspec.Generator(target, drafter="none").generate(REQUEST, settings)
-    own = DrafterOptions(draft_vocab_size=SIZE)
-    result = jspec.Generator(target, draft, drafter_options=own, **options).generate(
+    cut = DrafterOptions(draft_vocab_size=SIZE)
+    result = jspec.Generator(target, draft, drafter_options=cut, **options).generate(
         REQUEST, settings
     )
     assert result.token_ids == plain.token_ids

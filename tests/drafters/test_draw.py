@@ -52,8 +52,8 @@ def test_a_cold_row_draws_the_same_beside_a_hot_one(has_ids, min_confidence):
     call, going = drawer(has_ids, min_confidence), jnp.ones([ROWS], bool)
     cold = jnp.zeros([ROWS])
     alone, beside = (call(t, going, 1) for t in (cold, cold.at[-1].set(1.0)))
-    for one, other in zip(alone[1:], beside[1:], strict=True):
-        np.testing.assert_array_equal(one[:-1], other[:-1])
+    for alone_part, beside_part in zip(alone[1:], beside[1:], strict=True):
+        np.testing.assert_array_equal(alone_part[:-1], beside_part[:-1])
     place = int(IDS[7]) if has_ids else 7
     assert alone.token[0] == place, "of equals the first"
     unsure_too = min_confidence == 0

@@ -158,8 +158,8 @@ def generate(tiny_pair):
     @functools.cache
     def engine_of(name, rule):
         drafter, params = draft_of[name]
-        both = tiny_pair.target, params
-        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        model_params = tiny_pair.target, params
+        return Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, rule, capacity=48)
 
     @functools.cache
     def run(name, rule, temperature):
@@ -199,7 +199,7 @@ def test_a_tree_of_one_branch_drafts_what_the_chain_drafts(generate, name):
 
 
 def test_a_target_that_drafts_for_itself_keeps_a_path_in_every_round(generate):
-    """Invariant 4: of 6 drafts, all that there are, the likeliest path is always one."""
+    """Invariant 4: of 6 drafts, all that there are, the likeliest path is always kept."""
     result = generate("self", "greedy", 0.0)
     is_whole = result.infos.num_proposed == 6
     assert is_whole.sum() > 20

@@ -98,13 +98,13 @@ def test_a_head_that_names_no_layers_reads_a_low_a_middle_and_a_high_one(folder)
 
 
 @pytest.mark.parametrize(
-    ("own", "layers"),
+    ("config", "layers"),
     [({}, (2, 6, 9)),
      ({"eagle_config": {"use_aux_hidden_state": True,
                         "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}, (1, 5, 8)),
      ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, (0, 1, 2))],
 )  # fmt: skip
-def test_configs_as_published_are_read(folder, own, layers):
+def test_configs_as_published_are_read(folder, config, layers):
     """The keys of the public heads' config.json, with and without what names the layers."""
     layer = tiny_eagle.CONFIG.layer
     sizes = {
@@ -120,7 +120,7 @@ def test_configs_as_published_are_read(folder, own, layers):
         "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.28.1",
         "use_cache": True,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(published | sizes | own))
+    (folder / "config.json").write_text(json.dumps(published | sizes | config))
     head = load_eagle(folder, dataclasses.replace(tiny.CONFIG, num_layers=12), "float32")
     assert head.config.feature_layers == layers
     assert head.config.layer.rope_theta == 10_000

@@ -22,7 +22,7 @@ KEYS = {"has_input_norm": "norm_before_fc", "has_output_norm": "norm_output",
 def reference(config, head, outputs, embedded):
     """Returns the logits and what takes the features' place of a chain of pairs, by numpy."""
     cfg, head = config.layer, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), head)
-    own, k, h = head["head"], cfg.num_kv_heads, cfg.head_dim
+    params, k, h = head["head"], cfg.num_kv_heads, cfg.head_dim
 
     def norm(x, scale):
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + cfg.norm_epsilon) * scale
@@ -37,11 +37,11 @@ def reference(config, head, outputs, embedded):
     if config.has_input_norm:
         wide = norm(wide, head["input_norm"]["scale"])
     x = wide @ head["fc"].T
-    feature = norm(x, own["feature_norm"]["scale"])
-    pair = np.concatenate([norm(embedded, own["embedding_norm"]["scale"]), feature], axis=-1)
+    feature = norm(x, params["feature_norm"]["scale"])
+    pair = np.concatenate([norm(embedded, params["embedding_norm"]["scale"]), feature], axis=-1)
     if config.has_residual_norm:
         x = feature
-    qkv = np.einsum("ti,kphi->tkph", pair, own["attention"]["qkv"])
+    qkv = np.einsum("ti,kphi->tkph", pair, params["attention"]["qkv"])
     groups = cfg.num_groups
     queries = rotate(qkv[:, :, :groups].reshape(len(x), -1, h)) / np.sqrt(h)
     keys = rotate(qkv[:, :, groups]).repeat(groups, axis=1)
@@ -52,11 +52,13 @@ def reference(config, head, outputs, embedded):
     values = qkv[:, :, groups + 1].repeat(groups, axis=1)
     assert values.shape[1] == k * groups
     mixed = np.einsum("nts,snh->tnh", weights, values)
-    x = x + mixed.reshape(len(x), -1) @ own["attention"]["out"].T
-    gate, up = np.einsum("td,pfd->ptf", norm(x, own["mlp_norm"]["scale"]), own["mlp"]["gate_up"])
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ own["mlp"]["down"].T
-    said = norm(x, own["final_norm"]["scale"])
-    return said @ own["head"].T, said if config.has_output_norm else x
+    x = x + mixed.reshape(len(x), -1) @ params["attention"]["out"].T
+    gate, up = np.einsum(
+        "td,pfd->ptf", norm(x, params["mlp_norm"]["scale"]), params["mlp"]["gate_up"]
+    )
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ params["mlp"]["down"].T
+    said = norm(x, params["final_norm"]["scale"])
+    return said @ params["head"].T, said if config.has_output_norm else x
 
 
 @pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=3)))

@@ -211,10 +211,10 @@ def test_heads_are_asked_for(kind, tmp_path):
         make_drafter(kind.NAME, spec_of(None))
     with pytest.raises(InputError, match=r"no config\.json in the folder; expected one with heads"):
         make_drafter(kind.NAME, spec_of(tmp_path))
-    for other in SAVE_HEAD.keys() - {kind.NAME}:
-        SAVE_HEAD[other](tmp_path / other, tiny.CONFIG)
+    for foreign in SAVE_HEAD.keys() - {kind.NAME}:
+        SAVE_HEAD[foreign](tmp_path / foreign, tiny.CONFIG)
         with pytest.raises(InputError, match=rf"expected .*; it has no {kind.NAME}_num_heads"):
-            make_drafter(kind.NAME, spec_of(tmp_path / other))
+            make_drafter(kind.NAME, spec_of(tmp_path / foreign))
 
 
 def test_the_padding_of_a_vocabulary_is_never_proposed(kind, tiny_pair, heads, observed, last):

@@ -18,7 +18,7 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.request import SamplingParams
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny
 from tests.cases import slow_unless
 from tests.speculation.drive import QUICK, assert_committed_equal, request_settings
@@ -109,10 +109,10 @@ class Run:
 
 
 def rounds(rng, runs, limits=None):
-    """Leads drafters through the same rounds; yields their proposals of each.
+    """Leads drafters through the same rounds; yields their proposals.
 
     Without `limits` they are random, and what the target keeps and says is too. With them the text
-    is the draft model's own: all drafts are kept, the last one as the next token.
+    is the draft model's: all drafts are kept, the last one as the next token.
     """
     last = rng.integers(0, VOCAB, ROWS).astype(np.int32)
     for _ in range(NUM_ROUNDS):
@@ -264,7 +264,7 @@ def test_processors_see_the_guesses_before(tiny_pair):
 
 
 def test_a_cascade_with_parameters_may_guess(tiny_pair):
-    """Built by name: the tables of `pattern` are found, and its state follows the drafts."""
+    """Built by name: it finds the tables of `pattern`, and its state follows the drafts."""
     options = DrafterOptions(inner_drafter="pattern+prompt_lookup", pattern="[0-8]+99|5+6")
     spec = DrafterSpec(WIDTH, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32, tiny_pair.draft,
                        options, tokenizer=ByteTokenizer(PADDED_VOCAB))  # fmt: skip

@@ -26,7 +26,7 @@ _UNSURE = 0.4
 
 
 def test_the_first_layers_alone_share_the_targets_cache():
-    """Others need their own, and so do the first in a cascade, whose block may be another's."""
+    """Others need their caches, and so do the first in a cascade, whose block may be another's."""
     assert isinstance(build(FIRST, WIDTH), FirstLayersDrafter)
     assert isinstance(build(ALL, WIDTH), FirstLayersDrafter)
     assert isinstance(build((1, 2), WIDTH), LayerSubsetDrafter)
@@ -196,7 +196,7 @@ def test_an_unsure_row_stops_before_it_draws(text, cache):
 
 
 def test_padding_of_the_vocabulary_is_never_proposed(text, cache):
-    """The target's own padding is masked outside of its layers; the drafter cuts its own."""
+    """The target's own padding is masked outside of its layers; the drafter cuts its padding."""
     _, proposal = run_propose(text, cache, [3, 3, 3, 3], vocab_size=5)
     assert proposal.probs.shape == (len(LENGTHS), WIDTH, 61)
     assert (np.asarray(proposal.tokens) < 5).all()

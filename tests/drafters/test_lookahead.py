@@ -166,7 +166,7 @@ def test_embeddings_are_asked_for(tmp_path):
     """And heads of every other kind are named."""
     with pytest.raises(InputError, match="'lookahead' expects draft_head"):
         make_drafter("lookahead", spec_of(None))
-    for other in SAVE_HEAD.keys() - {"lookahead"}:
-        SAVE_HEAD[other](tmp_path / other, tiny.CONFIG)
+    for foreign in SAVE_HEAD.keys() - {"lookahead"}:
+        SAVE_HEAD[foreign](tmp_path / foreign, tiny.CONFIG)
         with pytest.raises(InputError, match="look-ahead embeddings; it has no lookahead_num_tok"):
-            make_drafter("lookahead", spec_of(tmp_path / other))
+            make_drafter("lookahead", spec_of(tmp_path / foreign))

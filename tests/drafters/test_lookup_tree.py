@@ -85,8 +85,8 @@ def in_turn(drafter, text):
                 continue
             rates[path] = kind.later if i else kind.first
             refused = [rates[one] for one in rates if one[:-1] == path[:-1] and one != path]
-            own = math.log(rates[path]) + sum(math.log1p(-rate) for rate in refused)
-            scores[path] = scores.get(path[:-1], 0.0) + own
+            log_prob = math.log(rates[path]) + sum(math.log1p(-rate) for rate in refused)
+            scores[path] = scores.get(path[:-1], 0.0) + log_prob
     return scores
 
 

@@ -17,7 +17,7 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.medusa import FILE, NUM_RANKS, load_medusa, read_rates, save_rates
 from jspec.models import make_apply
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny, tiny_medusa, tiny_models
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import settings_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.cascade import Branches, branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.tree import prune
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import QUICK
 
@@ -149,9 +149,9 @@ def test_a_proposal_comes_back_from_its_branches():
     for index, number in enumerate((3, 1, 0)):
         np.testing.assert_allclose(branches.scores[index, 0, :number], expected[:number], rtol=1e-6)
         assert (branches.scores[index, 0, number:] == NOTHING).all()
-    both = join_branches([branches_of(tree, half, half), branches])
-    both = merge_branches(both, SIZE, jnp.full(BATCH, SIZE))
-    assert {tuple(path) for path in paths_of(both, 0)} == {
+    merged = join_branches([branches_of(tree, half, half), branches])
+    merged = merge_branches(merged, SIZE, jnp.full(BATCH, SIZE))
+    assert {tuple(path) for path in paths_of(merged, 0)} == {
         (1,), (1, 2), (1, 0), (2,), (4,), (4, 5), (4, 5, 6)
     }  # fmt: skip
 

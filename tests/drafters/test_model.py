@@ -65,7 +65,7 @@ def test_padding_of_the_vocabulary_is_never_proposed(draft_vocab, temperature):
     assert (np.asarray(proposal.tokens) < shared).all()
     assert (np.asarray(proposal.probs)[..., shared:] == 0).all()
     np.testing.assert_allclose(proposal.probs.sum(axis=-1), 1, rtol=1e-5)
-    if temperature > 0:  # the distribution is the real one, renormalised over the shared part
+    if temperature > 0:  # the real distribution, renormalised over the shared part
         expected = jax.nn.softmax(table[2, last][:, :shared])
         np.testing.assert_allclose(proposal.probs[:, 0, :shared], expected, rtol=1e-4)
 
@@ -118,7 +118,7 @@ def test_a_lagging_drafter_catches_up_without_a_hole(drafter, tiny_pair, text, f
 def test_the_last_missing_token_is_read(drafter, tiny_pair, text, fresh, missing):
     """Guards against one token too few: a wider call or a neighbour's often reads it by chance.
 
-    Here every row misses the same number, which leaves one token for a call of its own.
+    Here every row misses the same number, which leaves one token for its own call.
     """
     lengths = np.full(3, missing + 1)
     state = observe(drafter, drafter.init(3, CAPACITY), text[:, : missing + 1], lengths)
@@ -165,8 +165,8 @@ def test_only_drafts_that_were_kept_stay_cached(drafter, tiny_pair, text, laggin
     last = text[np.arange(3), LENGTHS]
     proposal, state = run_propose(drafter, tiny_pair.draft, lagging, last)
     drafts = np.asarray(proposal.tokens)
-    other = (drafts[:, 1] + 1) % 61
-    block = np.stack([last, drafts[:, 0], other], axis=1)
+    wrong = (drafts[:, 1] + 1) % 61
+    block = np.stack([last, drafts[:, 0], wrong], axis=1)
     after = observe(drafter, state, block, [3, 2, 0])
     assert (after.cache.length - state.cache.length).tolist() == [2, 2, 0]
     assert (after.history.length - state.history.length).tolist() == [3, 2, 0]

@@ -210,9 +210,9 @@ def test_the_default_drafter_uses_the_layer(published, tmp_path):
     assert choose_method({}, model, has_draft=False).drafter == "prompt_lookup+mtp"
     rest = {name: leaf for name, leaf in published[2].items() if "mtp_layers" not in name}
     alone = changed(published, tmp_path / "alone", rest, num_nextn_predict_layers=0)
-    for other in (str(alone), tiny_models.target(), str(tmp_path / "none"), "random:smollm2-135m"):
-        assert choose_method({}, other, has_draft=False).drafter == "prompt_lookup"
-        assert not has_mtp_layer(other)
+    for target in (str(alone), tiny_models.target(), str(tmp_path / "none"), "random:smollm2-135m"):
+        assert choose_method({}, target, has_draft=False).drafter == "prompt_lookup"
+        assert not has_mtp_layer(target)
 
 
 @pytest.fixture(scope="module")

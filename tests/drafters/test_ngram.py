@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from jspec.drafters.ngram import NgramDrafter
 from jspec.lab.analysis.goodness import goodness_of_fit
 from jspec.sampling.noise import independent_draft_keys
-from jspec.sampling.processors import Processor
-from jspec.sampling.settings import Switches
+from jspec.sampling.settings import Processor, Switches
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of

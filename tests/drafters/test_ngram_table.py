@@ -11,7 +11,7 @@ import safetensors.numpy
 from jspec.common.errors import InputError
 from jspec.drafters import tables as counting
 from jspec.drafters.tables import count_ngrams, load_table, save_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
 TEXTS = [np.random.default_rng(i).integers(0, 9, 40 * i).tolist() for i in range(5)]
@@ -118,14 +118,14 @@ def test_damaged_files_are_refused(tmp_path):
 def test_counts_of_another_tokenizer_are_refused(tmp_path):
     """Guards against a table of as many tokens that mean something else."""
     path = tmp_path / "t.safetensors"
-    own, other = make_tokenizer(), make_tokenizer(special=("</s>", "<s>"))
-    size = own.vocab_size
-    save_table(count_ngrams(TEXTS, size), path, own)
-    for tokenizer in (own, None, ByteTokenizer(size)):  # bytes are a stand-in: only sizes count
+    first, second = make_tokenizer(), make_tokenizer(special=("</s>", "<s>"))
+    size = first.vocab_size
+    save_table(count_ngrams(TEXTS, size), path, first)
+    for tokenizer in (first, None, ByteTokenizer(size)):  # bytes are a stand-in: only sizes count
         assert load_table(str(path), tokenizer=tokenizer, vocab_size=size).unigrams.size == size
     with pytest.raises(InputError, match=r"t\.safetensors: expected a table counted with the tar"):
-        load_table(str(path), tokenizer=other)
+        load_table(str(path), tokenizer=second)
     with pytest.raises(InputError, match=f"vocabulary of {size + 1} tokens, got one of {size}"):
-        load_table(str(path), tokenizer=own, vocab_size=size + 1)
+        load_table(str(path), tokenizer=first, vocab_size=size + 1)
     save_table(count_ngrams(TEXTS, size), path)  # of which nobody knows
-    assert load_table(str(path), tokenizer=other).unigrams.size == size
+    assert load_table(str(path), tokenizer=second).unigrams.size == size

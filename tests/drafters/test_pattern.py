@@ -16,7 +16,7 @@ from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.patterns import compile_pattern, forced_bytes, token_table, utf8_ranges
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG
 from tests.tiny_models import make_generator, shared_generator
@@ -44,7 +44,7 @@ def walk(automaton, text):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_automaton_matches_what_re_matches(pattern):
-    """Random texts of letters that the patterns are about, of one to four bytes each."""
+    """Random texts of letters that the patterns are about, of one to four bytes a character."""
     automaton, expected = compile_pattern(pattern), re.compile(pattern, re.ASCII)
 
     @hypothesis.settings(deadline=None, max_examples=400, derandomize=True, database=None)
@@ -70,9 +70,9 @@ def test_ranges_of_bytes_are_the_encodings_of_ranges_of_characters():
             for character in near:
                 text = chr(character).encode()
                 hits = sum(
-                    len(one) == len(text)
-                    and all(a <= byte <= b for (a, b), byte in zip(one, text, strict=True))
-                    for one in actual
+                    len(ranges) == len(text)
+                    and all(a <= byte <= b for (a, b), byte in zip(ranges, text, strict=True))
+                    for ranges in actual
                 )
                 assert hits == (low <= character <= high)
 

@@ -67,8 +67,8 @@ def spec_for(folder, width=WIDTH, **options):
 def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, tmp_path, text, name):
     """Of rows that lag by 140, 66 and 3 tokens, beside numpy on the published tensors."""
     config = CONFIGS[name]
-    folder, other = build(tmp_path, config)
-    built = make_drafter("eagle", spec_for(other if name == "norms" else folder))
+    folder, normed_folder = build(tmp_path, config)
+    built = make_drafter("eagle", spec_for(normed_folder if name == "norms" else folder))
     assert isinstance(built.drafter, ParallelEagleDrafter)
     assert built.drafter.config == config
     last = text[np.arange(3), LENGTHS]
@@ -177,7 +177,7 @@ class Leaking(ParallelEagleDrafter):
 
 
 class Keeping(ParallelEagleDrafter):
-    """The other one: it remembers the hidden states of all drafts that were verified."""
+    """The other drafter; it remembers the hidden states of all drafts that were verified."""
 
     def observe(self, params, state, tokens, hidden, valid):
         return super().observe(params, state, tokens, hidden, valid | valid[:, :1])

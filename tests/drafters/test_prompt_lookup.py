@@ -138,7 +138,7 @@ def test_matches_shorter_than_the_minimum_do_not_count():
 
 
 def test_growth_bounds_the_drafts_by_the_match():
-    """Matches of one, two and five tokens, 1.5 drafts for each; the width bounds them as before."""
+    """Matches of 1, 2 and 5 tokens, 1.5 drafts for each token; the width bounds them as before."""
     rows = [[5, 1, 7, 1], [6, 1, 2, 7, 5, 1, 2], [0, 1, 2, 1, 0, 2, 3, 0, 1, 2, 1, 0], [4, 5, 6]]
     assert [len(drafts) for drafts in drafts_of(rows, 1, 1.5)] == [1, 3, 4, 0]
     assert drafts_of(rows, 1, 1.5)[1] == drafts_of(rows, 1)[1][:3]

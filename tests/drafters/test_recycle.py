@@ -22,7 +22,7 @@ def flags(counts):
 
 
 def show(table, tokens, runners_up, num_fed, num_valid):
-    """Returns the table after a block; counts are the rows' own."""
+    """Returns the table after a block; counts are those of the rows."""
     tokens, runners_up = (jnp.asarray(leaf, jnp.int32) for leaf in (tokens, runners_up))
     return observe(table, tokens, runners_up, flags(num_fed), flags(num_valid))
 
@@ -50,10 +50,10 @@ def propose(table, last_tokens, limit=WIDTH):
 
 
 token = st.integers(0, VOCAB - 1)
-found = st.integers(NO_TOKEN, VOCAB - 1)
+token_ids = st.integers(NO_TOKEN, VOCAB - 1)
 row = st.tuples(
     st.lists(token, min_size=BLOCK, max_size=BLOCK),
-    st.lists(st.tuples(found, found), min_size=BLOCK, max_size=BLOCK),
+    st.lists(st.tuples(token_ids, token_ids), min_size=BLOCK, max_size=BLOCK),
     st.integers(0, BLOCK),
     st.integers(0, BLOCK),
 )

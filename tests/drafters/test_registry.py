@@ -22,14 +22,14 @@ from jspec.drafters import (
 )
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.options import option_title
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
-from jspec.drafters.registry import drafters_table
-from jspec.drafters.spec import REGISTRY, option_title
+from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter, count_ngrams, save_table
 from jspec.speculation.types import Drafter
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD
 
@@ -115,7 +115,9 @@ def test_suffix_reads_its_options(tmp_path):
         suffix_min_match=3,
     )  # fmt: skip
     built = make_drafter("suffix", SPEC._replace(options=options))
-    assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_match=3)
+    assert built.drafter == SuffixDrafter(
+        3, growth=1.5, min_share=0.25, min_match=3, keeps_answers=True
+    )
     corpus, memory = built.params
     assert [token for token in corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
     assert (memory.max_answers, int(memory.corpus.num_sorted)) == (2, 0)
@@ -136,9 +138,9 @@ def test_tables_are_asked_for_and_checked(name, tmp_path):
     """Guards against counts of other tokens, and against a table of nothing."""
     with pytest.raises(InputError, match=f"'{name}' expects a table that scripts/make_answers"):
         make_drafter(name, SPEC)
-    other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
+    changed = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
     with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):
-        make_drafter(name, other)
+        make_drafter(name, changed)
     fewer = SPEC._replace(vocab_size=59, options=write_table(tmp_path))
     assert make_drafter(name, fewer).drafter is not None, (
         "the draft model's ids are not the table's"

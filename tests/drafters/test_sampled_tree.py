@@ -69,11 +69,11 @@ def test_the_tree_is_what_was_drawn(draws):
         assert (parents[row, roots] == -1).all()
         for draft in (1, 2, 4, 5):
             parent = parents[row, draft]
-            own = draft - 1
-            assert parent <= own < draft
-            assert tokens[row, parent] == tokens[row, own]
-            num_merged += parent != own
-            np.testing.assert_allclose(told[row, draft], probs[tokens[row, own]], atol=1e-6)
+            place = draft - 1
+            assert parent <= place < draft
+            assert tokens[row, parent] == tokens[row, place]
+            num_merged += parent != place
+            np.testing.assert_allclose(told[row, draft], probs[tokens[row, place]], atol=1e-6)
         left = probs[0].copy()
         for draft in roots:
             np.testing.assert_allclose(told[row, draft], left / left.sum(), atol=1e-6)
@@ -122,8 +122,8 @@ def test_siblings_follow_the_distributions_told(draws):
     possible = joint[draws] > 0
     assert counts[~possible].sum() == 0
     assert chi_square(counts[possible], joint[draws][possible]) < 75
-    other = joint["without" if draws == "with" else "with"] + 1e-3
-    assert chi_square(counts, other / other.sum()) > 75
+    wrong = joint["without" if draws == "with" else "with"] + 1e-3
+    assert chi_square(counts, wrong / wrong.sum()) > 75
 
 
 def test_cousins_are_drawn_apart():
@@ -133,9 +133,9 @@ def test_cousins_are_drawn_apart():
     """
     tokens = np.asarray(drawn("with", rows=20_000)[0].proposal.tokens)
     likely = np.bincount(tokens[:, 0]).argmax()
-    both = tokens[(tokens[:, 0] == likely) & (tokens[:, 3] == likely)]
+    tried = tokens[(tokens[:, 0] == likely) & (tokens[:, 3] == likely)]
     counts = np.zeros((VOCAB, VOCAB))
-    np.add.at(counts, (both[:, 1], both[:, 4]), 1)
+    np.add.at(counts, (tried[:, 1], tried[:, 4]), 1)
     p = softmax(TABLE)[likely]
     assert counts.sum() > 1000
     assert chi_square(counts, p[:, None] * p) < 75
@@ -184,8 +184,8 @@ def generate(tiny_pair):
             "eagle": (EagleTreeDrafter(**vars(eagle), shape=shape), head),
             "none": (None, None),
         }[name]  # fmt: skip
-        both = tiny_pair.target, params
-        return Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        model_params = tiny_pair.target, params
+        return Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, rule, capacity=48)
 
     @functools.cache
     def run(name, draws, rule, temperature):
@@ -241,8 +241,8 @@ def test_members_of_a_cascade_leave_each_others_rows_alone(tiny_pair):
     options = DrafterOptions(tree_depth=3, tree_branches=3, tree_draws="with")
     spec = DrafterSpec(7, tiny.CONFIG, 61, tiny.CONFIG, jnp.float32, tiny_pair.draft, options)
     drafter, params = make_drafter("prompt_lookup+model", spec)
-    both = tiny_pair.target, params
-    engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, capacity=48)
+    model_params = tiny_pair.target, params
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, capacity=48)
     state = engine.start([[4, 9, 23] * 3, [5, 8, 3, 7]]).draft
     inputs = RoundInputs(
         jnp.array([4, 2]),

@@ -13,7 +13,7 @@ from jspec.drafters import (
     with_shipped_head,
 )
 from jspec.drafters.eagle_head import default_feature_layers, load_eagle
-from jspec.drafters.head_folder import find_head, shipped_head
+from jspec.drafters.spec import find_head, shipped_head
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import PRESETS
 from jspec.weights.published import SMOLLM2

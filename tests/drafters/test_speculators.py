@@ -75,7 +75,7 @@ def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
     save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
     save_speculators(tmp_path / "head", tmp_path / "out", target="t", num_draft_tokens=5)
     actual = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
-    shapes = {name: one.shape for name, one in actual.items()}
+    shapes = {name: tensor.shape for name, tensor in actual.items()}
     assert shapes.keys() == _NAMES | {"d2t", "t2d"}
     assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 128)
     assert shapes["layers.0.self_attn.k_proj.weight"] == (16, 128)

@@ -26,10 +26,10 @@ TEXTS = [[0, 1, 2, 0, 1], [2, 2, 1, 0], [1], [0, 0, 2, 1, 2, 0]]
 CORPUS = make_corpus(TEXTS, vocab_size=10)  # of fewer places than are asked: all of them are
 
 
-def agreeing(one, other):
+def agreeing(left, right):
     """Returns how many tokens at the end of two texts agree."""
-    length = 0
-    while length < min(len(one), len(other), MAX_MATCH) and one[-1 - length] == other[-1 - length]:
+    length, most = 0, min(len(left), len(right), MAX_MATCH)
+    while length < most and left[-1 - length] == right[-1 - length]:
         length += 1
     return length
 
@@ -173,9 +173,9 @@ def test_the_corpus_is_asked_where_the_text_knows_less():
     """A place in the corpus needs one token more than one in the text to count as much."""
     rows = [[7, 1, 2, 0], [8, 1, 9, 8, 1], [1, 0, 3, 1, 2, 2, 1], [9]]
     alone, _ = propose(DRAFTERS[1], rows)
-    both, _ = propose(DRAFTERS[1], rows, has_corpus=True)
+    proposed, _ = propose(DRAFTERS[1], rows, has_corpus=True)
     assert alone == [[], [9, 8, 1, 9], [2, 2], []]
-    assert both == [[1], [9, 8, 1, 9], [0], []]
+    assert proposed == [[1], [9, 8, 1, 9], [0], []]
 
 
 @pytest.mark.parametrize("num_places", [1, 3, 8, 16])

@@ -1,4 +1,4 @@
-"""The corpus of suffix decoding: its order, the search in it, what is found, and files of texts."""
+"""The corpus of suffix decoding: its order, the search in it, what it finds, and files of texts."""
 
 import functools
 import json
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
 from jspec.drafters.corpus import MAX_MATCH, corpus_matches, load_corpus, make_corpus
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.drafters.test_suffix import agreeing
 
@@ -89,14 +89,14 @@ def test_nothing_agrees_across_texts():
     """Neither before a text's beginning, where both have nothing, nor after its end."""
     corpus = make_corpus([[3, 1], [1, 2, 0], [2]], VOCAB)
     actual = find(corpus, as_history([[1], [3, 1], [1, 2]]), 8)
-    one, after_an_end, two = (
+    single, after_an_end, joined = (
         {(n, *tokens) for n, tokens in zip(lengths, followed, strict=True) if n}
         for lengths, followed in zip(
             (actual.agreement + 1).tolist(), actual.followed.tolist(), strict=True
         )
     )
-    assert one == after_an_end == {(1, 2, 0, -1)}
-    assert two == {(2, 0, -1, -1)}
+    assert single == after_an_end == {(1, 2, 0, -1)}
+    assert joined == {(2, 0, -1, -1)}
 
 
 def write(path, *records):

@@ -18,8 +18,7 @@ from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
 from jspec.models import init_cache, make_apply
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from jspec.weights.tokenizers.tokenizer import learn_bpe
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, learn_bpe
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject
@@ -117,7 +116,8 @@ MODES = [
     ("auto", (0.0, 1.0, 0.0, 1.0)),
 ]
 PAIRS = [("bpe", "bytes"), ("bytes", "bpe")]
-# In quick tests the second pair, too, is translated in both ways: at each temperature in its own.
+# In quick tests the second pair, too, is translated in both ways: each at the temperature that
+# takes it.
 _IN_ROUNDS = [
     slow_unless(pair == PAIRS[0] or mode[0] == "auto", pair, *mode)
     for pair in PAIRS

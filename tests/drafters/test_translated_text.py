@@ -20,8 +20,8 @@ from jspec.drafters.vocabulary_map import (
 from jspec.kernels import NARROW_CHUNK
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.speculation.drive import QUICK
 from tests.weights.tokenizer_texts import many_texts
 from tests.weights.tokenizers.made import MADE, REAL, load, make
@@ -157,12 +157,12 @@ def test_a_reading_does_not_depend_on_the_parts_in_which_a_text_came(target, dra
 def test_a_text_that_is_cut_short_goes_on_elsewhere():
     """A conversation's next turn begins after what both have in common."""
     pair = translator("strips", "byte level")
-    ids, other = (pair.target.encode(text)[:WIDTH] for text in ("the quick " * 20, "over " * 5))
+    ids, others = (pair.target.encode(text)[:WIDTH] for text in ("the quick " * 20, "over " * 5))
     for length in (1, 3, BLOCK - 1, BLOCK, BLOCK + 7):
         text, _ = pair.append(TranslatedText.init(1, CAPACITY), ids)
         history = text.history.replace(length=jnp.array([length], jnp.int32))
-        text, same = pair.append(text.replace(history=history), other)
-        expected = pair.read([*ids[:length], *other])
+        text, same = pair.append(text.replace(history=history), others)
+        expected = pair.read([*ids[:length], *others])
         assert pair.tokens(text) == expected
         assert expected[:same] == pair.read(ids[:length])[:same]
 
@@ -174,8 +174,8 @@ def canonical_share(tokenizer, ids, text):
         ends = np.cumsum([len(tokenizer.piece(i, False)) for i in ids])
         return set(itertools.pairwise([0, *ends.tolist()]))
 
-    own = spans(tokenizer.encode(text, add_bos=False))
-    return len(own & spans(ids)) / len(own)
+    actual = spans(tokenizer.encode(text, add_bos=False))
+    return len(actual & spans(ids)) / len(actual)
 
 
 CODE = '''def below_threshold(numbers: list[float], threshold: float) -> bool:

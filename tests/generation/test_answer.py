@@ -11,7 +11,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import RoundCounts
 from jspec.generation.rows import Row
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.tiny_models import CONFIG
 
 _EOS = 300

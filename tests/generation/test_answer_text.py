@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from jspec.generation.answer import AnswerText
 from jspec.generation.request import SamplingParams
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
 _TOKENIZER = ByteTokenizer(256)
 

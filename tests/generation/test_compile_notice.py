@@ -31,22 +31,22 @@ import json
 from jspec.generation.request import SamplingParams
 from tests.tiny_models import make_generator
 
-found = []
+events = []
 
 def tell_compiling(line):
     if line.startswith("compiling"):
-        found.append("notice")
+        events.append("notice")
 
 for number, tell in ((1, None), (40, tell_compiling)):
     generator = make_generator("prompt_lookup", notify=tell, max_seq_len=None)
     for chunk in generator.stream("abc", SamplingParams(max_new_tokens=number)):
-        found.append(chunk.result is not None)
-print(json.dumps(found))
+        events.append(chunk.result is not None)
+print(json.dumps(events))
 """
 
 
 def start(program, cache):
-    """Returns what a program prints, whose compiled programs are in a folder of their own."""
+    """Returns what a program prints, whose compiled programs are in their own folder."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     done = subprocess.run(
         [sys.executable, "-c", program], env=env | {"JSPEC_CACHE": str(cache)},

@@ -37,7 +37,7 @@ def drawn(seed, count):
 
 
 def other(token_id):
-    """Returns a text of one token, another one."""
+    """Returns a text of one token, and another."""
     return [1 + token_id % 127]
 
 

@@ -27,10 +27,10 @@ def test_costs_are_linear_between_contexts():
     np.testing.assert_allclose(COSTS.at(3584)[1], [3, 4.5, 7.5])
     np.testing.assert_allclose(COSTS.reading_at(1280), [0, 0.2])
     np.testing.assert_allclose(COSTS.reading_at(64), [0, 0.1])
-    one = {"seconds": COSTS.seconds[:1], "reading": COSTS.reading[:1]}
-    one = dataclasses.replace(COSTS, contexts=(512,), **one)
-    np.testing.assert_allclose(one.at(9999), COSTS.at(512))
-    np.testing.assert_allclose(one.reading_at(9999), COSTS.reading_at(512))
+    single = {"seconds": COSTS.seconds[:1], "reading": COSTS.reading[:1]}
+    single = dataclasses.replace(COSTS, contexts=(512,), **single)
+    np.testing.assert_allclose(single.at(9999), COSTS.at(512))
+    np.testing.assert_allclose(single.reading_at(9999), COSTS.reading_at(512))
 
 
 def test_costs_without_reading_have_none_of_it():
@@ -65,7 +65,7 @@ def test_impossible_numbers_of_accepted_drafts_are_refused(changes):
 
 
 def test_rounds_cost_plain_steps():
-    """Of their own drafter, at the next number that was measured; a plain round costs one."""
+    """Of their own drafter, at the next number that was measured; a plain round costs 1."""
     model = [RoundCounts(3, 1, "model"), RoundCounts(2, 0, "model"), RoundCounts(0, 0)]
     assert COSTS.plain_steps(model, 512) == pytest.approx((2.5 + 2.5 + 1) / 3)
     assert COSTS.plain_steps([RoundCounts(1, 1, "lookup")], 512) == pytest.approx(1.1)
@@ -83,10 +83,10 @@ def test_they_are_measured_once(tmp_path, capsys):
     path = tmp_path / "new" / "costs.json"
     assert recall_or_measure(path, {"a": 1}, lambda: COSTS) == COSTS
     assert "measuring" in capsys.readouterr().err
-    other = RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),))
-    assert recall_or_measure(path, {"a": 2}, lambda: other) == other
+    costs = RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),))
+    assert recall_or_measure(path, {"a": 2}, lambda: costs) == costs
     assert recall_or_measure(path, {"a": 1}, never) == COSTS
-    assert recall_or_measure(path, {"a": 2}, never) == other
+    assert recall_or_measure(path, {"a": 2}, never) == costs
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])

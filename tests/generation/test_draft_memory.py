@@ -65,7 +65,7 @@ def test_the_second_of_two_equal_requests_takes_far_fewer_calls(generator):
     stats = [generator.generate(Request(PROMPTS[0], GREEDY)).stats for _ in range(2)]
     generator.forget_answers()
     stats.append(generator.generate(Request(PROMPTS[0], GREEDY)).stats)
-    first, second, third = (each.num_rounds for each in stats)
+    first, second, third = (stat.num_rounds for stat in stats)
     assert 2 * second < first == third, (first, second, third)
     assert max(a_round.num_proposed for a_round in stats[1].rounds) == max(NUMBERS)
 

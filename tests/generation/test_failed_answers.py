@@ -18,7 +18,7 @@ from jspec.generation.result import RoundCounts, Stats
 from jspec.kernels import candidates
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from tests.tiny_models import make_generator, shared_generator, target
 
 UNLUCKY = 13

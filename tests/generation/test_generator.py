@@ -44,7 +44,7 @@ def tokens(results):
 
 @pytest.fixture(scope="module")
 def plain_results():
-    """Answers of plain decoding, one by one: greedy and sampled."""
+    """Answers of plain decoding, one at a time: greedy and sampled."""
     plain = shared_generator("none")
     return {s: [plain.generate(r) for r in make_requests(s)] for s in (GREEDY, SAMPLED)}
 

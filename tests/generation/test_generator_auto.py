@@ -70,7 +70,7 @@ def model_engine():
 
 
 def make_stranger(costs):
-    """Returns a Generator whose draft has weights of its own, which seldom agrees."""
+    """Returns a Generator whose draft has its own weights, which seldom agrees."""
     stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
     generator = Generator(target(), stranger, drafter="model", num_draft_tokens="auto", costs=costs)
     generator.engine = model_engine()
@@ -99,9 +99,10 @@ def test_greedy_output_is_plain_decodings(drafter):
     else:
         generator = make_generator(drafter, **options)
     plain = shared_generator("none").generate(requests(max_new_tokens=40))
-    for own, expected in zip(generator.generate(requests(max_new_tokens=40)), plain, strict=True):
-        assert own.token_ids == expected.token_ids
-        assert own.stats.num_proposed > 0
+    results = generator.generate(requests(max_new_tokens=40))
+    for actual, expected in zip(results, plain, strict=True):
+        assert actual.token_ids == expected.token_ids
+        assert actual.stats.num_proposed > 0
 
 
 @pytest.mark.parametrize(
@@ -113,14 +114,15 @@ def test_trees_of_a_number_that_varies_change_no_token(drafter):
     costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
     tree = DrafterOptions(tree_depth=3, tree_branches=2)
-    own = draft() if "model" in drafter else None
-    generator = Generator(target(), own, drafter=drafter, drafter_options=tree, **options)
+    drafted = draft() if "model" in drafter else None
+    generator = Generator(target(), drafted, drafter=drafter, drafter_options=tree, **options)
     plain = shared_generator("none").generate(requests(max_new_tokens=40))
     proposed = set()
-    for own, expected in zip(generator.generate(requests(max_new_tokens=40)), plain, strict=True):
-        assert own.token_ids == expected.token_ids
-        proposed |= {a_round.num_proposed for a_round in own.stats.rounds}
-        assert costs.plain_steps(own.stats.rounds, 100) > 1
+    results = generator.generate(requests(max_new_tokens=40))
+    for actual, expected in zip(results, plain, strict=True):
+        assert actual.token_ids == expected.token_ids
+        proposed |= {a_round.num_proposed for a_round in actual.stats.rounds}
+        assert costs.plain_steps(actual.stats.rounds, 100) > 1
     assert max(proposed) >= 3
     assert len(proposed) > 2
 
@@ -211,8 +213,8 @@ def test_a_row_chooses_for_itself(monkeypatch):
     asked = requests(max_new_tokens=40, temperature=0.9)
     long = Request(PROMPTS[0], SamplingParams(max_new_tokens=170, seed=9, temperature=0.9))
     batch = together.generate([*asked[:3], long])
-    for request, own in zip([*asked[:3], long], batch, strict=True):
-        assert own.token_ids == alone.generate(request).token_ids
+    for request, actual in zip([*asked[:3], long], batch, strict=True):
+        assert actual.token_ids == alone.generate(request).token_ids
 
 
 def test_a_costs_file_without_reading_is_refused():
@@ -240,10 +242,10 @@ def test_other_costs_compile_nothing():
     """Invariant 6: costs are data, and so is what follows from them."""
     generator = make_auto("prompt_lookup")
     generator.generate(requests(max_new_tokens=20)[0])
-    other = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
-    other.engine = generator.engine
+    costly = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
+    costly.engine = generator.engine
     begin = compile_clock().num_programs
-    result = other.generate(requests(max_new_tokens=25, temperature=0.5)[1])
+    result = costly.generate(requests(max_new_tokens=25, temperature=0.5)[1])
     assert compile_clock().num_programs == begin
     assert result.stats.num_proposed < result.stats.num_rounds
 
@@ -449,8 +451,8 @@ def test_where_few_tokens_take_like_one_a_call_has_one_width(monkeypatch):
     monkeypatch.setattr(kernels, "are_like_one", lambda num_tokens: True)
     generator = make_auto("prompt_lookup", batch_size=4)
     results = generator.generate(requests(max_new_tokens=24))
-    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
-    proposed = [[one.stats.num_proposed for one in answers] for answers in (results, expected)]
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+    proposed = [[r.stats.num_proposed for r in answers] for answers in (results, expected)]
     assert proposed[0] == proposed[1]
     monkeypatch.undo()
     assert generator.engine.widths(1) == NUMBERS
@@ -472,5 +474,5 @@ def test_blocks_of_several_rows_lie_side_by_side(monkeypatch):
     ]  # fmt: skip
     assert generator.engine.call_sizes(1, Switches()) == (), "a single row has nothing beside it"
     results = generator.generate(requests(max_new_tokens=24))
-    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
-    assert sum(one.stats.num_accepted for one in results) > 0
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+    assert sum(result.stats.num_accepted for result in results) > 0

@@ -25,7 +25,7 @@ def ends(answer):
 
 
 def generate(drafter, **settings):
-    """Returns the answer under settings of its own."""
+    """Returns the answer under its own settings."""
     settings = SamplingParams(**{"max_new_tokens": 40, **settings})
     return shared_generator(drafter).generate(Request(_PROMPT, settings))
 

@@ -8,7 +8,7 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_generator, shared_generator, target
 
@@ -97,7 +97,7 @@ def test_an_answer_does_not_end_early():
 
 
 @pytest.mark.parametrize(
-    "drafter", ["none", *(slow_unless("merged" not in one, one) for one in DRAFTERS)]
+    "drafter", ["none", *(slow_unless("merged" not in name, name) for name in DRAFTERS)]
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets_own(drafter, temperature):
@@ -166,7 +166,7 @@ def test_nan_is_an_error_and_never_a_token():
 
 
 def test_a_users_own_processor_is_applied():
-    """The documented way to add one: three functions."""
+    """As documented: three functions."""
     only_seven = Processor(
         "only seven",
         is_used=lambda settings: settings.seed == 7,

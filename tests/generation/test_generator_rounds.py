@@ -55,7 +55,7 @@ def test_log_probabilities_end_with_the_tokens():
 
 
 def test_an_unsure_member_lets_the_next_one_speak():
-    """Guards against a model that has no draft, but takes its turn because it could have one."""
+    """Guards against a model that has no draft, but takes its turn as if it had one."""
     options = DrafterOptions(draft_confidence=0.5)
     generator = Generator(
         target(), draft(), drafter="model+prompt_lookup", num_draft_tokens=4,

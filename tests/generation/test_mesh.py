@@ -1,6 +1,6 @@
 """Models on a mesh of 8 virtual devices: the same texts, two sums a layer, rows that share nothing.
 
-The devices are those of a process of its own, as JAX has them from its start.
+The devices are those of a separate process, as JAX has them from its start.
 """
 
 import pytest
@@ -15,10 +15,10 @@ import jax, math, re
 import numpy as np
 
 COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
-found = {}
+outputs = {}
 for mesh in (None, "data:2,model:4"):
     # Fewer rows than prompts: rows are replaced, each on its own row of the mesh.
-    found[str(mesh)] = answers("model", mesh, batch_size=2)
+    outputs[str(mesh)] = answers("model", mesh, batch_size=2)
 
 def text_of(drafter, mesh, **options):
     generator = make_generator(drafter, mesh, **options)
@@ -27,54 +27,54 @@ def text_of(drafter, mesh, **options):
     return engine._run.lower(generator.params, state, np.int32(1)).compile().as_text()
 
 of_both = text_of("none", "data:2,model:2")
-found["groups"] = replica_groups(of_both)
-found["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", of_both))
+outputs["groups"] = replica_groups(of_both)
+outputs["sums"] = len(re.findall(r" all-reduce(?:-start)?\\(", of_both))
 
 def gathered(text):
     lines = re.findall(r" = (.*?) all-gather(?:-start)?\\(", text)
     arrays = re.findall(r"[a-z](\\d+)\\[([0-9,]*)\\]", " ".join(lines))
     return max(int(bits) // 8 * math.prod(map(int, sizes.split(","))) for bits, sizes in arrays)
 
-found["of parts"] = [gathered(of_both), gathered(text_of("prompt_lookup", "data:2,model:2"))]
-found["of all"] = gathered(text_of("prompt_lookup", "data:2,model:2", acceptance="rejection"))
+outputs["of parts"] = [gathered(of_both), gathered(text_of("prompt_lookup", "data:2,model:2"))]
+outputs["of all"] = gathered(text_of("prompt_lookup", "data:2,model:2", acceptance="rejection"))
 text = text_of("model", "data:4")
-found["of rows"] = [op for op in COLLECTIVES if f" {op}" in text]
-found["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in of_both]
-report(found)
+outputs["of rows"] = [op for op in COLLECTIVES if f" {op}" in text]
+outputs["elsewhere"] = [op for op in COLLECTIVES if f" {op}" in of_both]
+report(outputs)
 """
 
 
 @pytest.fixture(scope="module")
-def found():
-    """Returns what the process found."""
+def outputs():
+    """Returns the output of the process."""
     return run_on_devices(_QUICK)
 
 
-def test_answers_are_those_of_one_device(found):
-    """Guards against a shard that reads another's heads, and rows of noise of their own."""
-    assert found["data:2,model:4"] == found["None"]
-    for texts, num_accepted in found["None"]:
+def test_answers_are_those_of_one_device(outputs):
+    """Guards against a shard that reads another's heads, and rows of their own noise."""
+    assert outputs["data:2,model:4"] == outputs["None"]
+    for texts, num_accepted in outputs["None"]:
         assert num_accepted > 0
         assert len({tuple(ids) for ids in texts}) == len(PROMPTS)
 
 
-def test_a_layer_needs_two_sums(found):
+def test_a_layer_needs_two_sums(outputs):
     """And the embedding one more. Guards against a lost `psum`."""
-    assert found["sums"] == 2 * CONFIG.num_layers + 1
+    assert outputs["sums"] == 2 * CONFIG.num_layers + 1
 
 
-def test_logits_are_gathered_only_for_a_rule_that_needs_them(found):
+def test_logits_are_gathered_only_for_a_rule_that_needs_them(outputs):
     """Of two rows, and one position or five; a pair of four bytes of each of two devices."""
     pair = 2 * 4 * 2
-    assert found["of parts"] == [2 * pair, 2 * 5 * pair]
-    assert found["of all"] == 2 * 5 * 4 * CONFIG.vocab_size
+    assert outputs["of parts"] == [2 * pair, 2 * 5 * pair]
+    assert outputs["of all"] == 2 * 5 * 4 * CONFIG.vocab_size
 
 
-def test_rows_of_the_mesh_share_nothing(found):
+def test_rows_of_the_mesh_share_nothing(outputs):
     """Their groups of devices are apart; with `data` alone there is no collective at all."""
-    assert found["groups"] == [[[0, 1], [2, 3]]]
-    assert found["of rows"] == []
-    assert found["elsewhere"] == ["all-reduce", "all-gather"], "what is looked for can be found"
+    assert outputs["groups"] == [[[0, 1], [2, 3]]]
+    assert outputs["of rows"] == []
+    assert outputs["elsewhere"] == ["all-reduce", "all-gather"], "what is looked for can be found"
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ import pathlib, tempfile
 
 folder = pathlib.Path(tempfile.mkdtemp())
 options = drafter_options({drafter!r}, folder, **{changes!r})
-found = []
+outputs = []
 for mesh in (None, "model:1", "model:2", "data:2,model:2", "model:8", "data:2,model:4", "data:4"):
-    found.append(answers({drafter!r}, mesh, drafter_options=options))
-report(found)
+    outputs.append(answers({drafter!r}, mesh, drafter_options=options))
+report(outputs)
 """
 _CHANGES = {
     "layer_skip": {"draft_layers": (0,)},
@@ -139,12 +139,12 @@ _CONFIGS = {
     "granite": {"vocab_size": 123},
 }
 _FAMILIES = """
-found = {{}}
+outputs = {{}}
 for family, changes in {configs!r}.items():
     model = target(family=family, **changes)
     pair = [answers("prompt_lookup", mesh, model=model) for mesh in (None, "model:4")]
-    found[family] = pair[0] == pair[1]
-report(found)
+    outputs[family] = pair[0] == pair[1]
+report(outputs)
 """
 
 
@@ -156,15 +156,15 @@ def test_families_on_a_mesh():
 
 _BEAMS = """
 from jspec import SamplingParams
-found = []
+outputs = []
 for mesh in (None, "data:2,model:4"):
     generator = make_generator("model", mesh, acceptance="greedy", batch_size=1)
     params = SamplingParams(max_new_tokens=12, num_beams=3)
-    found.append(generator.generate(PROMPTS[0], params).token_ids)
+    outputs.append(generator.generate(PROMPTS[0], params).token_ids)
 for mesh in (None, "data:2,model:4"):
     generator = make_generator("model", mesh, num_draft_tokens="auto")
-    found.append(generator.costs.numbers)
-report(found)
+    outputs.append(generator.costs.numbers)
+report(outputs)
 """
 
 
@@ -179,10 +179,10 @@ def test_beams_and_measured_costs_on_a_mesh(monkeypatch, tmp_path):
 
 _OWN = """
 from jspec.speculation.acceptance import get_rule
-found = []
+outputs = []
 for mesh in (None, "data:2,model:4"):
-    found.append(answers("model", mesh, acceptance=get_rule("coupled")))
-report(found)
+    outputs.append(answers("model", mesh, acceptance=get_rule("coupled")))
+report(outputs)
 """
 
 
@@ -203,7 +203,7 @@ from jspec import SamplingParams
 folder = tiny_models.save_folder(
     pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8, head_dim=16, hidden_dim=128
 )
-found = []
+outputs = []
 for kind in ("none", "int8", "int4", "q4_0"):
     pair = []
     for text in (None, "model:4"):
@@ -211,8 +211,8 @@ for kind in ("none", "int8", "int4", "q4_0"):
         model = load_model(folder, dtype="float32", quantization=kind, mesh=mesh)
         generator = Generator(model, drafter="prompt_lookup", acceptance="greedy")
         pair.append(generator.generate(PROMPTS, SamplingParams(max_new_tokens=24))[0].token_ids)
-    found.append(pair)
-report(found)
+    outputs.append(pair)
+report(outputs)
 """
 
 
@@ -222,7 +222,7 @@ from jspec.weights.gguf import load_gguf
 from jspec.common.errors import InputError
 from tests.weights.toys import write_gguf, unpack
 
-kinds, folder, found = gguf.GGMLQuantizationType, pathlib.Path(tempfile.mkdtemp()), []
+kinds, folder, outputs = gguf.GGMLQuantizationType, pathlib.Path(tempfile.mkdtemp()), []
 config = dataclasses.replace(CONFIG, head_dim=16, embed_dim=64, hidden_dim=128, eos_ids=(2, 3))
 tensors = unpack(config, tiny_models.peaked_params(config))
 for index, mixed in enumerate(({"": kinds.Q4_1}, {
@@ -234,12 +234,12 @@ for index, mixed in enumerate(({"": kinds.Q4_1}, {
     read, params, _ = load_gguf(path, "float32", "packed")
     model = tiny_models.make_model(read, params=params)
     meshes = None, "model:2", "data:2,model:4"
-    found.append([answers("prompt_lookup", mesh, model=model) for mesh in meshes])
+    outputs.append([answers("prompt_lookup", mesh, model=model) for mesh in meshes])
 try:
     spread(model, "model:8")
 except InputError as error:
-    found.append(str(error))
-report(found)
+    outputs.append(str(error))
+report(outputs)
 """
 
 
@@ -255,16 +255,16 @@ hf = tiny_models.save_folder(pathlib.Path(tempfile.mkdtemp()) / "m", num_heads=8
 whole = load_model(str(hf), dtype="float32")
 folder = hf.parent / "orbax"
 save_orbax(folder, whole.config, whole.params, tokenizer=whole.tokenizer)
-found = []
+outputs = []
 for text in ("model:2", "data:2,model:4"):
     mesh = make_mesh(text)
-    one, two = (load_model(str(path), dtype="float32", mesh=mesh) for path in (hf, folder))
+    model, copy = (load_model(str(path), dtype="float32", mesh=mesh) for path in (hf, folder))
     same = jax.tree.map(
         lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()) and a.sharding == b.sharding,
-        one.params, two.params,
+        model.params, copy.params,
     )
-    found.append(one.config == two.config and all(jax.tree.leaves(same)))
-report(found)
+    outputs.append(model.config == copy.config and all(jax.tree.leaves(same)))
+report(outputs)
 """
 
 

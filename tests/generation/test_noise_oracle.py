@@ -61,9 +61,9 @@ def oracle_answer(seed):
 
 @pytest.mark.parametrize("kind", ["plain", "coupled"])
 def test_tokens_are_those_of_the_oracle(kind):
-    """Guards against a position off by one, a seed cut short, and coarser noise.
+    """Guards against a wrong position, a seed cut short, and coarser noise.
 
-    Under the coupled rule the text is plain decoding's own, so the same oracle holds.
+    Under the coupled rule the text is that of plain decoding, so the same oracle holds.
     """
     drafter, rule = ("none", "rejection") if kind == "plain" else ("model", "coupled")
     generator = shared_generator(drafter, acceptance=rule)
@@ -108,7 +108,7 @@ def first_two_statistic(kind):
 
 @pytest.mark.parametrize("kind", ["plain", "lookup, rejection", "model, block", "model, coupled"])
 def test_the_first_two_tokens_are_independent_draws(kind):
-    """The token of the prefill is the first draw: its noise may serve no other.
+    """The token of the prefill is the first draw: its noise may serve no other draw.
 
     20,000 rows and 24 degrees of freedom; by chance one of a million choices of seeds fails.
     """

@@ -120,7 +120,7 @@ def for_a_gpu(monkeypatch):
 
 
 def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
-    """Returns a Generator of tiny models, and of a head, table or pattern if it needs one."""
+    """Returns a Generator of tiny models, and of a head, table or pattern if it needs any."""
     trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
     options = {"batch_size": batch_size, "acceptance": "rejection"} | options
     if drafter == _WITH_HEADS:
@@ -207,7 +207,7 @@ def name_of(case):
 
 @pytest.mark.parametrize(("drafter", "kind", "rows", "options"), _ALONE + _OTHERS, ids=name_of)
 def test_every_loop_of_a_run_waits_for_its_condition(drafter, kind, rows, options, tmp_path):
-    """Each drafter, cascades, trees; one, 3 and 32 rows; float32 and bfloat16."""
+    """Each drafter, cascades, trees; 1, 3 and 32 rows; float32 and bfloat16."""
     generator = make_generator(drafter, tmp_path, rows, **options)
     engine = generator.engine
     program = compile_rounds(engine._run, generator, state_of(generator, _SETTINGS[kind], rows))

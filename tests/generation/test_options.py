@@ -30,7 +30,7 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.speculation.round import propose
 from jspec.speculation.types import RoundInputs, TargetView
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG, empty_cache, random_params
 from tests.tiny_heads import SAVE_HEAD

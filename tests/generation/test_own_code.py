@@ -11,7 +11,7 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.generation.own_code import digest_of_own_code
 
-# In a process of its own, as the tests' runtime checks of shapes would find some of them first.
+# In its own process, as the tests' runtime checks of shapes would find some of them first.
 _PROGRAM = """
 import dataclasses, json
 import jax.numpy as jnp
@@ -82,14 +82,14 @@ def entry(mistake):
     return jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(Own(mistake)), "")
 
 
-found = {name: told(entry(name)) for name in (
+messages = {name: told(entry(name)) for name in (
     "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure",
     "no state", "runners-up", "tree", "no depth", "parents", "order", "deep",
 )}
 bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
 jspec.register_drafter(entry("columns"))
 jspec.register_rule("mine", RULE._replace(accept=lambda probs, proposal, noise: None))
-found |= {
+messages |= {
     "no drafter": told(jspec.DrafterEntry("own", lambda spec: Own("right"), "")),
     "beams": told(entry("deep"), num_beams=2),
     "auto": told(entry("tree"), number="auto"),
@@ -104,8 +104,8 @@ from jspec.lab.auditing.subject import Subject
 try:
     build_drafter(Subject(models()[0], None, "own", 2, "rejection", jspec.SamplingParams()))
 except jspec.InputError as error:
-    found["audit"] = str(error)
-print(json.dumps(found))
+    messages["audit"] = str(error)
+print(json.dumps(messages))
 """
 _LIKE_INIT = (
     r"the drafter 'own' to return from {} a state like init's, \{{'n': 'int32 \[2\]'\}}; got "

@@ -11,7 +11,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.pattern_processor import apply, make_tables, update
 from jspec.generation.request import Request, SamplingParams
-from jspec.sampling.processors import Processor
+from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import make_generator, shared_generator, target
 
@@ -120,7 +120,7 @@ def test_a_mix_of_rows_is_as_each_alone():
     requests = [Request("abc", one) for one in settings]
     together = shared_generator("prompt_lookup", batch_size=4).generate(requests)
     alone = [shared_generator("none").generate([one])[0] for one in requests]
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
 
 
 @pytest.mark.parametrize(

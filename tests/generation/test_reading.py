@@ -26,7 +26,7 @@ def make(drafter):
 
 
 def begin(batch, prompt, snapshots=(), pages=FIRST, **settings):
-    """Returns a reading of a prompt that has not begun, but for the chunks that were found."""
+    """Returns a reading of a prompt that has not begun, but for chunks that are known."""
     row = Row(SamplingParams(**settings), prompt, (0,), 200)
     # A drafter without a cache has no pages.
     pages = [
@@ -140,7 +140,7 @@ def test_what_a_drafter_has_not_read_is_not_kept():
 
 
 def test_chunks_cover_the_prompt_once():
-    """With a widest one, wide chunks are full ones, and none is wider than it, or than 64."""
+    """With a limit, wide chunks are full ones, and none is wider than it, or than 64."""
     engine = shared_generator("none").engine
     assert {width for _, width in engine.chunks(10_000)} <= {CHUNK, 256}
     for length in (1, CHUNK, NARROW_PROMPT, NARROW_PROMPT + 1, 256, 257, 1000, 1024):

@@ -18,7 +18,7 @@ from jspec.speculation.types import SourceView
 from jspec.weights.encoders import check_decoder, have_same_encoder
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
 from tests.tiny_models import make_model
 
@@ -112,7 +112,7 @@ def test_drafts_and_neighbours_change_nothing(pair, plain, options):
 
 
 def test_the_target_accepts_its_own_drafts(pair, plain):
-    """A draft model that lacked the source, or read another one, would be refused."""
+    """A draft model that lacked the source, or read another, would be refused."""
     generator = Generator(pair[1], pair[1], drafter="model", num_draft_tokens=3)
     for result, token_ids in zip(answers(generator, GREEDY), plain[1], strict=True):
         assert result.token_ids == token_ids
@@ -177,9 +177,9 @@ def test_a_draft_with_another_encoder_runs_its_own(pair):
     """Its constants are those that it would have as a target; a shared encoder gives the same."""
     target, draft = pair[1], disturbed(pair[1])
     encoder = jax.tree.map(lambda leaf: leaf * 1.1, draft.params["encoder"])
-    other = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
+    altered = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
     source, length = jnp.array([SOURCES[2]]), jnp.array([len(SOURCES[2])])
-    for model in (draft, other):
+    for model in (draft, altered):
         generator = Generator(target, model, drafter="model", num_draft_tokens=3)
         engine, row = generator.engine, generator.make_row(Request(SOURCES[2], GREEDY))
         state = engine.begin(row, 512, generator.switches([GREEDY]))
@@ -196,8 +196,8 @@ def test_encoders_are_compared_weight_by_weight(pair):
     target, draft = pair[1], disturbed(pair[1])
     assert have_same_encoder(target, draft)
     encoder = draft.params["encoder"] | {"relative": draft.params["encoder"]["relative"] + 1e-6}
-    other = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
-    assert not have_same_encoder(target, other)
+    altered = dataclasses.replace(draft, params=draft.params | {"encoder": encoder})
+    assert not have_same_encoder(target, altered)
     tables = draft.params | {"embedding": draft.params["embedding"] + 1e-6}
     assert not have_same_encoder(target, dataclasses.replace(draft, params=tables))
     assert not have_same_encoder(make_model(), make_model())

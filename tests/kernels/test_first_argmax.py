@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import argmax, first_argmax
+from jspec.kernels import first_argmax, split
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -16,7 +16,7 @@ def check(values):
     index, largest = jax.jit(first_argmax)(values)
     rows = values.reshape(-1, values.shape[-1])
     expected = first_argmax.__wrapped__(rows)
-    with mock.patch.object(argmax, "prefers_unrolled_loops", return_value=True):
+    with mock.patch.object(split, "prefers_unrolled_loops", return_value=True):
         on_gpu = first_argmax.__wrapped__(rows)
     for found in ((index.reshape(-1), largest.reshape(-1)), on_gpu):
         np.testing.assert_array_equal(found[0], expected[0])
@@ -46,7 +46,7 @@ def test_of_several_it_is_the_first(shape):
     ],
 )
 def test_one_that_stands_out_is_found(odd, width, place):
-    """At the edges of vectors and of the blocks that are searched one after the other."""
+    """At the edges of vectors and of the blocks that are searched one after another."""
     values = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
     values[1, place] = odd
     check(jnp.asarray(values))

@@ -61,7 +61,7 @@ def test_another_processor_gets_a_library_of_its_own(monkeypatch):
 def test_without_a_compiler_xla_computes_and_one_line_says_so(
     cache, monkeypatch, capsys, compiler, reason
 ):
-    """The line is jspec's own: no time, file and number of a logger before it."""
+    """The line is jspec's: no time, file and number of a logger before it."""
     monkeypatch.setattr(native, "_cpp_compiler", lambda: compiler)
     assert prepare() is None
     (line,) = capsys.readouterr().err.splitlines()

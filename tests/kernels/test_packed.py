@@ -96,7 +96,7 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
 @pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
-    """A product of rows rounded here, one by one, is exact; one of the rows themselves is not."""
+    """A product of rows rounded here, one at a time, is exact; that of the rows is not."""
     if is_native and not library.has_packed():
         pytest.skip("no C++ for packed kernels on this processor")
     if not is_native:

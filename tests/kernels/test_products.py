@@ -1,4 +1,4 @@
-"""Products in C++: right to rounding, and a row's result is its own."""
+"""Products in C++: right to rounding, and a row's result does not depend on others."""
 
 import ctypes
 import dataclasses
@@ -51,7 +51,7 @@ def test_products_are_those_of_float64(shape, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
-    """Bit for bit, for every number of rows: each one is compiled on its own."""
+    """Bit for bit, for every number of rows: each is compiled separately."""
     rows, kernel = draw((71, 203), 0, dtype), draw((333, 203), 1, dtype)
     together = np.asarray(product(rows, kernel))
     for count in (*range(1, 19), 70):

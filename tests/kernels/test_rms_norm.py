@@ -1,4 +1,4 @@
-"""Norms in C++: those of XLA to rounding, and a row's result is its own."""
+"""Norms in C++: those of XLA to rounding, and a row's result does not depend on others."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Rotated heads in C++: those of XLA to rounding, and a token's are its own."""
+"""Rotated heads in C++: those of XLA to rounding, and a token's do not depend on others."""
 
 import jax
 import jax.numpy as jnp

@@ -17,7 +17,7 @@ def draw(shape, seed, dtype="float32"):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 def test_products_with_some_rows_are_those_of_all(kind):
-    """Bit for bit: a head over few tokens gives the logits of the whole one."""
+    """Bit for bit: a head over few tokens gives the logits of the whole head."""
     kernel = draw((63, 96), 1, "float32" if kind.startswith("int") else kind)
     if kind.startswith("int"):
         kernel = quantize(kernel, ("down",), kind, "float32")

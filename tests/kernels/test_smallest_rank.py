@@ -35,7 +35,7 @@ def draw(shape, scale):
 
 @pytest.mark.parametrize("scale", [0.01, 3.0, 50.0])
 def test_thresholds_are_those_of_sorting(scale):
-    """Float64 sums over whole rows, up to the very first weight and beyond the last one."""
+    """Float64 sums over whole rows, up to the very first weight and beyond the last."""
     rank, probs = draw((2, 5, 3000), scale)
     targets = jnp.tile(jnp.float32([1e-37, 0.1, 0.5, 0.9, 0.999])[None, :, None], [2, 1, 1])
     function = jax.jit(smallest_rank)

@@ -1,4 +1,4 @@
-"""The gate in C++: that of float64 to rounding, and a number's result is its own."""
+"""The gate in C++: that of float64 to rounding, and a number's result does not depend on others."""
 
 import jax
 import jax.numpy as jnp

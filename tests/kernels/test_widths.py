@@ -22,7 +22,7 @@ CONFIG = dataclasses.replace(
 
 @pytest.mark.usefixtures("library")
 def test_a_call_on_many_tokens_says_what_calls_on_each_say():
-    """In a process of its own: the tests' own XLA adds up all numbers of rows alike."""
+    """In its own process: the tests' own XLA adds up all numbers of rows alike."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     code = "from tests.kernels.test_widths import check_widths\ncheck_widths()"
     done = subprocess.run(

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import cache_write
+from jspec.kernels import attention
 from jspec.kernels import library as native
-from jspec.kernels.cache_write import TAIL, write_rows
+from jspec.kernels.attention import TAIL, write_rows
 
 write_rows_by_xla = write_rows.__wrapped__
 pytestmark = pytest.mark.usefixtures("library")
@@ -29,7 +29,7 @@ def overflowing(starts, num_tokens, num_slots):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("num_tokens", [1, 6, TAIL])
 def test_each_row_is_written_at_its_own_slot_and_what_falls_behind_is_lost(dtype, num_tokens):
-    """Starts at the first slot, inside, at the last one, and behind it."""
+    """Starts at the first slot, inside, at the last, and behind it."""
     starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 5], np.int32)
     leaves = overflowing(starts, num_tokens, SLOTS)
     layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
@@ -67,7 +67,7 @@ def test_what_a_gpu_writes_is_the_same(starts, monkeypatch):
 def test_what_a_tpu_writes_is_the_same(num_tokens, monkeypatch):
     """By slices alone, as it would copy a layer to scatter into it."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(cache_write, "pinned", lambda layer: layer)  # this is no TPU
+    monkeypatch.setattr(attention, "pinned", lambda layer: layer)  # this is no TPU
     starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 30], np.int32)
     leaves = overflowing(starts, num_tokens, SLOTS + TAIL)
     layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 @pytest.fixture
 def quick_figures(monkeypatch):
-    """Leaves the drawing out, which takes longest: figures have tests of their own."""
+    """Leaves the drawing out, which takes longest: figures have their own tests."""
     pixel = io.BytesIO()
     PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
     files = {"svg": b"<svg></svg>", "png": pixel.getvalue()}

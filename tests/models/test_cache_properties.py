@@ -49,10 +49,11 @@ def assert_close(actual, desired):
     np.testing.assert_allclose(actual, desired, atol=5e-5, rtol=0)
 
 
-def assert_same_committed(cache, other):
+def assert_same_committed(cache, expected):
     """Asserts that both hold the same keys and values in the committed slots."""
-    np.testing.assert_array_equal(cache.length, other.length)
-    for ours, theirs in zip(cache.keys + cache.values, other.keys + other.values, strict=True):
+    np.testing.assert_array_equal(cache.length, expected.length)
+    leaves = cache.keys + cache.values, expected.keys + expected.values
+    for ours, theirs in zip(*leaves, strict=True):
         for row, length in enumerate(np.asarray(cache.length)):
             assert_close(ours[row, :, :length], theirs[row, :, :length])
 

@@ -21,7 +21,7 @@ ODD = DecoderConfig(
     mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
 )  # fmt: skip
 
-# An old config.json: rope_theta and rope_scaling. The new one: rope_parameters.
+# An old config.json: rope_theta and rope_scaling. The new spelling: rope_parameters.
 OLD = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
@@ -63,7 +63,7 @@ def test_presets_have_the_published_number_of_parameters(name, expected):
      ("llama3.1-8b", 8, False), ("llama3.1-70b", 8, False)],
 )  # fmt: skip
 def test_llama3_presets_scale_rope(name, factor, tied):
-    """3.2 scales by 32, 3.1 by 8; the large ones have a head of their own."""
+    """3.2 scales by 32, 3.1 by 8; the large ones have their own head."""
     config = get_preset(name)
     assert config.rope_scaling == RopeScaling(factor, 1.0, 4.0, 8192)
     assert config.rope_theta == 500_000.0
@@ -73,12 +73,12 @@ def test_llama3_presets_scale_rope(name, factor, tied):
 
 @pytest.mark.parametrize("raw", [OLD, NEW], ids=["rope_scaling", "rope_parameters"])
 def test_both_spellings_of_rope_are_read(raw):
-    """A reader that knows one spelling silently drops the scaling of the other."""
+    """A reader that knows one spelling silently drops the scaling of the other spelling."""
     assert from_hf_config(raw) == ODD
 
 
 def test_the_old_name_of_the_rope_type_is_read():
-    """Older configs say `type` for `rope_type`, some say both."""
+    """Older configs say `type` for `rope_type`, some say both of them."""
     scaling = OLD["rope_scaling"] | {"type": "llama3"}
     assert from_hf_config(OLD | {"rope_scaling": scaling}) == ODD
     del scaling["rope_type"]

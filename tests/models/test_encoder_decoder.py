@@ -97,7 +97,7 @@ def test_what_is_saved_is_read_back(model, tmp_path):
 
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_t5_1_1_that_is_called_tied(has_head, tmp_path):
-    """Transformers 5 calls all of them so: the file says whether they have a head of their own."""
+    """Transformers 5 calls all of them so: the file says whether they have their own head."""
     theirs = make_checkpoint("t5 1.1", tmp_path)
     if not has_head:
         theirs.lm_head.weight = theirs.shared.weight
@@ -121,8 +121,8 @@ def test_no_field_of_the_encoder_is_without_effect(model):
     if config.encoder.is_audio:
         return
     for field, value in (("num_buckets", 10), ("max_distance", 15)):
-        other = dataclasses.replace(config.encoder, **{field: value})
-        logits, _ = run(dataclasses.replace(config, encoder=other), params, tokens, cache)
+        changed = dataclasses.replace(config.encoder, **{field: value})
+        logits, _ = run(dataclasses.replace(config, encoder=changed), params, tokens, cache)
         assert np.abs(logits - expected).max() > 1e-3, field
 
 

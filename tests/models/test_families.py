@@ -35,9 +35,9 @@ def run(config, params, tokens, cuts, capacity=40, lengths=None):
     cache = init_cache(config, batch_size=len(tokens), capacity=capacity, dtype=jnp.float32)
     logits, start = [], 0
     for end in (*cuts, tokens.shape[1]):
-        own, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
+        actual, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
         cache = cache.commit(jnp.full([len(tokens)], end - start))
-        logits.append(own)
+        logits.append(actual)
         start = end
     return np.concatenate(logits, axis=1), cache
 

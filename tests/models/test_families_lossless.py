@@ -19,10 +19,10 @@ from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Subject
 from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.models.family_checkpoints import FAMILIES, VOCAB, WINDOW, make_checkpoint, oracle_logits
 from tests.speculation.enumeration import Paths, kept_probs, next_token_probs, random_distributions
 

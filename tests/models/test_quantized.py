@@ -60,7 +60,7 @@ def test_products_are_those_of_the_dequantised_kernel(name, kind):
     """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""
     kernel, weights = _kernel(name, kind)
     inputs = _inputs(2, 3, weights.shape[1])
-    # A function of its own: a compiled one would serve the next way, too.
+    # A separate function: a compiled one would serve the next way, too.
     outputs = jax.jit(lambda inputs, kernel: linear(inputs, kernel))(inputs, kernel)
     assert outputs.shape == (2, 3, *kernel.shape[:-1])
     expected = np.asarray(inputs, np.float64) @ weights.T

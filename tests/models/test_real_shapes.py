@@ -24,7 +24,7 @@ def _own_logits(config, params, tokens):
 
 def _errors(config, params, tokens, folder):
     """Returns the root mean square error of jspec's and of transformers' float32 logits."""
-    own = _own_logits(config, params, tokens)
+    ours = _own_logits(config, params, tokens)
     save_hf(folder / "model", config, params)
     del params
     gc.collect()
@@ -33,7 +33,7 @@ def _errors(config, params, tokens, folder):
     with torch.inference_mode():
         theirs = oracle(ids).logits[0].double().numpy()
         exact = oracle.double()(ids).logits[0].numpy()
-    return np.sqrt(np.mean((own - exact) ** 2)), np.sqrt(np.mean((theirs - exact) ** 2))
+    return np.sqrt(np.mean((ours - exact) ** 2)), np.sqrt(np.mean((theirs - exact) ** 2))
 
 
 def test_smollm2_logits_are_as_exact_as_transformers(tmp_path):
@@ -41,8 +41,8 @@ def test_smollm2_logits_are_as_exact_as_transformers(tmp_path):
     model = load_model("smollm2-135m-instruct", dtype="float32")
     text = "The quick brown fox jumps over the lazy dog, 3 times in 1984; naïve café — 東京."
     tokens = model.tokenizer.encode(text)
-    own, theirs = _errors(model.config, model.params, tokens, tmp_path)
-    assert own <= 2 * theirs, f"jspec is {own:.2e} from float64, transformers {theirs:.2e}"
+    ours, theirs = _errors(model.config, model.params, tokens, tmp_path)
+    assert ours <= 2 * theirs, f"jspec is {ours:.2e} from float64, transformers {theirs:.2e}"
 
 
 @pytest.mark.slow
@@ -51,5 +51,5 @@ def test_llama_1b_logits_are_as_exact_as_transformers(tmp_path):
     config = PRESETS["llama3.2-1b"]
     params = random_params(config, 0, "float32")
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 64).tolist()
-    own, theirs = _errors(config, params, tokens, tmp_path)
-    assert own <= 2 * theirs, f"jspec is {own:.2e} from float64, transformers {theirs:.2e}"
+    ours, theirs = _errors(config, params, tokens, tmp_path)
+    assert ours <= 2 * theirs, f"jspec is {ours:.2e} from float64, transformers {theirs:.2e}"

@@ -27,10 +27,10 @@ _70B = PRESETS["llama3.1-70b"]
 @pytest.mark.parametrize(("count", "kv_heads", "groups"), [(2, 4, 8), (8, 1, 8), (16, 1, 4)])
 def test_a_device_has_its_share(count, kv_heads, groups):
     """With 16 devices each of the 8 key/value heads is on two of them."""
-    own = shard_config(spread_config(_70B, count), count)
-    assert (own.num_kv_heads, own.num_groups) == (kv_heads, groups)
-    assert own.hidden_dim * count == _70B.hidden_dim
-    assert (own.embed_dim, own.vocab_size) == (_70B.embed_dim, _70B.vocab_size)
+    shard = shard_config(spread_config(_70B, count), count)
+    assert (shard.num_kv_heads, shard.num_groups) == (kv_heads, groups)
+    assert shard.hidden_dim * count == _70B.hidden_dim
+    assert (shard.embed_dim, shard.vocab_size) == (_70B.embed_dim, _70B.vocab_size)
 
 
 def test_nearly_all_of_a_model_is_split():

@@ -57,7 +57,7 @@ def tree(run, prefix, block):
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_each_path_of_a_tree_equals_the_chain(run, prefix, block, tree, path):
-    """Siblings share a position and must not see each other."""
+    """Siblings share a position and must not see their siblings."""
     path = jnp.array(path)
     logits, _ = run(block[:, path], prefix)
     assert_close(tree[0][:, path], logits)

@@ -54,7 +54,7 @@ SCHEMAS = [
 
 
 def random_text(automaton, rng):
-    """Returns a text that an automaton matches: each next state is as likely as any other."""
+    """Returns a text that an automaton matches: all next states are equally likely."""
     state, text = 0, bytearray()
     while not automaton.is_end[state] or rng.random() < 0.5:
         goals = sorted(set(automaton.next_state[state].tolist()) - {-1})
@@ -97,9 +97,9 @@ def test_integers_between_bounds_are_all_of_them_and_no_others():
         low, high = sorted(rng.choices(numbers, k=2))
         asked = rng.choice([{"minimum": low}, {"maximum": high}, {"minimum": low, "maximum": high}])
         pattern = re.compile(schema_pattern({"type": "integer"} | asked))
-        found = {number for number in numbers if pattern.fullmatch(str(number))}
+        matching = {number for number in numbers if pattern.fullmatch(str(number))}
         least, most = asked.get("minimum", -1300), asked.get("maximum", 1299)
-        assert found == set(range(least, most + 1)), asked
+        assert matching == set(range(least, most + 1)), asked
         assert not any(pattern.fullmatch(bad) for bad in ("", "-0", "007", "-", "1.0", "+3"))
 
 

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
-from jspec.sampling.processors import PROCESSORS
-from jspec.sampling.settings import SamplingSettings, Switches, process_drafts
+from jspec.sampling.settings import PROCESSORS, SamplingSettings, Switches, process_drafts
 
 VOCAB = 23
 STOP_IDS = [4, 9]
@@ -101,8 +100,8 @@ FILTERS = {"cold": {"temperature": 0.6}, "top_k": {"top_k": 5}, "top_p": {"top_p
            "min_p": {"min_p": 0.1}}  # fmt: skip
 SINGLE = {name: options for name, options in PIPELINES.items() if name != "all"} | FILTERS
 PAIRS = {
-    f"{one}, {other}": SINGLE[one] | SINGLE[other]
-    for one, other in itertools.combinations(SINGLE, 2)
+    f"{left}, {right}": SINGLE[left] | SINGLE[right]
+    for left, right in itertools.combinations(SINGLE, 2)
 }
 probs_of = jax.jit(lambda logits, settings: sampling_probs(logits[:, None], settings)[:, 0])
 
@@ -138,7 +137,7 @@ def test_every_position_of_a_block_sees_its_own_prefix(name):
 
 
 def test_rejected_tokens_never_were():
-    """Rolling back: the state behind a round knows the kept tokens alone, each row its own."""
+    """Rolling back: the state behind a round knows only the kept tokens of its row."""
     rows = [settings_of([1], PIPELINES["all"]) for _ in range(3)]
     settings = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *rows)
     tokens = jnp.array([[3, 5, 3], [6, 6, 7], [8, 9, 10]], jnp.int32)

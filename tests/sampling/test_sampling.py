@@ -68,7 +68,7 @@ ROWS = [
 
 @pytest.mark.parametrize("scale", [0.5, 3.0, 20.0])
 def test_distribution_equals_transformers_row_by_row(scale):
-    """Every row with settings of its own, several at once, in transformers' order."""
+    """Every row with its own settings, several at once, in transformers' order."""
     logits = scale * np.random.default_rng(0).normal(size=(len(ROWS), 6, VOCAB))
     logits = logits.astype(np.float32)
     probs = np.asarray(probs_of(jnp.asarray(logits), make_settings(ROWS)))

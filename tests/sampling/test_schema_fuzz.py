@@ -42,10 +42,10 @@ def _patterns() -> st.SearchStrategy[str]:
         return st.one_of(
             st.lists(inner, min_size=1, max_size=3).map("".join),
             st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
-            st.builds(lambda one, times: f"(?:{one}){times}", inner,
+            st.builds(lambda part, times: f"(?:{part}){times}", inner,
                       st.sampled_from(["*", "+", "?", "{2}", "{0,2}", "{1,}", "+?", "{0}"])),
-            inner.map(lambda one: f"^{one}$"), inner.map(lambda one: f"^{one}"),
-            inner.map(lambda one: f"{one}$"), st.builds("{}|{}".format, inner, inner),
+            inner.map(lambda part: f"^{part}$"), inner.map(lambda part: f"^{part}"),
+            inner.map(lambda part: f"{part}$"), st.builds("{}|{}".format, inner, inner),
         )  # fmt: skip
 
     return st.recursive(atoms, extended, max_leaves=4)
@@ -64,14 +64,14 @@ def _sizes(name: str) -> st.SearchStrategy[dict]:
     sizes = st.fixed_dictionaries(
         {}, optional={f"min{name}": st.integers(0, 2), f"max{name}": st.integers(0, 4)}
     )
-    return sizes.filter(lambda one: one.get(f"min{name}", 0) <= one.get(f"max{name}", 9))
+    return sizes.filter(lambda part: part.get(f"min{name}", 0) <= part.get(f"max{name}", 9))
 
 
 def _strings() -> st.SearchStrategy[dict]:
     return st.one_of(
-        _patterns().map(lambda one: {"type": "string", "pattern": one}),
-        _sizes("Length").map(lambda one: {"type": "string"} | one),
-        st.sampled_from(sorted(FORMATS)).map(lambda one: {"type": "string", "format": one}),
+        _patterns().map(lambda part: {"type": "string", "pattern": part}),
+        _sizes("Length").map(lambda part: {"type": "string"} | part),
+        st.sampled_from(sorted(FORMATS)).map(lambda part: {"type": "string", "format": part}),
     )
 
 
@@ -96,7 +96,7 @@ def _schemas() -> st.SearchStrategy[dict]:
     simple = st.one_of(
         _strings(), _strings(), _numbers(), st.just({"type": "boolean"}), st.just({"type": "null"}),
         st.lists(_VALUES, min_size=1, max_size=3).map(lambda some: {"enum": some}),
-        _VALUES.map(lambda one: {"const": one}),
+        _VALUES.map(lambda part: {"const": part}),
         st.lists(st.sampled_from(["string", "integer", "null"]), min_size=1, max_size=3,
                  unique=True).map(lambda some: {"type": some}),
     )  # fmt: skip
@@ -108,11 +108,11 @@ def _schemas() -> st.SearchStrategy[dict]:
                       _sizes("Items")),
             st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
             st.lists(inner, min_size=1, max_size=2).map(lambda some: {"oneOf": some}),
-            inner.map(lambda one: {"type": "object", "additionalProperties": one}),
+            inner.map(lambda part: {"type": "object", "additionalProperties": part}),
         )  # fmt: skip
 
     whole = st.recursive(simple, nested, max_leaves=4)
-    return whole | whole.map(lambda one: {"$ref": "#/$defs/a", "$defs": {"a": one}})
+    return whole | whole.map(lambda part: {"$ref": "#/$defs/a", "$defs": {"a": part}})
 
 
 def _texts(pattern: str, rng: random.Random) -> list[str]:
@@ -164,7 +164,7 @@ def _fuzz(number: int, first: int) -> None:
                 refusals.append(str(error))
 
     run()
-    assert all("schema at " in one or "pattern" in one for one in refusals), "with their place"
+    assert all("schema at " in part or "pattern" in part for part in refusals), "with their place"
     assert len(refusals) < count / 2, "most schemas are of the kinds that are supported"
 
 

@@ -32,13 +32,13 @@ logits = logits.astype(np.float32)
 logits[:, 20:, :128] += 5  # there one device has more of the best than it sends
 logits[:, 0, 17], logits[:, 1], logits[:, 2, 3], logits[:, 3, 1:] = np.nan, -np.inf, np.inf, -np.inf
 gumbel = random.gumbel(size=logits.shape).astype(np.float32)
-found = {}
+outputs = {}
 ids, largest = split(first_largest, logits)
 expected, same = first_largest(jnp.asarray(logits))
-found["largest"] = bool((ids == expected).all()) and np.array_equal(largest, same, equal_nan=True)
+outputs["largest"] = bool((ids == expected).all()) and np.array_equal(largest, same, equal_nan=True)
 best = logits == np.max(logits, -1, keepdims=True)
 owners = best.reshape(6, 40, 8, 128).any(-1).sum(-1)
-found["ties"] = int((owners > 1).sum())
+outputs["ties"] = int((owners > 1).sum())
 # No more tokens than a device has, and more; all; those of a row that draws nothing.
 rows = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 1.0, 0.3)]
 for name, last, switches in (
@@ -49,9 +49,9 @@ for name, last, switches in (
     settings = settings_of(some, switches)
     drawn = split(draw, logits, settings, gumbel)
     expected = draw(jnp.asarray(logits), settings, gumbel)
-    found[name] = int((drawn != expected).sum())
-    found[name + " kinds"] = len(set(np.asarray(drawn).flat))
-report(found)
+    outputs[name] = int((drawn != expected).sum())
+    outputs[name + " kinds"] = len(set(np.asarray(drawn).flat))
+report(outputs)
 """
 
 

@@ -152,7 +152,7 @@ def test_weights_that_are_decoded_to_memory_are_seen(records):
 @pytest.mark.parametrize("device", ["v5e", "v6e"])
 @pytest.mark.parametrize(("draft", "rows"), [(None, 1), ("llama3.2-1b", 1), (None, 8)])
 def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, records, tmp_path):
-    """The 1B alone, and the 3B with the 1B, of two layers each, which have real widths."""
+    """The 1B alone, and the 3B with the 1B, of two layers with real widths."""
     folders = {}
     for name in ("llama3.2-1b", "llama3.2-3b"):
         folders[name] = tmp_path / name

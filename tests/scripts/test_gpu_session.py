@@ -184,7 +184,7 @@ def test_jobs_run_at_once_and_those_that_fail_are_said(start):
 
 
 def test_where_rounds_are_wrong_no_speed_is_measured(start, monkeypatch):
-    """And where they are wrong in a graph only, later steps run without one."""
+    """And where they are wrong in a graph only, later steps run without a graph."""
     monkeypatch.delenv("JSPEC_ONE_GRAPH", raising=False)
     monkeypatch.setenv("JSPEC_ONE_GRAPH", "1")
 
@@ -431,6 +431,8 @@ def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
         ("--part=3",): "part",
         ("--until=x", "--rehearse"): "until",
         (): "a GPU that JAX can use, or --rehearse",
+        ("--models=/no/such/folder",): "a folder in --models",
+        (f"--results={foreign}",): "an empty folder or one with session.jsonl",
         ("--rehearse", "--models=/no/such/folder"): "a folder in --models",
         ("--rehearse", f"--results={foreign}"): "an empty folder or one with session.jsonl",
         ("--rehearse", f"--results={rehearsal}"): "a journal of a rehearsal",

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 
-import jax
 import pytest
 
 from jspec.common.errors import InputError
@@ -12,7 +11,7 @@ from jspec.training.chain_loss import SCORE
 from scripts.gpu_train import steps as gpu_steps
 from scripts.gpu_train.steps import Plan, keep, steps_of
 from tests import tiny_models
-from tests.programs import environment, run
+from tests.programs import check_refusal, environment, run, run_many
 from tests.tiny_heads import SAVE_HEAD
 from tests.training.folders import read_metrics
 
@@ -84,13 +83,20 @@ def test_a_rehearsal_trains_a_head(tmp_path, compile_cache):
 
 
 def test_bad_flags_are_refused_in_one_line(tmp_path, compile_cache):
-    """What is missing, and where there is no GPU; nothing is written."""
-    if jax.default_backend() == "gpu":
-        pytest.skip("the GPU is there")
+    """Flags are checked before the GPU, which is not there; nothing is written."""
     env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
-    status, out, err = run(MODULE, f"--results={tmp_path / 'results'}", env=env)
-    assert status == 2
-    assert not out
-    assert "expected a GPU that JAX can use, or --rehearse" in err
-    assert "Traceback" not in err
-    assert not (tmp_path / "results").exists()
+    results, prompts = tmp_path / "results", "--prompts_file=configs/prompts.jsonl"
+    (tmp_path / "file").touch()
+    expected = {
+        (): "--prompts_file or --rehearse",
+        (prompts, "--fields=[1]"): "a JSON object in --fields",
+        (prompts, '--fields={"no_such": 1}'): "no_such",
+        (prompts, "--models=/no/such/folder"): "a folder in --models",
+        (prompts, f"--results={tmp_path / 'file'}"): "a folder in --results",
+        (prompts,): "a GPU that JAX can use, or --rehearse",
+    }
+    arguments = [[f"--results={results}", *flags] for flags in expected]
+    outcomes = run_many(f"{MODULE}.__main__", arguments, env=env)
+    for message, outcome in zip(expected.values(), outcomes, strict=True):
+        assert message in check_refusal(*outcome)
+    assert not results.exists()

@@ -96,8 +96,8 @@ begin = 1
 def test_a_mistake_is_found_whatever_the_layout():
     """Guards against entries that break when code is reformatted, or moved within its function.
 
-    Comments, line breaks and trailing commas are no tokens; a string is one. What other functions
-    say does not count, and without a function the whole module does.
+    Comments, line breaks and trailing commas are no tokens; a string is a single token. What other
+    functions say does not count, and without a function the whole module does.
     """
     entry = mistake("sum(n, 1.0)", "sum(n)", "B.total")
     changed = mutate.with_mistake(LAID_OUT, entry)

@@ -224,7 +224,7 @@ def test_what_rounds_did_can_be_asked_for_afterwards(served, client):
 
 
 def test_traces_forget_the_oldest():
-    """Many short answers as well as a long one: what is kept is bounded."""
+    """Many short answers as well as a long answer: what is kept is bounded."""
     traces = Traces(max_rounds=10)
     for number in range(50):
         job, count = Job(None, None, None, reply_id=str(number)), number % 4
@@ -344,7 +344,7 @@ def test_calls_come_back_as_calls_unless_they_are_not_wanted(served, client):
 
 
 def test_a_call_that_must_be_made_satisfies_its_parameters(client):
-    """Of any tool or of a certain one, whatever the seed; in streams as well."""
+    """Of any tool or of a certain tool, whatever the seed; in streams as well."""
     tools = [{"type": "function", "function": {"name": name, "parameters": own}}
              for name, own in BY_NAME.items()]  # fmt: skip
     for seed, choice in enumerate(["required", named("add"), named("on")]):
@@ -377,10 +377,10 @@ def test_calls_one_at_a_time_and_functions_as_the_client_makes_them(client):
         message = client.chat.completions.create(**arguments).choices[0].message
         assert (message.content, len(message.tool_calls)) == (None, count)
         chunks = client.chat.completions.create(**arguments, stream=True)
-        assert sum(len(one.choices[0].delta.tool_calls or ()) for one in chunks) == count
+        assert sum(len(chunk.choices[0].delta.tool_calls or ()) for chunk in chunks) == count
     forced = asked | {"tool_choice": "required", "extra_body": {}}
-    (one,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
-    assert type(Add.model_validate_json(one.function.arguments).x) is int
+    (call,) = client.chat.completions.create(**forced).choices[0].message.tool_calls
+    assert type(Add.model_validate_json(call.function.arguments).x) is int
 
 
 def test_the_best_of_as_many_as_are_wanted_are_all(client):

@@ -57,7 +57,7 @@ def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
     assert len(texts) > 3, "a stream comes in pieces"
     assert chunks[-1].usage.completion_tokens == len(expected.token_ids)
     # As OpenAI has it: a field of every chunk, null in all but the last.
-    assert all("usage" in one.model_fields_set and one.usage is None for one in chunks[:-1])
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
 
@@ -88,6 +88,23 @@ def test_the_guides_example_runs_as_it_stands(served, monkeypatch, capsys):
     with openai.OpenAI() as guide_client:
         reply = guide_client.chat.completions.create(model=served.model, messages=talk)
     assert reply.choices[0].message.content
+
+
+def test_a_chat_without_a_limit_may_fill_the_context(served):
+    """As at OpenAI and in vLLM, unless the server was given a limit; a completion may not."""
+    most, text = {"seed": 1, "temperature": 1, "ignore_eos": True}, {"prompt": "Hello?"}
+    chat, context = {"messages": say("Hello?")}, served.generator.max_seq_len
+    for has_limit in (False, True):
+        options = {"defaults": SamplingParams(max_new_tokens=5), "has_limit": has_limit}
+        with Served(served.generator, **options) as server:
+            usage = server.post(CHAT, chat | most)[1]["usage"]
+            assert server.post(TEXT, text | most)[1]["usage"]["completion_tokens"] == 5
+            asked = chat | most | {"max_completion_tokens": 3}
+            assert server.post(CHAT, asked)[1]["usage"]["completion_tokens"] == 3
+        if has_limit:
+            assert usage["completion_tokens"] == 5
+        else:
+            assert usage["total_tokens"] == context
 
 
 def test_refusals_are_the_clients_own_exceptions(served, client):

@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from jspec.common import exchange
+from jspec.common import processes
 from jspec.generation.request import Request, SamplingParams
 from jspec.kernels import PAGE
 from jspec.serving import many_processes
@@ -34,13 +34,13 @@ def answer_all(slots, generator, cancelled=None):
 
     The job of that pause, from 0, is cancelled while it waits.
     """
-    found, sizes = {}, {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
+    outputs, sizes = {}, {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
     scheduler = Scheduler(slots, generator.target, 4, clock=lambda: 0.0, **sizes)
     jobs = []
     for index, prompt in enumerate(PROMPTS):
         length = 57 if len(prompt) > 9 else 130
         request = Request(prompt, SamplingParams(length, temperature=1.0, seed=index))
-        keep = lambda update, index=index: found.update({index: update.chunk.result})  # noqa: E731
+        keep = lambda update, index=index: outputs.update({index: update.chunk.result})  # noqa: E731
         jobs.append(Job(request, make_row(generator, request), keep))
     scheduler.submit(jobs)
     while scheduler.is_busy:
@@ -49,7 +49,7 @@ def answer_all(slots, generator, cancelled=None):
         if scheduler.num_paused - 1 == cancelled:
             scheduler.cancel(next(job for job in jobs if job.paused is not None))
             cancelled = None
-    return [found[index].token_ids for index in range(len(PROMPTS))], scheduler.num_paused
+    return [outputs[index].token_ids for index in range(len(PROMPTS))], scheduler.num_paused
 
 
 def cache_bytes(slots, num_pages):
@@ -59,7 +59,7 @@ def cache_bytes(slots, num_pages):
 
 @pytest.fixture
 def told(monkeypatch):
-    """Two processes in one: what the first broadcasts is put into a queue; the other takes it."""
+    """Two processes in one process: what the first broadcasts goes to the second by a queue."""
     calls = queue.Queue()
     thread_id = threading.get_ident()
 
@@ -69,7 +69,7 @@ def told(monkeypatch):
             return value
         return calls.get(timeout=60)
 
-    monkeypatch.setattr(exchange, "broadcast", broadcast)
+    monkeypatch.setattr(processes, "broadcast", broadcast)
     monkeypatch.setattr(many_processes.signal, "signal", lambda *_: None)  # of main threads alone
     return calls
 
@@ -79,7 +79,7 @@ class Led(Machine):
 
     def __init__(self):
         super().__init__()
-        self.own, self.slots = self.slots, LeadingSlots(self.slots)
+        self.local_slots, self.slots = self.slots, LeadingSlots(self.slots)
 
     def shared(self):
         return set(), set()
@@ -119,7 +119,9 @@ def test_followers_know_the_pages_of_the_first(told):
     assert led.num_paused > most_saved > 0
     assert (led.device.contents == following.device.contents).all()
     assert (led.device.lengths == following.device.lengths).all()
-    assert [pool._free for pool in led.own.pools] == [p._free for p in following.slots.pools]
+    assert [pool._free for pool in led.local_slots.pools] == [
+        p._free for p in following.slots.pools
+    ]
 
 
 @pytest.mark.slow
@@ -148,17 +150,18 @@ from jspec.common.timing import compile_clock
 from jspec.serving.worker import make_scheduler, make_slots
 from tests.serving.test_many_devices import answer_all, cache_bytes
 
-found = []
+outputs = []
 for mesh in (None, "data:2,model:2", "model:4"):
-    own = make_generator({drafter!r}, mesh, batch_size=4)
-    scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
+    generator = make_generator({drafter!r}, mesh, batch_size=4)
+    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     begin = compile_clock().num_programs
     texts, _ = answer_all(scheduler.slots, own)
     again, _ = answer_all(scheduler.slots, own)  # what was read of prompts is there
     num_compiled = compile_clock().num_programs - begin
     few = cache_bytes(scheduler.slots, 5)
-    found.append([texts, again, num_compiled, answer_all(make_slots(own, cache_bytes=few), own)])
-report(found)
+    of_few = answer_all(make_slots(generator, cache_bytes=few), generator)
+    outputs.append([texts, again, num_compiled, of_few])
+report(outputs)
 """
 
 
@@ -166,11 +169,11 @@ report(found)
 @pytest.mark.parametrize("drafter", ["model", "prompt_lookup"])
 def test_answers_are_those_of_one_device(drafter):
     """Rows on their own rows of the mesh, prompts shared by all; where memory is short, paused."""
-    found = run_on_devices(_SERVED.format(drafter=drafter))
-    texts = found[0][0]
+    outputs = run_on_devices(_SERVED.format(drafter=drafter))
+    texts = outputs[0][0]
     assert len({tuple(ids) for ids in texts}) == len(texts)
-    for own, again, num_compiled, (of_few, num_paused) in found:
-        assert own == again == of_few == texts
+    for first, again, num_compiled, (of_few, num_paused) in outputs:
+        assert first == again == of_few == texts
         assert num_compiled == 0
         assert num_paused > 0
 
@@ -181,12 +184,12 @@ from jspec.serving.worker import make_slots
 
 rounds = ((1.0, 1.1, 1.3, 1.7),)
 costs = RoundCosts((512,), (0, 1, 3, 7), ("prompt_lookup",), (rounds,), ((0.0,),))
-found = []
+outputs = []
 for mesh in (None, "data:2,model:2", "model:4"):
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
     slots = make_slots(make_generator("prompt_lookup", mesh, **options))
-    found.append(slots._batch._state.control.num_rows)
-report(found)
+    outputs.append(slots._batch._state.control.num_rows)
+report(outputs)
 """
 
 
@@ -212,7 +215,7 @@ def servers(tmp_path, compile_cache):
         for line in begun[-number].stderr:
             if "http://" in line:
                 return begun[-number:], int(line.rpartition(":")[2])
-        raise AssertionError([one.communicate() for one in begun[-number:]])
+        raise AssertionError([process.communicate() for process in begun[-number:]])
 
     yield start
     for process in begun:

@@ -89,22 +89,22 @@ def test_the_next_turn_reads_only_what_is_new(made, case):
     generator, scheduler = made if is_made else make(of(drafter, acceptance, batch_size=3))
     alone = of(drafter, acceptance)
     scheduler.slots.clear()
-    text, found = list(QUESTION), []
+    text, answers = list(QUESTION), []
     for _ in range(3):
-        num_known = max(len(text) - len(MORE) - 1, 0) // PAGE * PAGE if found else 0
+        num_known = max(len(text) - len(MORE) - 1, 0) // PAGE * PAGE if answers else 0
 
         def ask():
-            found.append(answer(generator, scheduler, text, settings))  # noqa: B023
+            answers.append(answer(generator, scheduler, text, settings))  # noqa: B023
 
         (draft_length,) = draft_length_of(scheduler, ask)
-        num_cached, result = found[-1]
+        num_cached, result = answers[-1]
         assert num_cached == num_known
         if drafter in ("model", "hierarchical", "tree", "eagle", "dflash", "mtp"):
             assert draft_length == max(num_cached - PAGE, 0)
         expected = alone.generate(Request(text, settings))
         assert result.token_ids == expected.token_ids
         text += [*result.token_ids, *MORE]
-    assert found[-1][0] == 2 * PAGE
+    assert answers[-1][0] == 2 * PAGE
     assert all(node.num_pins == 0 for node in scheduler.slots.tree._by_use)
 
 

@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
     def every_page_is_free_or_has_one_owner(self):
         shared = self.shared()
         for part, pool in enumerate(self.slots.pools):
-            held_pages = [page for held in self.slots._held.values() for page in held.own[part]]
+            held_pages = [page for held in self.slots._held.values() for page in held.private[part]]
             everything = [*pool._free, *held_pages, *shared[part]]
             assert sorted(everything) == list(range(1, pool.num_pages + 1))
         assert 0 <= self.slots.usage <= 1
@@ -293,7 +293,7 @@ def test_a_drafters_slot_follows_from_the_next_token_too():
         return device.reading_draft_length, device.reading_pages[1][0]
 
     (_, (length, page)), (_, (other_length, other_page)) = (
-        [ask([*beginning, *own, 4]) for _ in range(2)] for own in (first, second)
+        [ask([*beginning, *rest, 4]) for _ in range(2)] for rest in (first, second)
     )
     assert (length, other_length) == (PAGE, PAGE)
     assert page != other_page

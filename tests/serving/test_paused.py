@@ -135,7 +135,7 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
         alone = build(drafter, **options)
     else:
         alone = shared_generator(drafter, **options)
-    # In one call, though one by one: their programs have all processors, and are compiled once.
+    # In one call, though one at a time: their programs have all processors, and are compiled once.
     expected_of = alone.generate(list(map(Request, PROMPTS, SETTINGS)))
     for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):
         assert result.token_ids == expected.token_ids

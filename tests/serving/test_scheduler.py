@@ -27,11 +27,11 @@ class Simulation:
 
     def __init__(self, num_slots, *, memory=10**9, **options):
         self.memory, self.held = memory, {}
-        self.now, self.rows, self.states = 0.0, range(num_slots), {}
+        self.moment, self.rows, self.states = 0.0, range(num_slots), {}
         self.most_at_once, self.log, self.tree = 0, [], PrefixTree(0)
         self.reading, self.runs = None, []  # runs: moments at which the device ran rounds
         options = {"max_queue": 100, "rounds_per_visit": 2, "prefill_budget": _WIDTH} | options
-        self.scheduler = Scheduler(self, make_model(), 1, clock=lambda: self.now, **options)
+        self.scheduler = Scheduler(self, make_model(), 1, clock=lambda: self.moment, **options)
 
     def begin(self, row, request, saved=None):
         assert row not in self.states, "a slot is filled while its answer goes on"
@@ -46,7 +46,7 @@ class Simulation:
     def read(self, row):
         assert self.reading[0] == row
         _, request, begin = self.reading
-        self.now += _CHUNK
+        self.moment += _CHUNK
         self.reading[2] = min(begin + _WIDTH, len(request.prompt))
         count = self.reading[2] - begin
         if self.reading[2] < len(request.prompt):
@@ -78,8 +78,8 @@ class Simulation:
         return saved
 
     def run(self, num_rounds):
-        self.runs.append(self.now)
-        self.now += _ROUND * num_rounds
+        self.runs.append(self.moment)
+        self.moment += _ROUND * num_rounds
         self.last = num_rounds
         return _ROUND * num_rounds
 
@@ -117,8 +117,8 @@ class Simulation:
         """Submits each (moment, job) in its time; returns (moment, seed, tokens) as they come."""
         arrivals, seen = list(arrivals), []
         while arrivals or self.scheduler.is_busy:
-            while arrivals and (arrivals[0][0] <= self.now or not self.scheduler.is_busy):
-                self.now = max(self.now, arrivals[0][0])
+            while arrivals and (arrivals[0][0] <= self.moment or not self.scheduler.is_busy):
+                self.moment = max(self.moment, arrivals[0][0])
                 self.scheduler.submit([arrivals.pop(0)[1]])
             for update in self.step():
                 settings = update.job.request.settings
@@ -258,10 +258,10 @@ def test_who_is_sent_away_is_told_when_there_may_be_room():
     """The mean seconds of an answer for each that waits, over the slots; two minutes at most."""
     simulation = Simulation(2, max_queue=1)
     for seed in range(60):
-        simulation.run_all([(simulation.now, simulation.job(seed, length=21))])
+        simulation.run_all([(simulation.moment, simulation.job(seed, length=21))])
     seconds = _CHUNK + 2 * 5 * _ROUND  # four tokens a visit, after the first one
     for length, expected in ((21, 2 * seconds), (4000, 120)):
-        simulation.run_all([(simulation.now, simulation.job(99 + length, length=length))])
+        simulation.run_all([(simulation.moment, simulation.job(99 + length, length=length))])
         jobs = [simulation.job(seed) for seed in range(200 + length, 204 + length)]
         simulation.scheduler.submit(jobs[:3])
         with pytest.raises(QueueFullError) as caught:
@@ -312,11 +312,11 @@ def test_draining_ends_what_is_left_and_takes_nothing_new():
         "length",
         "deadline",
     ]
-    assert 10 <= simulation.now <= 13
+    assert 10 <= simulation.moment <= 13
 
 
 def test_an_answer_without_a_token_fails_when_the_time_is_over():
-    """One has tokens, one is being read, two wait, of which nobody waits for one."""
+    """One has tokens, one is being read, two wait, one of which nobody waits for."""
     simulation = Simulation(2)
     jobs = [simulation.job(seed, 500, num_prompt=2 if seed == 0 else 400) for seed in range(4)]
     simulation.scheduler.submit(jobs)
@@ -373,7 +373,7 @@ def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(is_cancelled):
     results = simulation.results()
     assert results[0].finish_reason == ("cancelled" if is_cancelled else "deadline")
     assert (results[0].token_ids, len(results[1].token_ids)) == ([], 6)
-    assert simulation.now < 20
+    assert simulation.moment < 20
 
 
 def test_a_key_with_many_requests_does_not_delay_another():
@@ -393,7 +393,7 @@ def test_a_key_with_many_requests_does_not_delay_another():
 
 
 def test_keys_share_by_tokens_and_not_by_requests():
-    """One asks for answers five times as long: the other gets five for one, while both wait."""
+    """One asks for answers five times as long: the other user gets five for one while both wait."""
     simulation = Simulation(1)
     long = [simulation.job(seed, length=48, key="long") for seed in range(10)]
     short = [simulation.job(seed, length=8, key="short") for seed in range(10, 40)]

@@ -78,7 +78,7 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
 def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
     """All at once, in chunks of another number between the rounds: the tokens stay the same.
 
-    By programs of its own: those that the other tests share may be compiled by any of them.
+    By its own programs: those that the other tests share may be compiled by any of them.
     """
     generator = make_generator("model", batch_size=3)
     for budget in (1, 100):

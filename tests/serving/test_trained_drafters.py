@@ -38,12 +38,12 @@ def test_answers_are_plain_ones(tmp_path, name):
         options = {"drafter": "eagle", "draft_head": save_head(tmp_path / "h", read_config(path))}
     params = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=30) for seed in range(3)]
     plain = load(drafter="none").generate(
-        [Request(text, own) for text, own in zip(PROMPTS, params, strict=True)]
+        [Request(text, settings) for text, settings in zip(PROMPTS, params, strict=True)]
     )
     with Served(load(num_draft_tokens=3, acceptance="coupled", **options)) as server:
 
-        def ask(text, own):
-            asked = {"temperature": 1.0, "seed": own.seed, "max_tokens": 30}
+        def ask(text, settings):
+            asked = {"temperature": 1.0, "seed": settings.seed, "max_tokens": 30}
             status, reply = server.post("/v1/completions", {"prompt": text} | asked)
             assert status == 200, reply
             return reply

@@ -78,7 +78,7 @@ def test_tokens_do_not_depend_on_company(scheduler):
 
 
 def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies(monkeypatch):
-    """Alone by a program of one row, whose rounds have costs of their own, and in company."""
+    """Alone by a program of one row, whose rounds have their own costs, and in company."""
     monkeypatch.setattr("jspec.generation.paged_batch.row_counts", lambda num_rows: (1, num_rows))
     drafters, options = ("prompt_lookup", "ngram"), {"batch_size": 2, "num_draft_tokens": "auto"}
     numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers
@@ -91,13 +91,14 @@ def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_var
         answers(generator, scheduler, [3], *_)[0] for _ in asked
     )
     assert len(scheduler.slots._batch._state.last_token) == 1
-    assert len({tuple(each.token_ids) for each in (free, plain, single, none, first, second)}) == 1
+    results = free, plain, single, none, first, second
+    assert len({tuple(result.token_ids) for result in results}) == 1
     assert plain.stats.num_proposed == none.stats.num_proposed == 0
     assert max(r.num_proposed for r in single.stats.rounds) == 1
     assert max(r.num_proposed for r in free.stats.rounds) > 1
     assert max(r.num_proposed for r in second.stats.rounds) == 1
-    for each, name in zip((first, second), drafters, strict=True):
-        assert {r.drafter for r in each.stats.rounds if r.num_proposed} == {name}
+    for result, name in zip((first, second), drafters, strict=True):
+        assert {r.drafter for r in result.stats.rounds if r.num_proposed} == {name}
     in_company = answers(generator, scheduler, [3, 6], 0)
     assert len(scheduler.slots._batch._state.last_token) == 2
     assert [result.stats.num_proposed for result in in_company] == [0, 0]

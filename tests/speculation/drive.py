@@ -66,9 +66,9 @@ class Engine:
 
     def with_params(self, *params):
         """Returns the same compiled programs over other parameters."""
-        other = copy.copy(self)
-        other.params = ModelParams(*params)
-        return other
+        copied = copy.copy(self)
+        copied.params = ModelParams(*params)
+        return copied
 
     def start(
         self, prompts, *, seeds=None, temperature=0.0, draft_temperature=None, max_length=10**6,
@@ -139,7 +139,7 @@ def settings_of(batch_size, temperature):
 
 
 def request_settings(settings, prompts, vocab_size, switches=None):
-    """Returns the settings of rows with those prompts, the processors behind each.
+    """Returns the settings of rows with those prompts, with the processors.
 
     Args:
       settings: the user's, the same for every row.

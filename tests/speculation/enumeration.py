@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 
 NUM_TOKENS = 6  # of the joint distribution
 NUM_ROUNDS = 3

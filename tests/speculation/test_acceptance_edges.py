@@ -9,7 +9,7 @@ from jspec.common.errors import InputError
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RULES, RuleOptions, chain, get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
 
 ALMOST_ONE = np.float32(1 - 2**-24)
@@ -109,7 +109,7 @@ def test_without_residual_the_targets_distribution_stands_in():
 
 
 def test_nothing_after_a_refusal_is_kept():
-    """A later draft hangs on the refused one, however likely it is."""
+    """A later draft hangs on the refused draft, however likely it is."""
     target = [[0.0, 1.0]] + [[1.0, 0.0]] * 2
     assert accept(target, propose([0, 0], [[1.0, 0.0]] * 2), [0.0, 0.0])[0] == 0
 
@@ -117,7 +117,7 @@ def test_nothing_after_a_refusal_is_kept():
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 2])
 def test_padding_is_never_accepted(name, num_tokens):
-    """Padding drafts would pass every test here; the next token is the target's own."""
+    """Padding drafts would pass every test here; the next token is the target's."""
     target = [[0.9, 0.1]] * 2 + [[0.2, 0.8]]
     proposal = propose([0, 0], [[0.9, 0.1]] * 2, num_tokens)
     rule = get_rule(name)

@@ -30,10 +30,9 @@ def deviation(rule):
         expected = overlap[context[:, 0], context[:, 1]]
         excess += np.sum(kept - expected)
         variance += np.sum(expected * (1 - expected))
-        both = np.where(
+        context = np.where(
             (count == 2)[:, None], tokens, np.stack([context[:, 1], tokens[:, 0]], axis=1)
         )
-        context = both
     return excess / np.sqrt(variance)
 
 

@@ -52,15 +52,15 @@ def brute_force(table, k, limits, early):
             for text, score in running
             for token in range(VOCAB)
         ]
-        actual.sort(key=lambda one: -one[1])
+        actual.sort(key=lambda beam: -beam[1])
         is_end = [text[-1] in STOPS or length == most for text, _ in actual]
         pool += [
             (text, score / length**penalty)
             for (text, score), ends in zip(actual[:k], is_end[:k], strict=True)
             if ends
         ]
-        pool = sorted(pool, key=lambda one: -one[1])[:k]
-        running = [one for one, ends in zip(actual, is_end, strict=True) if not ends][:k]
+        pool = sorted(pool, key=lambda beam: -beam[1])[:k]
+        running = [beam for beam, ends in zip(actual, is_end, strict=True) if not ends][:k]
         if not running or (len(pool) == k and early is True):
             break
         goal = most if early == "never" and penalty > 0 else length

@@ -34,7 +34,7 @@ def fresh_cache(tiny_pair):
 
 @pytest.fixture(scope="module")
 def engine_of(tiny_pair, make_engine):
-    """Returns a function from a name to an engine; "tree" drafts trees of the target's own."""
+    """Returns a function from a name to an engine; "tree" drafts trees of the target's tokens."""
 
     def build(name):
         if name != "tree":

@@ -10,7 +10,7 @@ import pytest
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import block, get_rule
-from jspec.speculation.acceptance.types import Verdict
+from jspec.speculation.types import Verdict
 from tests.speculation.enumeration import (
     acceptance_probs,
     all_counts,

@@ -122,7 +122,7 @@ def outcomes(rule, name, texts, kind, min_confidence):
     proposal, probs = make_round(name, kind, min_confidence)(jnp.asarray(rows))
     counts, drawn = np.asarray(proposal.num_tokens), np.asarray(proposal.tokens)
     said = np.take_along_axis(np.asarray(proposal.probs, float), drawn[..., None], 2)[..., 0]
-    # Where nothing was drawn, there is no distribution: all paths behind it are the same one.
+    # Where nothing was drawn, there is no distribution: all paths behind it are the same.
     is_drawn = np.asarray(proposal.probs).sum(axis=-1) > 0
     weights = np.where(is_drawn, said, 1 / VOCAB).prod(axis=1)
     accept = np.asarray(acceptance_probs(rule, probs, proposal), float)

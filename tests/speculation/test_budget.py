@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.speculation.budget import CallSize, call_sizes, grant, smallest_call
-from jspec.speculation.control import agree
+from jspec.speculation.control import Demand, agree
 from tests.speculation.test_control import NUMBERS, as_rows, make_control
 
 ALL = jnp.ones([4], bool)
@@ -32,7 +32,8 @@ def known(costs, rates=RATES):
 def granted(control, wanted, is_running=ALL, is_free=ALL, kind=None, sizes=SIZES):
     kind = jnp.zeros_like(wanted) if kind is None else kind
     calls = tuple(CallSize(tokens, 7) for tokens in sizes)
-    return grant(control, control.costs, kind, wanted, is_running, is_free, calls)
+    demand = Demand(control, control.costs, kind, wanted, is_running, is_free)
+    return grant(demand, calls)
 
 
 def expected_tokens(numbers, rates=RATES):
@@ -74,8 +75,8 @@ def test_rows_get_different_numbers_where_one_width_gives_none():
     control, wanted = known(EVEN), as_rows(7, 0, 0, 0)
     assert granted(control, wanted).tolist() == [4, 0, 0, 0]
     shared = control.replace(num_rows=4)
-    agreed = agree(shared, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL)
-    assert agreed.tolist() == [0, 0, 0, 0]
+    demand = Demand(shared, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL)
+    assert agree(demand).tolist() == [0, 0, 0, 0]
 
 
 def test_of_equal_drafts_earlier_places_and_rows_go_first():
@@ -88,9 +89,10 @@ def test_of_equal_drafts_earlier_places_and_rows_go_first():
 def test_no_row_gets_more_than_a_call_takes_of_one():
     """Where processors read whole blocks small calls have narrow ones."""
     control, wanted = known(EVEN / 4 + 0.75), as_rows(7, 7, 0, 0)
+    demand = Demand(control, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL)
     for call in (CallSize(8, 1), CallSize(8, 2), CallSize(8, 7)):
         calls = call, CallSize(32, 7)
-        actual = grant(control, control.costs, as_rows(0, 0, 0, 0), wanted, ALL, ALL, calls[:1])
+        actual = grant(demand, calls[:1])
         assert actual.max() == min(call.drafts, 4)
         assert smallest_call(as_rows(6, 6, 9), as_rows(2, 7, 1), calls).tolist() == [
             int(call.drafts < 2), int(call.drafts < 7), 1

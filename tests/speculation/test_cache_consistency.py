@@ -10,7 +10,7 @@ import pytest
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.hierarchical import HierarchicalParams
 from jspec.drafters.model import ModelDrafter
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests import tiny
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row

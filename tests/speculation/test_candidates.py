@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance import chain, siblings
 from jspec.speculation.acceptance.tree import tree_of
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.enumeration import random_distributions, without_earlier
 
 VOCAB = 4
@@ -84,7 +84,7 @@ def emitted_distribution(target, draft, with_replacement, rule=candidate_probs, 
     weights, rows = enumerate_candidates(target, draft, with_replacement)
     told = with_replacement if told is None else told
     probs = rule(*rows, with_replacement=told)
-    accept, last = (np.asarray(one, np.float64) for one in probs)
+    accept, last = (np.asarray(values, np.float64) for values in probs)
     distribution = np.zeros(VOCAB)
     for i in range(len(draft)):
         np.add.at(distribution, np.asarray(rows[1])[:, i], weights * accept[:, i])

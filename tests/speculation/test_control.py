@@ -7,8 +7,8 @@ import pytest
 
 from jspec.speculation import round as step
 from jspec.speculation.acceptance.tree import path_of, tree_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control, Kind
+from jspec.speculation.types import Proposal, Verdict
 
 NUMBERS = (0, 1, 3, 7)
 KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))
@@ -262,7 +262,7 @@ def test_a_drafter_that_misses_nothing_is_not_held_back():
 
 
 def test_tokens_of_the_answer_are_counted():
-    """The prefill's one, and those of rounds that the row had."""
+    """That of the prefill and those of rounds that the row had."""
     control = make_control(2).update(
         make_control(2).costs, as_rows(0, 0), as_rows(3, 3), as_rows(2, 2), jnp.array([True, False])
     )
@@ -304,7 +304,7 @@ def play(costs, rate, reading=0.0, num_rows=64, is_tree=False):
     """
     control, kind = make_control(num_rows, np.stack([costs, costs])), 2
     if is_tree:
-        control = control.replace(kinds=tuple(one._replace(is_tree=True) for one in control.kinds))
+        control = control.replace(kinds=tuple(k._replace(is_tree=True) for k in control.kinds))
     control = with_reading(control, reading, [1] * num_rows)
     kinds = jnp.full([num_rows], kind, jnp.int32)
     uniforms = np.random.default_rng(3).uniform(size=(256, num_rows, 7))

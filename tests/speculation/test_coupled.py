@@ -10,7 +10,7 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, plain_noise, shared_noise
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
@@ -39,7 +39,7 @@ def model(width):
     ids=["model 1", "model 3", "model 7", "prompt lookup"],
 )  # fmt: skip
 def test_text_does_not_depend_on_the_drafter(drafter):
-    """Pathwise: for every seed the tokens are plain decoding's own."""
+    """Pathwise: for every seed the tokens are those of plain decoding."""
     plain, _ = run(None)
     drafted, result = run(drafter)
     assert drafted == plain

@@ -32,7 +32,7 @@ from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.round import speculative_step
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_blockwise, tiny_dflash, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     Attributes:
       drafter: it.
-      params: its own.
+      params: its parameters.
       numbers: what a row's number is among; none if it is fixed.
       is_told: each round another number of each row, and of each kind of proposal; else the row
         chooses, by costs that differ from row to row.
@@ -111,14 +111,14 @@ def models():
         cache = empty_cache(*texts.shape)
         return np.asarray(jax.nn.softmax(make_apply(CONFIG, layers)(params, texts, cache)[0]))
 
-    own = distributions(target)
-    assert -(own * np.log(own)).sum(axis=-1).mean() <= 0.7 * np.log(VOCAB)
+    table = distributions(target)
+    assert -(table * np.log(table)).sum(axis=-1).mean() <= 0.7 * np.log(VOCAB)
     for other in (
         distributions(draft),
         distributions(target, FIRST),
         distributions(target, OTHERS),
     ):
-        assert 0.2 <= 0.5 * np.abs(own - other).sum(axis=-1).mean() <= 0.8
+        assert 0.2 <= 0.5 * np.abs(table - other).sum(axis=-1).mean() <= 0.8
     return target, draft
 
 
@@ -163,14 +163,14 @@ def make_case(name):
 
 
 def make_medusa():
-    """Returns heads that are the target's own, disturbed."""
+    """Returns heads that are the target's head, disturbed."""
     config = MedusaConfig(CONFIG.embed_dim, VOCAB, num_heads=3)
     params = tiny_medusa.params(config, models()[0]["head"], std=0.5)
     return MedusaDrafter(3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG), params
 
 
 def make_blockwise():
-    """Returns heads that are the target's own, disturbed."""
+    """Returns heads that are the target's head, disturbed."""
     config = BlockwiseConfig(CONFIG.embed_dim, hidden_dim=8, num_heads=3)
     return BlockwiseDrafter(
         3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG
@@ -315,7 +315,7 @@ def check_drafts(case, all_infos):
     assert {names[kind] for kind in infos.kind[is_kept]} == set(names), "all members have a turn"
 
 
-@pytest.mark.parametrize("name", [slow_unless(one == "first layers", one) for one in CASES])
+@pytest.mark.parametrize("name", [slow_unless(case == "first layers", case) for case in CASES])
 def test_resampling_from_the_target_is_rejected(name):
     """Negative control of every case: the residual left out."""
     engine = make_engine(name, is_wrong=True)

@@ -23,7 +23,7 @@ def plain(make_engine):
 
 @pytest.fixture(scope="module")
 def drafted(make_engine):
-    """Returns an engine whose draft is the target: every block is full, every end inside one."""
+    """Returns an engine whose draft is the target: blocks are full, ends inside of them."""
     return make_engine("self", 4)
 
 
@@ -137,7 +137,7 @@ def test_a_batch_that_is_done_runs_no_round(drafted, prompts):
 
 
 def test_two_drafts_near_the_limit_are_verified_in_one_call():
-    """Guards against a narrow verify call, which has room for one, and the second draft lost."""
+    """Guards against a narrow verify call, with room for one draft, and the second lost."""
     table = jnp.zeros([VOCAB] * 3).at[..., 1].set(8.0)
     engine = Engine(toy_apply, toy_cache, (table, table), PromptLookupDrafter(4), capacity=40)
     result = engine.generate([[1, 1, 1]], max_length=7)

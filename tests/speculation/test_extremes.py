@@ -17,8 +17,8 @@ from jspec.sampling.distribution import NO_TOKEN, sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import RULES, get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import judge
+from jspec.speculation.types import Proposal
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH = 3, 3
@@ -193,7 +193,7 @@ def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
 
 
 def test_rules_match_where_that_is_known_of_them():
-    """A rule that does not say so, or a lossy one, is asked itself."""
+    """A rule that does not say so, or a lossy rule, is asked itself."""
     lossless = "greedy", "rejection", "block", "k_seq", "coupled"
     assert all(get_rule(name).matches_at_zero for name in lossless)
     for name in ("typical", "lenient_argmax", "lenient"):

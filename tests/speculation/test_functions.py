@@ -5,7 +5,7 @@ g's joint distribution over three rounds to 1e-6.
 
 *Statistics*: whatever the past, the number F(x) is uniform, where F is the distribution function of
 g's next value x given the values before it; and such numbers of different steps are independent. So
-the joint counts of three steps, cut in four each, are tested against equal probabilities. Seeds are
+the joint counts of three steps, each cut in four, are tested against equal probabilities. Seeds are
 fixed; by chance one of 10^6 choices of them would fail. Wrong rules must fail the same test.
 """
 
@@ -321,9 +321,9 @@ def test_the_loop_of_draws_is_short_on_average():
 
 def plain_chain(g, update, state, key, num_steps):
     """Returns g's own chain, a plain loop in Python with the key of each step."""
-    values, one = [], jax.jit(lambda state, step: draw(g(state), functions.step_key(key, step)))
+    values, once = [], jax.jit(lambda state, step: draw(g(state), functions.step_key(key, step)))
     for step in range(num_steps):
-        values.append(one(state, step))
+        values.append(once(state, step))
         state = update(state, values[-1])
     return np.array(values), state
 

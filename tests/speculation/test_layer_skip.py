@@ -33,7 +33,7 @@ class Rounds(Engine):
         return self.want(state, np.full(len(prompts), WIDTH))
 
     def want(self, state, numbers):
-        """Returns the state of rows that want so many drafts each, [b]."""
+        """Returns the state of rows that want so many drafts, [b]."""
         kinds = getattr(self.drafter, "kinds", (Kind("none", 0.5, 0.5),))
         control = Control.init(len(numbers), kinds=kinds, numbers=range(WIDTH + 1))
         forced = np.repeat(np.asarray(numbers)[:, None], len(kinds), axis=1)
@@ -100,11 +100,11 @@ def check_caches(state, texts, layers=FIRST):
     assert state.target_cache.length.tolist() == lengths
     assert_committed_equal(state.target_cache, jit_fresh(ALL)(texts), atol=ROUNDING)
     drafts = state.draft if isinstance(state.draft, tuple) else (state.draft,)
-    own = [draft for draft in drafts if isinstance(draft, ModelState)]
-    for draft in own:
+    states = [draft for draft in drafts if isinstance(draft, ModelState)]
+    for draft in states:
         assert (np.asarray(draft.cache.length) <= lengths).all()
         assert_committed_equal(draft.cache, jit_fresh(layers)(texts), atol=ROUNDING)
-    return own
+    return states
 
 
 @pytest.mark.parametrize("name", [slow_unless(one in QUICK, one) for one in ENGINES])
@@ -120,16 +120,16 @@ def test_caches_are_right_whatever_is_wanted(prompts, name):
     for numbers in wanted:
         state, infos = engine.advance(engine.want(state, numbers), 1)
         texts = [text + emitted_in_row(infos, row) for row, text in enumerate(texts)]
-        own = check_caches(state, texts, layers)
+        states = check_caches(state, texts, layers)
         proposed.append(infos.num_proposed[0])
         accepted.append(infos.num_accepted[0])
-    assert len(own) == (name in ("subset", "cascade"))
+    assert len(states) == (name in ("subset", "cascade"))
     assert (np.array(proposed) <= wanted).all()
     assert 0 < np.sum(accepted) < np.sum(proposed)
     if name in ("first", "subset"):
         np.testing.assert_array_equal(proposed, wanted)
     if name == "subset":  # asked of every row, it has caught up to all but the last draft
-        missing = np.array([len(text) - 1 for text in texts]) - np.asarray(own[0].cache.length)
+        missing = np.array([len(text) - 1 for text in texts]) - np.asarray(states[0].cache.length)
         assert (missing <= 1).all()
 
 
@@ -157,8 +157,8 @@ def test_the_first_layers_need_no_memory(prompts):
     """No second cache, no copy of the text: the state is plain decoding's, byte for byte."""
     plain = num_bytes(make_engine("plain").start(prompts))
     assert num_bytes(make_engine("first").start(prompts)) == plain
-    own = make_engine("subset").start(prompts)
-    assert num_bytes(own) - plain == num_bytes(own.draft) > num_bytes(own.target_cache) // 2
+    state = make_engine("subset").start(prompts)
+    assert num_bytes(state) - plain == num_bytes(state.draft) > num_bytes(state.target_cache) // 2
 
 
 def test_rows_end_at_the_end_of_the_cache(prompts):

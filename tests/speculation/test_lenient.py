@@ -10,7 +10,7 @@ from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection
-from jspec.speculation.acceptance.types import Proposal, Temperatures, Verdict
+from jspec.speculation.types import Proposal, Temperatures, Verdict
 from tests.speculation.drive import Engine, settings_of
 from tests.speculation.enumeration import (
     NUM_TOKENS,
@@ -146,7 +146,7 @@ def test_argmax_form_is_told_the_distribution_of_temperature_one():
 
 
 def test_argmax_form_decodes_within_its_bound():
-    """Through the compiled loop: each token at least l times as likely as the likeliest one.
+    """Through the compiled loop: each token at least l times as likely as the likeliest.
 
     A lenience of 1 gives the greedy text itself, and less of it keeps more drafts.
     """

@@ -2,7 +2,7 @@
 exactly.
 
 Jointly over three rounds, for every kind of draft distribution, to 1e-6: what float32 leaves. The
-coupled rule is not here: its text is plain decoding's own, token for token (test_coupled.py).
+coupled rule is not here: its text is that of plain decoding, token for token (test_coupled.py).
 """
 
 import hypothesis
@@ -15,7 +15,7 @@ from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, RuleOptions, block, chain, get_rule, rejection
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from tests.speculation.drive import settings_of
 from tests.speculation.enumeration import (
     all_counts,

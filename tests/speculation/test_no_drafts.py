@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import speculative_step
-from jspec.speculation.types import Drafter
+from jspec.speculation.types import Drafter, Proposal
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
@@ -55,6 +54,6 @@ def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
         calls.clear()
         texts.append(engine.generate([[2, 0, 1], [1]] * 8, temperature=temperature, max_length=18))
         assert min(calls) == (1 if widths else 4)
-    for other in texts[1:]:
-        assert other.tokens == texts[0].tokens
+    for text in texts[1:]:
+        assert text.tokens == texts[0].tokens
     assert (np.asarray(texts[0].infos.num_proposed) == 0).all()

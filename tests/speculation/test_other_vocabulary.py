@@ -61,11 +61,11 @@ def tables():
 
 def expected_draft(temperature=1.0):
     """Returns what the draft would say of shared tokens alone, [previous, last, next]."""
-    own, result = tables()[1], np.zeros((VOCAB,) * 3)
+    draft_table, result = tables()[1], np.zeros((VOCAB,) * 3)
     for previous in range(VOCAB):
         for last in range(VOCAB):
             context = [*READINGS[previous], *READINGS[last]][-2:]
-            logits = own[tuple(context)]
+            logits = draft_table[tuple(context)]
             shared = softmax(logits[list(SHARED.values())], temperature)
             result[previous, last, list(SHARED)] = shared
     return as_float32(result)
@@ -167,15 +167,15 @@ def spelt():
 
 
 def test_what_is_spelt_is_the_drafts_likeliest_text():
-    """Of its whole vocabulary: `d` cannot be written and ends a draft, `ab` is written as one."""
-    own = tables()[1]
+    """Of its whole vocabulary: `d` cannot be written and ends a draft, `ab` becomes one token."""
+    draft_table = tables()[1]
     tokens, counts = spelt()
     seen = set()
     for row in range(VOCAB**2):
         text = [*READINGS[row // VOCAB], *READINGS[row % VOCAB]]
         said = []
         for _ in range(WIDTH):
-            said.append(int(own[text[-2], text[-1]].argmax()))
+            said.append(int(draft_table[text[-2], text[-1]].argmax()))
             text.append(said[-1])
         writable = said[: said.index(0)] if 0 in said else said
         expected = [3] if writable == [2, 3] else [{2: 0, 3: 1, 1: 2}[i] for i in writable]

@@ -90,7 +90,7 @@ def test_caches_equal_a_fresh_prefill_after_every_round(packed, prompts, fresh_c
 
 
 def neighbours(monkeypatch):
-    """A packed token that reads the row beside its own."""
+    """A packed token that reads the row beside its row."""
     of = Packing.of
 
     def wrong(counts, size, width):

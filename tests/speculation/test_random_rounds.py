@@ -170,19 +170,19 @@ class Play:
         assert self.state.target_cache.length.tolist() == lengths
         fresh = jit_prefill(ALL)(layered.params(), padded(self.texts, CAPACITY))
         assert_committed_equal(self.state.target_cache, fresh, atol=ROUNDING)
-        for member, own in enumerate(self.member_states()):
-            if hasattr(own, "cache"):
-                assert (np.asarray(own.cache.length) <= lengths).all()
-                self.check_cache(member, own.cache, self.texts)
+        for member, part in enumerate(self.member_states()):
+            if hasattr(part, "cache"):
+                assert (np.asarray(part.cache.length) <= lengths).all()
+                self.check_cache(member, part.cache, self.texts)
             if isinstance(self.members[member], ReadingLastOutput):
-                check_output(own, self.texts)
-            for history in histories(own):
+                check_output(part, self.texts)
+            for history in histories(part):
                 assert history.length.tolist() == lengths
                 for row, text in enumerate(self.texts):
                     assert history.tokens[row, : len(text) - 1].tolist() == text[:-1]
 
     def check_caught_up(self):
-        """Asks one member with a cache after the other, and asserts that it has caught up."""
+        """Asks the members with a cache in turn, and asserts that they catch up."""
         for member in range(len(self.members)):
             if not hasattr(self.member_states()[member], "cache"):
                 continue
@@ -211,9 +211,9 @@ class Play:
         assert_committed_equal(cache, fresh, atol=ROUNDING)
 
 
-def histories(own):
+def histories(state):
     """Returns the texts that a drafter remembers."""
-    leaves = jax.tree.leaves(own, is_leaf=lambda leaf: isinstance(leaf, History))
+    leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, History))
     return [leaf for leaf in leaves if isinstance(leaf, History)]
 
 
@@ -288,7 +288,7 @@ def read_one_short(self, params, state, tokens, hidden, valid):
 
 @pytest.mark.parametrize(
     "subject",
-    [slow_unless(one == "lookup, model", one) for one in SUBJECTS],
+    [slow_unless(name == "lookup, model", name) for name in SUBJECTS],
 )
 def test_one_token_that_is_not_caught_up_on_is_seen(subject, monkeypatch):
     """Negative control: a fifth of the rounds is enough."""

@@ -14,9 +14,9 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, best_tokens
-from jspec.speculation.acceptance.types import Proposal, Verdict
 from jspec.speculation.control import Control
 from jspec.speculation.round import learn, speculative_step
+from jspec.speculation.types import Proposal, Verdict
 from tests import tiny
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_copies import make_state
@@ -150,8 +150,8 @@ def test_members_of_a_cascade_are_shown_what_they_ask_for(tiny_pair, prompts):
         return engine.generate(prompts, max_length=40).state.draft
 
     lookup = PromptLookupDrafter(WIDTH, min_match=2)
-    one, three = (RecycleDrafter(WIDTH, VOCAB, count) for count in (1, 3))
-    _, first, second = tables(lookup, one, three)
+    single, triple = (RecycleDrafter(WIDTH, VOCAB, count) for count in (1, 3))
+    _, first, second = tables(lookup, single, triple)
     assert (first.shape[2], second.shape[2]) == (1, 3)
     np.testing.assert_array_equal(first[..., 0], second[..., 0])
     is_known = np.asarray(second[..., 0]) >= 0
@@ -183,7 +183,7 @@ def test_what_a_row_learns_does_not_depend_on_its_neighbours(tiny_pair, prompts)
     beside: list[Any] = [rounds_of(engine, prompts, wanted, number) for number in (0, 1, WIDTH)]
     for kept, table in beside[1:]:
         np.testing.assert_array_equal(table, beside[0][1])
-        for one, other in zip(kept, beside[0][0], strict=True):
-            assert one[0] == other[0]
-            np.testing.assert_array_equal(one[1], other[1])
+        for left, right in zip(kept, beside[0][0], strict=True):
+            assert left[0] == right[0]
+            np.testing.assert_array_equal(left[1], right[1])
     assert {int(count) for count, _ in beside[0][0]} >= {0, 1, 2}

@@ -46,7 +46,7 @@ def test_tokens_do_not_depend_on_the_company(engine, prompts, sampled):
 
 
 def test_a_row_alone_says_the_same(engine, prompts, sampled):
-    """A batch of one."""
+    """A batch of one row."""
     alone = engine.generate(prompts[3:], seeds=SEEDS[3:], temperature=1.0, max_length=MAX_LENGTH)
     assert alone.tokens[0] == sampled.tokens[3]
 
@@ -83,8 +83,8 @@ def test_tokens_do_not_depend_on_the_chunking(engine, prompts, sampled, rounds_p
 
 def test_other_seeds_say_something_else(engine, prompts, sampled):
     """Otherwise the tests above would hold of a constant."""
-    other = engine.generate(prompts, seeds=SEEDS + 1, temperature=1.0, max_length=MAX_LENGTH)
-    assert all(a != b for a, b in zip(other.tokens, sampled.tokens, strict=True))
+    different = engine.generate(prompts, seeds=SEEDS + 1, temperature=1.0, max_length=MAX_LENGTH)
+    assert all(a != b for a, b in zip(different.tokens, sampled.tokens, strict=True))
 
 
 def test_equal_requests_in_one_batch_say_the_same(engine, prompts):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.control import agree
+from jspec.speculation.control import Demand, agree
 from tests.speculation.test_control import COSTS, NUMBERS, as_rows, choose, make_control
 
 ALL = jnp.ones([4], bool)
@@ -14,7 +14,7 @@ ALONE = np.array([[0.3, 0.31, 0.33, 0.37]] * 2, np.float32)
 
 
 def agreed(control, *arguments):
-    return agree(control, control.costs, *arguments)
+    return agree(Demand(control, control.costs, *arguments))
 
 
 def shared(costs, num_rows=4, count=4):
@@ -43,14 +43,14 @@ def test_all_have_what_is_worth_it_for_all():
     for wanted in ((7, 7, 7, 7), (7, 0, 7, 0), (3, 1, 0, 7), (1, 1, 1, 1), (0, 0, 0, 7)):
         speeds = []
         for most in NUMBERS:
-            places = [NUMBERS.index(min(most, own)) for own in wanted]
+            places = [NUMBERS.index(min(most, number)) for number in wanted]
             tokens = sum(row[place] for row, place in zip(expected, places, strict=True))
             drafter = [0, 0, 1, 1]
             seconds = sum(COSTS[d][NUMBERS.index(most)] for d in drafter)
             speeds.append(tokens / (seconds * (1.1 if most else 1.0)))
         most = NUMBERS[int(np.argmax(speeds))]
         actual = agreed(control, kinds, as_rows(*wanted), ALL, ALL)
-        assert actual.tolist() == [min(own, most) for own in wanted], wanted
+        assert actual.tolist() == [min(number, most) for number in wanted], wanted
 
 
 def test_rows_that_do_not_run_say_nothing():
@@ -62,7 +62,7 @@ def test_rows_that_do_not_run_say_nothing():
 
 
 def test_a_row_that_may_not_draft_keeps_no_other_from_it():
-    """As a server's request with `speculation` says; where all are such rows each has its own."""
+    """As a server's request with `speculation` says; where all are such each has its number."""
     control, kinds = shared(COSTS), as_rows(1, 1, 1, 1)
     expected = agreed(control, kinds, as_rows(3, 3, 3, 0), ALL, ALL).tolist()
     assert expected == [3, 3, 3, 0]

@@ -1,6 +1,6 @@
 """Invariant 8: samples through the real compiled loop follow the target; wrong rules are rejected.
 
-Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with seeds of their own,
+Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with their own seeds,
 from toy tables, and compares their joint counts with the exact joint distribution. Seeds are fixed,
 so a test passes or fails for good; by chance alone some of the NUM_RIGHT right cells would fail for
 one in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.
@@ -93,7 +93,7 @@ OTHERS = {
     "recycle": (RecycleDrafter(2, VOCAB), "rejection"),
 }
 # Every pair of a drafter and a kind of sampling, with a rule such that each rule meets them all;
-# the other drafters meet one rule and two kinds of sampling each, one of them with penalties.
+# the other drafters meet one rule and two kinds of sampling, one of them with penalties.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))
@@ -205,10 +205,10 @@ def test_plain_decoding_follows_the_targets_distribution(settings):
 
 def test_the_right_cells_cover_every_pair():
     """Guards against a rule that never meets a drafter, or a filter."""
-    for one, other in itertools.combinations(range(3), 2):
+    for left, right in itertools.combinations(range(3), 2):
         names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
-        pairs = {(cell[one], cell[other]) for cell in RIGHT if cell[1] in DRAFTERS}
-        assert pairs == set(itertools.product(names[one], names[other]))
+        pairs = {(cell[left], cell[right]) for cell in RIGHT if cell[1] in DRAFTERS}
+        assert pairs == set(itertools.product(names[left], names[right]))
     others = {cell[1:] for cell in RIGHT if cell[1] in OTHERS}
     assert others == set(itertools.product(OTHERS, FEW_SETTINGS))
 

@@ -1,6 +1,6 @@
 """Trees as others got them wrong: each mistake changes the text, and is seen by it.
 
-Under `coupled` the text is plain decoding's own, token for token, also with penalties. So a wrong
+Under `coupled` the text is that of plain decoding, token for token, also with penalties. So a wrong
 slot, position, mask or state of a processor shows as another text. What only the drafts'
 distributions can get wrong is enumerated.
 """
@@ -28,7 +28,7 @@ ROWS, CAPACITY = 12, 48
 
 
 def texts(drafter, rule="coupled", apply=tree_apply):
-    """Returns the tokens of rows with seeds of their own, with penalties."""
+    """Returns the tokens of rows with their own seeds, with penalties."""
     engine = Engine(apply, toy_cache, TABLES, drafter, rule, capacity=CAPACITY)
     prompts = [[0, 1, 2]] * ROWS
     state = engine.start(prompts, temperature=1.0)
@@ -115,8 +115,8 @@ def test_a_tree_of_one_node_with_noise_of_its_own_is_caught():
         rule = get_rule(name)
         expected = run(rule, is_tree=False)
         assert run(rule, is_tree=True) == expected
-        other = rule._replace(tree=rule.tree._replace(noise=shifted))
-        assert run(other, is_tree=True) != expected
+        mistaken = rule._replace(tree=rule.tree._replace(noise=shifted))
+        assert run(mistaken, is_tree=True) != expected
 
 
 @pytest.mark.parametrize("draw", DRAWS)

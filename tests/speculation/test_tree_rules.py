@@ -19,7 +19,7 @@ from jspec.speculation.acceptance import (
     tree,
 )
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
-from jspec.speculation.acceptance.types import Proposal, as_tree
+from jspec.speculation.types import Proposal, as_tree
 from tests.cases import slow_unless
 from tests.speculation import enumeration
 from tests.speculation.enumeration import (
@@ -74,8 +74,8 @@ def forgetting(target_probs, proposal, tree_):
         jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0], 1e-30
     )
     for _ in range(tree_.max_depth):
-        own = jnp.minimum(tree.at_parents(weights, tree_) * ratio, 1.0)
-        weights = jnp.pad(own, ((0, 0), (1, 0)), constant_values=1.0)
+        ratios = jnp.minimum(tree.at_parents(weights, tree_) * ratio, 1.0)
+        weights = jnp.pad(ratios, ((0, 0), (1, 0)), constant_values=1.0)
     right = traversal.weigh(target_probs, proposal, tree_)[0]
     is_leaf = ~(tree_.parents[:, None] == jnp.arange(weights.shape[1])[:, None]).any(axis=-1)
     return jnp.where(is_leaf, weights, right)
@@ -132,8 +132,8 @@ def test_kept_positions_as_a_prefix_are_caught(rule):
 def longest_alone(target_probs, proposal, tree_):
     """Two whole drafts of two tokens, each judged alone, as a chain; the longer one is kept."""
     rows = jnp.arange(proposal.tokens.shape[0])[:, None]
-    own = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
-    accept = min_ratio(target_probs[rows, tree_.parents, proposal.tokens], own).reshape(-1, 2, 2)
+    drawn = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+    accept = min_ratio(target_probs[rows, tree_.parents, proposal.tokens], drawn).reshape(-1, 2, 2)
     is_one, is_two = accept[..., 0], accept[..., 0] * accept[..., 1]
     length = jnp.stack([1 - is_one, is_one - is_two, is_two], axis=-1)
     shorter = jnp.cumsum(length, axis=-1) - length

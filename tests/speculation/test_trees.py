@@ -9,7 +9,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.speculation.acceptance import RULES, get_rule, siblings, tree
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.enumeration import joint_distribution, target_joint
@@ -72,7 +72,7 @@ def engine_of(rule, shapes, draw):
 
 
 def run(rule, shapes, draw="best", temperature=1.0, rows=6, **options):
-    """Returns the result of rows with seeds of their own, by rounds with trees."""
+    """Returns the result of rows with their own seeds, by rounds with trees."""
     engine = engine_of(rule, tuple(map(tuple, shapes)), draw)
     return engine.generate([[0, 1, 2]] * rows, temperature=temperature, **options)
 
@@ -109,7 +109,7 @@ def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
 
 @pytest.mark.parametrize("rule", ["rejection", slow_unless(False, "block")])
 def test_a_row_does_not_depend_on_its_company(rule):
-    """A tree of one's own, and noise that is keyed by depth and rank."""
+    """One's own tree, and noise that is keyed by depth and rank."""
     shapes = [SHAPES["bush"]]
     together = run(rule, shapes, "without")
     for row in range(3):
@@ -156,7 +156,7 @@ def proposal_of(parents, num_tokens=None):
      ([[-1, 0, 1], [-1, 0, 0]], "a tree of depth 2 at most of row 0, got 3")],
 )  # fmt: skip
 def test_parents_come_before_their_children(parents, message):
-    """In one line with the first wrong one, or a tree too deep; padding may be anything."""
+    """In one line with the first wrong parent, or a tree too deep; padding may be anything."""
     tokens, counts = jnp.zeros([2, 3], jnp.int32), jnp.array([3, 2], jnp.int32)
     wrong = Proposal(tokens, counts, parents=jnp.array(parents, jnp.int32), max_depth=2)
     with pytest.raises(InputError, match=message):

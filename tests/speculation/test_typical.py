@@ -8,7 +8,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, get_rule
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 
 ROWS, WIDTH, VOCAB = 300, 3, 6
 

@@ -12,8 +12,7 @@ from flax import struct
 from jspec.drafters.memory import History
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance.tree import end_of, tree_of
-from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind
+from jspec.speculation.types import Drafter, Kind, Proposal
 
 # Parents of the drafts; -1 is the last committed token.
 SHAPES = {
@@ -113,10 +112,10 @@ class ToyTreeDrafter(struct.PyTreeNode, Drafter):
             stacked = jnp.stack([last, *tokens])  # by block slot
             above = jnp.stack([jnp.full_like(last, -1), *[parents[:, j] for j in range(i)]])
             parent = parents[:, i] + 1
-            own = stacked[parent, rows]
+            of_node = stacked[parent, rows]
             grand = jnp.where(parent > 0, stacked[above[parent, rows] + 1, rows], previous[0])
-            q = sampling_probs(params[grand, own][:, None], inputs.settings)[:, 0]
-            q = jnp.where(self.kind_of_draw == "best", jax.nn.softmax(params[grand, own]), q)
+            q = sampling_probs(params[grand, of_node][:, None], inputs.settings)[:, 0]
+            q = jnp.where(self.kind_of_draw == "best", jax.nn.softmax(params[grand, of_node]), q)
             if self.kind_of_draw != "with":
                 for j in range(i):
                     is_taken = (parents[:, j] == parents[:, i])[:, None]

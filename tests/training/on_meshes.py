@@ -101,13 +101,13 @@ if __name__ == "__main__":
     coordinator, number, process_id, name, *meshes = sys.argv[1:]
     folder = pathlib.Path(name)
     with processes.joined(coordinator, int(number), int(process_id), {}):
-        found = {}
+        outputs = {}
         for index, mesh in enumerate(meshes):  # each has its share of the kinds
             configs = kinds(folder, f"states on {mesh}")
-            found[mesh] = {
+            outputs[mesh] = {
                 kind: losses(configs[kind], folder / mesh / kind, mesh)
                 for kind in list(configs)[index :: len(meshes)]
             }
-        found["moved"] = {"eagle": losses(configs["eagle"], folder / "moved", meshes[0])}
+        outputs["moved"] = {"eagle": losses(configs["eagle"], folder / "moved", meshes[0])}
         begin(configs["eagle"], folder / "back", meshes[0])
-        report(found)
+        report(outputs)

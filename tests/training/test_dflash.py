@@ -90,9 +90,9 @@ def test_a_block_sees_neither_its_anchors_feature_nor_later_tokens(rows):
         for index, place in enumerate(places):
             for slot in range(3):
                 seen = mask[row, 3 * index + slot]
-                own = SEQ_LEN + 3 * index + np.arange(3)
+                block = SEQ_LEN + 3 * index + np.arange(3)
                 first = place - int(rows.positions[row, place])
-                expected = {*range(first, place), *own} if rows.text[row, place] else set(own)
-                assert set(np.flatnonzero(seen).tolist()) - {*range(place)} == set(own.tolist())
+                expected = {*range(first, place), *block} if rows.text[row, place] else set(block)
+                assert set(np.flatnonzero(seen).tolist()) - {*range(place)} == set(block.tolist())
                 if rows.text[row, place]:
                     assert set(np.flatnonzero(seen).tolist()) == {int(i) for i in expected}

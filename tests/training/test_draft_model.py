@@ -57,7 +57,7 @@ def test_it_learns(learned):
 
 @pytest.mark.slow
 def test_the_trained_draft_drafts(learned):
-    """Greedy text is the target's own, and rounds give about what was simulated."""
+    """Greedy text is that of the target, and rounds give about what was simulated."""
     model, after, _ = learned
     prompts = [list(text.prompt) for text in grammar_texts(16, 3)]
     requests = [Request(prompt, SamplingParams(max_new_tokens=40)) for prompt in prompts]
@@ -146,7 +146,7 @@ def test_shapes_that_cannot_be_are_refused(fields, message):
 
 
 def test_shapes_follow_the_target():
-    """What is 0 is the target's; a draft of another width has heads of its own."""
+    """What is 0 is the target's; a draft of another width has its own heads."""
     large = DecoderConfig(
         **(CONFIG.__dict__ | {"qkv_bias": True, "out_bias": True, "rope_theta": 5e5})
     )

@@ -43,7 +43,7 @@ def trainee_of(ids, **fields):
 
 @pytest.mark.parametrize("freeze_head", [False, True])
 def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
-    """Every parameter is there; what is frozen gets no gradient, and nothing else lacks one."""
+    """Every parameter is there; what is frozen gets no gradient, and only that."""
     ids = np.unique([text.answer for text in grammar_texts(128, 2)])
     trainee = trainee_of(ids, freeze_head=freeze_head)
     layer = dataclasses.replace(

@@ -25,7 +25,7 @@ def head():
 
 
 def rows_of(texts):
-    """Returns one row of texts, [1 t] each."""
+    """Returns one row of texts, all [1 t]."""
     texts = [Text((), tuple(text[0].tolist())) for text in texts]
     return pack(texts, sum(len(text.ids) for text in texts))
 

@@ -77,10 +77,10 @@ def test_both_stages_learn(folder):
     print(first, joint)
     assert first[-1] < 0.7 * first[0]
     assert joint[-1] < 0.9 * joint[0]
-    alone, both = (logs[name][1][-1] for name in ("alone", "joint"))
-    print(alone[SCORE], both[SCORE], alone["acceptance"], both["acceptance"])
-    assert both[SCORE] > alone[SCORE] + 0.1
-    assert both["acceptance"][-1] > alone["acceptance"][-1] + 0.05
+    alone, together = (logs[name][1][-1] for name in ("alone", "joint"))
+    print(alone[SCORE], together[SCORE], alone["acceptance"], together["acceptance"])
+    assert together[SCORE] > alone[SCORE] + 0.1
+    assert together["acceptance"][-1] > alone["acceptance"][-1] + 0.05
 
 
 @pytest.mark.slow
@@ -122,9 +122,9 @@ def test_the_pair_is_exact_and_drafts(folder, changed):
             changed, drafter="medusa", num_draft_tokens=NUM_HEADS, batch_size=8,
             drafter_options=DrafterOptions(draft_head=str(head)),
         ).generate(requests)  # fmt: skip
-        assert [one.token_ids for one in results] == [one.token_ids for one in plain]
-        kept = sum(one.stats.num_accepted for one in results)
-        rates.append(kept / sum(one.stats.num_proposed for one in results))
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+        kept = sum(result.stats.num_accepted for result in results)
+        rates.append(kept / sum(result.stats.num_proposed for result in results))
     print(f"{rates[0]:.3f} -> {rates[1]:.3f} of the drafts kept")
     assert rates[1] > rates[0] + 0.3
 

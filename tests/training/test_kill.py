@@ -38,8 +38,8 @@ def flags_of(home, workdir):
         "dtype": "float32", "chain_steps": 2, "recipe.num_steps": _NUM_STEPS,
         "recipe.warmup_steps": 10, "recipe.evaluate_every": 10, "recipe.accumulate": 2,
     }  # fmt: skip
-    own = [f"--config.{name}={value}" for name, value in fields.items()]
-    return ["--config=configs/train_eagle.py", f"--workdir={workdir}", *own]
+    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
+    return ["--config=configs/train_eagle.py", f"--workdir={workdir}", *overrides]
 
 
 def kill_among_steps(home, workdir, env, seconds):
@@ -71,11 +71,11 @@ def test_killed_runs_end_like_an_undisturbed_one(home, compile_cache):
     status, _, errors = run("jspec.train", *flags_of(home, workdir), env=env, timeout=600)
     assert status == 0, errors
     assert num_among >= _NUM_KILLS // 2
-    one, other = (
+    killed, undisturbed = (
         safetensors.numpy.load_file(home / name / "head" / "model.safetensors")
         for name in ("one", "other")
     )
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        np.testing.assert_array_equal(other[name], tensor, err_msg=name)
+    assert killed.keys() == undisturbed.keys()
+    for name, tensor in killed.items():
+        np.testing.assert_array_equal(undisturbed[name], tensor, err_msg=name)
     assert read_metrics(home / "other") == read_metrics(home / "one")

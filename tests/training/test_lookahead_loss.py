@@ -17,7 +17,7 @@ LOOK = LookaheadConfig(CONFIG.embed_dim, 2)
 
 
 def packed():
-    """Returns two rows with two texts each."""
+    """Returns two rows, both with two texts."""
     rng = np.random.default_rng(0)
     texts = [
         Text(tuple(rng.integers(3, 120, 4).tolist()), tuple(rng.integers(3, 120, 12).tolist()))

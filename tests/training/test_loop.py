@@ -88,7 +88,7 @@ def test_a_run_whose_time_is_over_scores_and_keeps_its_last_step(undisturbed, tm
 
 
 def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
-    """Two batches whose mean gradient is that of one: the same parameters."""
+    """Two batches whose mean gradient is that of one batch: the same parameters."""
     halves = Numbers(**{f"_{2 * k + i}": k for k in range(12) for i in range(2)})
     params, _, journal = run(tmp_path, halves, accumulate=2)
     np.testing.assert_allclose(params["w"], undisturbed[0]["w"], rtol=1e-5, atol=1e-6)

@@ -9,14 +9,14 @@ _TRAINED = """
 import pathlib, tempfile
 from tests.training.on_meshes import *
 
-folder, found = pathlib.Path(tempfile.mkdtemp()), {{}}
+folder, outputs = pathlib.Path(tempfile.mkdtemp()), {{}}
 prepare(folder)
 config = kinds(folder)[{kind!r}]
 for number, mesh in enumerate((None, "data:2", "data:8", "data:4,model:2", "data:2,model:4")):
-    found[str(mesh)] = losses(config, folder / str(number), mesh)
+    outputs[str(mesh)] = losses(config, folder / str(number), mesh)
 begin(config, folder / "moved", "data:2,model:4")
-found["moved"] = losses(config, folder / "moved", "data:8")
-report(found)
+outputs["moved"] = losses(config, folder / "moved", "data:8")
+report(outputs)
 """
 
 

@@ -25,7 +25,7 @@ def test_texts_stand_one_behind_another_and_the_last_is_cut():
 
 
 def test_batches_follow_from_the_seed_and_their_number():
-    """Whatever was asked for before; every epoch has an order of its own."""
+    """Whatever was asked for before; every epoch has its own order."""
     texts = [Text((i,), (i,) * 7) for i in range(1, 33)]
     options = {"batch_size": 2, "seq_len": 17}
     batches, again = (Batches(texts, seed=3, **options) for _ in range(2))

@@ -73,7 +73,7 @@ def test_a_head_learns_the_same_from_them(tmp_path):
 
 
 def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
-    """A second run reads; a longer list of texts adds files; another target has its own."""
+    """A second run reads; a longer list of texts adds files; another target has its files."""
     texts = make_texts(8)
     first = open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 2

@@ -7,7 +7,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters.token_texts import read_token_texts
 from jspec.training.texts import Text, read_texts, split
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.training.folders import save_texts
 
 TOKENIZER = ByteTokenizer(128, bos_id=1, eos_ids=(0,))
@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 
 @pytest.mark.parametrize("with_prompts", [True, False])
 def test_texts_to_count_in(tmp_path, with_prompts):
-    """Ids go before text, text before prompt; a text gets no BOS; turns are texts of their own."""
+    """Ids go before text, text before prompt; a text gets no BOS; turns are their own texts."""
     path = write(
         tmp_path / "i.jsonl", ANSWER, {"token_ids": [5]}, {"text": "ab", "prompt": "c"},
         {"prompt": "d"}, {"turns": ["e", "fg"]},

@@ -48,7 +48,7 @@ print(json.dumps(done))
 
 
 def _run_all(command_lines):
-    """Returns the status and the errors of each."""
+    """Returns the status and the errors of each run."""
     done = subprocess.run(
         [sys.executable, "-c", _RUN_ALL, json.dumps(command_lines)],
         capture_output=True, text=True, check=True, cwd=_ROOT,

@@ -11,6 +11,7 @@ from jspec.common.errors import InputError
 from jspec.kernels import PackedKernel
 from jspec.models import init_cache, make_apply
 from jspec.models.families import FAMILIES as KNOWN
+from jspec.models.families import find_family, find_gguf_family
 from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
@@ -69,6 +70,15 @@ def test_logits_equal_those_of_transformers(family):
         assert dataclasses.replace(config, **kept, **rounded) == hf_config
 
 
+def test_the_list_of_families_agrees_with_their_files():
+    """Guards against a line that names another family's file, or another GGUF architecture."""
+    for model_type, family in KNOWN.items():
+        assert family.model_type == model_type
+        assert find_family([family.architecture], model_type) is family
+        if (form := family.gguf) is not None:
+            assert find_gguf_family(form.architecture, form.has_experts) == (family, form)
+
+
 def test_every_family_that_llama_cpp_has_is_written_here():
     """Guards against a family whose GGUF form nobody has tried."""
     forms = {name for name, family in KNOWN.items() if family.gguf is not None}
@@ -122,7 +132,7 @@ def test_what_files_leave_out_is_as_llama_cpp_has_it(name, changes, fields, tmp_
 
 
 def test_yarns_attention_factor_is_multiplied(tmp_path):
-    """Guards against a factor that stands for yarn's own, as config.json has it."""
+    """Guards against a factor that stands for that of yarn, as config.json has it."""
     make_checkpoint("yarn", tmp_path)
     write_family(tmp_path / "m.gguf", tmp_path)
     plain, _, _ = load_gguf(tmp_path / "m.gguf", "float32")

@@ -2,8 +2,8 @@
 
 `JSPEC_GGUF_FILES=a.gguf:b.gguf JSPEC_TEST_OPTIMISED=1 pytest -m slow -s
 tests/weights/test_gguf_real.py`; torch and accelerate must be installed, and the model's weights
-fit into memory twice in float32. JSPEC_GGUF_RESULTS names a folder that gets a file of JSON each.
-JSPEC_GGUF_FIRST=11 begins with the twelfth of the twenty prompts.
+fit into memory twice in float32. JSPEC_GGUF_RESULTS names a folder that gets a file of JSON for
+each. JSPEC_GGUF_FIRST=11 begins with the twelfth of the twenty prompts.
 """
 
 import dataclasses

@@ -116,7 +116,7 @@ def test_sentencepiece_merges_follow_the_scores(tmp_path):
     ],
 )
 def test_bos_as_the_file_says_or_its_kind_implies(tmp_path, tokens, expected):
-    """Guards against a missing BOS, which ruins Llama's answers, and an unwanted one."""
+    """Guards against a missing BOS, which ruins Llama's answers, and an unwanted BOS."""
     tokenizer = _build(tmp_path, tokens)
     assert (tokenizer.encode("ab")[0] == 1) == expected
     assert tokenizer.encode("ab", add_bos=False)[0] != 1

@@ -26,7 +26,7 @@ def test_shapes_and_dtypes_are_the_models(dtype):
 
 
 def test_values_are_bell_shaped_and_unrelated():
-    """Guards against tensors that repeat each other, or rows that repeat their neighbours.
+    """Guards against tensors that are equal, or rows that repeat their neighbours.
 
     Correlations of a million independent pairs are below 0.005 but for one case in 10^6.
     """

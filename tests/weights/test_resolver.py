@@ -19,7 +19,7 @@ from jspec.weights.hf import save_hf
 from jspec.weights.orbax_checkpoint import save_orbax
 from jspec.weights.published import MODELS
 from jspec.weights.random_weights import random_params
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS, GGUF_CONFIG, random_tensors, write_gguf
 

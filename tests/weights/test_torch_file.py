@@ -115,7 +115,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, form):
 
 
 def test_files_that_hold_something_else_are_refused(tmp_path):
-    """One line each, by name."""
+    """A line for each, by name."""
     path = tmp_path / "a.pt"
     sparse = torch.tensor([0.0, 1.0]).to_sparse()
     for content, message in [

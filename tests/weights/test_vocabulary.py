@@ -9,7 +9,7 @@ from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.weights.resolver import load_model
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
 from tests import tiny_models
 from tests.tiny_models import CONFIG, make_model

@@ -12,7 +12,7 @@ _KINDS = [
     "<b>bold</b><table><tr>", " " * 7 + "x", "\n" * 9 + "x" + "\n" * 31, "\t" * 5 + "x",
     " " * 31 + "y", "Grüße, Straße; naïve café", "\u00a0nbsp\u2003em\u3000ideographic",
     "https://example.com/a?b=c&d=%20", "foo\r\n\r\nbar", "CamelCaseHTTPServer ABC abcDEF//\n",
-    "é Å ñ ﬁ",  # letters with accents of their own, and a ligature
+    "é Å ñ ﬁ",  # letters with their own accents, and a ligature
 ]  # fmt: skip
 
 

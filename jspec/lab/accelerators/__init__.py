@@ -1,1 +1,1 @@
-"""Programs compiled by XLA for a GPU or a TPU that is not here."""
+"""Programs compiled by XLA for a GPU or a TPU, without the device."""

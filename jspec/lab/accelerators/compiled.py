@@ -1,4 +1,4 @@
-"""What XLA makes of a program for an accelerator that need not be here."""
+"""A program compiled by XLA for an accelerator, without the device."""
 
 import contextlib
 import datetime
@@ -37,7 +37,7 @@ _LARGE = 1e6  # bytes: a weight, or one layer's keys of a short context
 
 
 class CompiledProgram(NamedTuple):
-    """What XLA has made of a program.
+    """A program as XLA has compiled it.
 
     Attributes:
       text: the optimised HLO.
@@ -56,7 +56,7 @@ class CompiledProgram(NamedTuple):
 
 
 def compiled_with() -> dict[str, Any]:
-    """Returns what decides the program beside its source: date, versions, and the environment."""
+    """Returns date, versions and environment, which decide the program beside its source."""
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -100,7 +100,7 @@ def compile_for(accelerator: Accelerator, function: Any, arguments: Any) -> Comp
 def compile_program(
     lowered: Any, backend: str, options: Mapping[str, int | str] = MappingProxyType({})
 ) -> CompiledProgram:
-    """Compiles what `jax.jit` has lowered, with more of XLA's options besides its own.
+    """Compiles what `jax.jit` has lowered, with additional options of XLA.
 
     Raises:
       InputError: XLA does not say what the host starts.
@@ -129,9 +129,9 @@ def compile_program(
 def count_moves(text: str) -> int:
     """Returns how many launches of a program only move an array of a megabyte or more.
 
-    That is, they copy, transpose, pad or convert it, such as a cache that the loop wants laid out
-    otherwise. Each counts once, however often a loop runs it. What a TPU copies to its chip, where
-    it has to be, is no such launch.
+    That is, they copy, transpose, pad or convert it, such as a cache that the loop needs in another
+    layout. A launch counts once, however often a loop runs it. Copies to a TPU's chip, which are
+    needed, do not count.
 
     Args:
       text: the optimised HLO.

@@ -1,4 +1,4 @@
-"""The accelerators that XLA's compilers know without having one."""
+"""Accelerators for which XLA can compile without the device."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ class Accelerator(NamedTuple):
         return f'pip install -e ".[compile-{self.backend}]"'
 
     def devices(self, number: int = 1, hosts: int = 1) -> Sequence[Any]:
-        """Returns devices to compile for, at least that many; nothing can be put on them.
+        """Returns devices to compile for, at least that many; they cannot hold arrays.
 
         Raises:
           InputError: its compiler is not installed, or does not know it or that many.

@@ -1,4 +1,4 @@
-"""Models and heads whose parameters are shapes: what is compiled for a device that is not here."""
+"""Models and heads whose parameters are shapes, to compile without a device."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ from jspec.weights.quantize import (
 )
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 

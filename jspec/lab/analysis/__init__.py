@@ -1,1 +1,1 @@
-"""What measurements mean."""
+"""Theory and statistics of measurements."""

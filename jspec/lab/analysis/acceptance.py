@@ -1,4 +1,4 @@
-"""How often drafts are accepted, and what is said in their place, in theory.
+"""Probabilities that drafts are accepted, and the distribution that comes out, in theory.
 
 Distributions are float32 [... v] and normalised: those of the target, and those that drafts are
 drawn from. The distribution of a draft that follows from the context alone is one-hot. `lenience`
@@ -37,7 +37,7 @@ def divergence(target: Distributions, draft: Distributions) -> Values:
 def lenient_acceptance(
     target_probs: Distributions, draft_probs: Distributions, lenience: float
 ) -> Values:
-    """Returns how likely the rule `lenient` accepts a draft; at l = 0 whatever is possible at all.
+    """Returns how likely the rule `lenient` accepts a draft; at l = 0 every token that is possible.
 
     sum over x of draft(x) · min(1, target(x) / (l · draft(x))) = sum of min(draft, target / l)
     """

@@ -1,4 +1,4 @@
-"""Will this draft pay for this target on this machine? What two configs and two rates tell of it.
+"""Whether a draft model pays for a target, computed from their configs and a machine's two rates.
 
 A call over w tokens a row reads every weight once, whatever w is, and the cache of every row; it
 computes with every weight for every token. It takes at least
@@ -30,7 +30,7 @@ _SAME_SHAPE = {SMOLLM2: "smollm2-135m"}
 
 @dataclasses.dataclass(frozen=True)
 class PairCost:
-    """What rounds of a draft model and a target cost at least, in plain decoding steps.
+    """Least costs of rounds of a draft model and a target, in plain decoding steps.
 
     `context` are the tokens in each row's caches.
     """
@@ -58,7 +58,7 @@ class PairCost:
         return self.seconds(self.draft, 1) / self.plain_seconds
 
     def drafting_cost(self, number: int) -> float:
-        """Returns what drafting this many tokens costs: a call each."""
+        """Returns what drafting this many tokens costs: a call for each token."""
         if number == 0:
             return 0.0
         first = self.seconds(self.draft, _FIRST_CALL_WIDTH)

@@ -1,4 +1,4 @@
-"""What a call of a model reads and computes at least, and how fast a machine does either."""
+"""Least bytes and operations of a model's call, and the rates of a machine."""
 
 import dataclasses
 import functools
@@ -100,7 +100,7 @@ def streamed_rules(config: DecoderConfig) -> list[Parameter]:
 
 
 class Machine(NamedTuple):
-    """What a machine can do at most in a second: bytes of weights read, floating-point operations.
+    """The most a machine does in a second: bytes of weights read, floating-point operations.
 
     A multiplication and an addition are two.
     """
@@ -128,7 +128,7 @@ def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
     values = jax.random.normal(keys[1], [1, rows, inputs], rows_dtype)
 
     def turn(kernel: jax.Array, values: jax.Array) -> jax.Array:
-        # The barrier keeps every output, and the next product waits for this one.
+        # The barrier keeps every output, and the next product waits for it.
         outputs = jax.lax.optimization_barrier(linear(values, kernel))
         return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
 

@@ -1,8 +1,8 @@
-"""Where two greedy answers part, and whether rounding excuses it.
+"""Where two greedy answers diverge, and whether rounding explains it.
 
 Passes over other numbers of tokens round differently. Say that from one pass to another the gap
 between the two best logits changes by at most E. If one pass prefers token a and the other token b,
-then in either pass, and in a third one, the two are at most E apart: that is looked at here.
+then in either pass, and in a third, the two are at most E apart, which is what is checked.
 """
 
 import math

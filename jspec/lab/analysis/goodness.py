@@ -14,9 +14,9 @@ class Fit(NamedTuple):
     """The outcome.
 
     Attributes:
-      p_value: how likely counts at least as far off are if the distribution is right.
+      p_value: probability of counts at least as far off if the distribution is right.
       total_variation: between the observed frequencies and the distribution.
-      noise: what total variation the distribution itself gives on average at that many samples.
+      noise: mean total variation of that many samples of the distribution itself.
       num_cells: of the test, after pooling.
       num_samples: the sum of the counts.
     """

@@ -4,7 +4,7 @@
 be the same for every draft and independent of the others; `num_draft_tokens` is the paper's gamma.
 Costs are in plain decoding steps: `cost_ratio`, the paper's c, is what one draft costs, and
 `verify_cost` what the verify call costs. The theorems have verify_cost = 1, however many drafts
-there are; a measured one, which grows with their number, takes its place here.
+there are; a measured cost, which grows with their number, takes its place here.
 
 A table is {"columns", "units", "rows", "notes"} of plain values; of curves the first column is the
 horizontal axis, and what is infinite is None.

@@ -6,7 +6,7 @@ A trace is plain values:
      "prompt": text, "first": text of the token that reading the prompt gave,
      "rounds": [{"drafts": [texts], "num_accepted": n, "next": text or null,
                  "begin": s, "draft_seconds": s, "target_seconds": s,
-                 "parents": [of a tree: the draft before each, or -1], "kept": [drafts]}],
+                 "parents": [of a tree: the draft before a draft, or -1], "kept": [drafts]}],
      "finish_reason", "plain_seconds": [of each step of plain decoding], "environment"}
 
 `next` is the target's own token: it replaces the first rejected draft, or follows the last one; it
@@ -55,7 +55,7 @@ g { opacity: 0; animation: appear 0.2s forwards }
 
 
 class TracedToken(NamedTuple):
-    """What became of a token of a round, and its text."""
+    """A token of a round: its kind, such as accepted or rejected, and its text."""
 
     kind: Kind
     text: str
@@ -76,9 +76,9 @@ def check_trace(trace: Any) -> dict[str, Any]:
 
 
 def round_lines(a_round: Mapping[str, Any]) -> list[tuple[int, list[TracedToken]]]:
-    """Returns a round's branches: the depth at which each leaves an earlier one, and its tokens.
+    """Returns a round's branches: where each leaves an earlier branch, and its tokens.
 
-    The first has accepted drafts, rejected ones and the target's own token; a chain has no other.
+    The first has accepted and rejected drafts and the target's token; a chain has only that.
     """
     drafts = a_round["drafts"]
     parents = a_round.get("parents") or range(-1, len(drafts) - 1)
@@ -127,12 +127,12 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         shown = ""
         for kind, run in itertools.groupby(tokens, key=operator.attrgetter("kind")):
             left, right = _SIGNS[kind]
-            shown += f"{left}{'|'.join(visible(one.text) for one in run)}{right}"
+            shown += f"{left}{'|'.join(visible(token.text) for token in run)}{right}"
         return shown
 
     legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     legend += ", | between two tokens" * (not has_colours)
-    legend += f"\n{_BRANCHES}" * any(one.get("parents") for one in trace["rounds"])
+    legend += f"\n{_BRANCHES}" * any(a_round.get("parents") for a_round in trace["rounds"])
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
     lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
     for number, a_round in enumerate(trace["rounds"], 1):
@@ -143,7 +143,7 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 
 
 def coloured(kind: Kind, text: str) -> str:
-    """Returns a text in the colour of what became of its token, for a terminal."""
+    """Returns a text in the colour of its token's kind, for a terminal."""
     return f"\033[{_ANSI[kind]}m{text}\033[0m"
 
 
@@ -183,7 +183,7 @@ def summary(trace: Mapping[str, Any]) -> str:
 
 
 def to_svg(trace: Mapping[str, Any]) -> str:
-    """Returns the first rounds of a trace as an SVG that plays once, one round after the other.
+    """Returns the first rounds of a trace as an SVG that plays once, round after round.
 
     The animation is CSS inside the file: no script, no font and nothing else is loaded.
     """
@@ -234,9 +234,9 @@ def timeline(trace: Mapping[str, Any], name: str) -> Picture:
         boxes.append((1, begin + drafting, 1000 * a_round["target_seconds"]))
     plain = [1000 * seconds for seconds in (trace.get("plain_seconds") or ())[: sum(gave)]]
     boxes += [(2, sum(plain[:index]), width) for index, width in enumerate(plain)]
-    lanes, own = (3 if plain else 2), trace.get("environment") or {}
+    lanes, made_on = (3 if plain else 2), trace.get("environment") or {}
     parts = (trace.get("target"), f"drafter {trace.get('drafter')}", _temperature(trace),
-             own.get("processor"), own.get("date"))  # fmt: skip
+             made_on.get("processor"), made_on.get("date"))  # fmt: skip
     figure, (axes,) = new_figure(
         title=f"Drafter and target in the first {len(rounds)} rounds",
         subtitle=" · ".join(map(str, filter(None, parts))),

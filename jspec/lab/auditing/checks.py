@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafters.spec import TreeOptions
+from jspec.drafters.options import TreeOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
 from jspec.generation.options import settings_read_by
@@ -29,12 +29,7 @@ from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.tree import tree_of
-from jspec.speculation.acceptance.types import (
-    AcceptanceRule,
-    Proposal,
-    Temperatures,
-    as_tree,
-)
+from jspec.speculation.types import AcceptanceRule, Proposal, Temperatures, as_tree
 
 _TEXTS = (
     "Why is the sky blue?",
@@ -55,7 +50,8 @@ def run_checks(
     """Yields the outcome of every check, the cheap ones first.
 
     The distribution is tested on `num_rows` independent rows; parity and seeds are those of answers
-    of `max_new_tokens`. `say` is told what begins: most of it compiles for a while.
+    of `max_new_tokens`. `say` is called with the name of what begins, as most of it compiles for a
+    while.
     """
     yield check_edges(subject.rule)
     prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]

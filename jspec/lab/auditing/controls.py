@@ -24,8 +24,7 @@ from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_no
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.tree import Tree, TreeRule, along, end_of, path_of, tree_of
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.types import Drafter, RoundInputs
+from jspec.speculation.types import AcceptanceRule, Drafter, Proposal, RoundInputs, Verdict
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
@@ -61,7 +60,7 @@ def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
 def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
     """Returns the rule, but of a tree the first drafts of the block are kept, not those of a path.
 
-    As many as the path has; wherever that is not the first branch, they are others.
+    There are as many as the path has; they differ unless the path is the first branch.
     """
 
     def after(verdict: Verdict, probs: TargetProbs, tree: Tree, noise: AcceptanceNoise) -> Verdict:
@@ -87,10 +86,10 @@ def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | 
 
 
 def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
-    """Returns a tree's proposal, but the drafts are said to be drawn as they were not.
+    """Returns a tree's proposal, but with distributions that its drafts were not drawn from.
 
-    Certain ones each with probability 1/2, the rest of which is spread over all other tokens;
-    siblings drawn with replacement without, and the other way round.
+    Deterministic drafts get probability 1/2, with the rest spread over all other tokens; siblings
+    drawn with replacement are reported as drawn without, and the reverse.
     """
     tree = tree_of(proposal)
     is_draft = jnp.arange(vocab_size) == proposal.tokens[..., None]
@@ -195,13 +194,13 @@ def tree_controls(
 ) -> dict[str, dict[str, Any]]:
     """Returns what an audit of trees must reject, by what is wrong, as options of `Rows`.
 
-    The test of the distribution a wrong `rule` or `drafter`, that of the caches a wrong call.
-    Without a drafter only the names mean anything.
+    The test of the distribution must reject a wrong `rule` or `drafter`, the test of the caches a
+    wrong call. Without a drafter only the names mean anything.
     """
     if rule.tree is None:
         return {}
     changed: dict[str, dict[str, Any]] = {"a prefix kept": {"rule": keeping_a_prefix(rule)}}
-    if rule.noise is not SHARED:  # there the next token is the target's own, whatever the drafts
+    if rule.noise is not SHARED:  # there the next token is the target's, whatever the drafts
         changed["no residual"] = {"rule": without_residual(rule)}
         changed["drafts misreported"] = {
             "drafter": None if drafter is None else MisreportingTrees(drafter, vocab_size)

@@ -71,9 +71,9 @@ def reference_distribution(
     output: Sequence[int],
     stop_ids: Sequence[int] = (),
 ) -> np.ndarray:
-    """Returns the next token's distribution over an alphabet, [k] float64; nothing else is allowed.
+    """Returns the next token's distribution over an alphabet, [k] float64, the only tokens allowed.
 
-    Written independently of what samples: it sorts, and takes one position at a time.
+    Independent of the code that samples: it sorts, and takes one position at a time.
 
     Args:
       logits: the target's, of the alphabet's tokens, [k].
@@ -119,7 +119,7 @@ def _keep_from(logits: np.ndarray, threshold: float) -> np.ndarray:
 def check_distribution(rows: Rows, num_rows: int) -> tuple[Check, Check]:
     """Tests the distribution that rows of `NUM_TOKENS` rounds emit, and the test itself.
 
-    It has to notice 30 % flatter logits.
+    It must reject 30 % flatter logits.
     """
     target, context, settings = rows.subject.target, rows.context, rows.settings
     logits = path_logits(target, context, NUM_TOKENS)

@@ -1,9 +1,9 @@
 """The audit of `speculate` for two functions of a user: does the chain follow g, on this machine?
 
-A chain of g alone is drawn as often as a speculative one, and their values are compared, by the
+A chain of g alone is drawn as often as a speculative chain, and their values are compared, by the
 two-sample test of Kolmogorov and Smirnov for densities, by chi-square for categories: each number
-of each of the first steps, and the products of neighbours, in which dependence shows. The smallest
-p-value, times the number of tests, is that of all. The rule without a residual must fail the same.
+of each of the first steps, and the products of neighbours, in which dependence shows. The p-value
+of all is the smallest, times the number of tests. The rule without a residual must fail this test.
 """
 
 import functools
@@ -156,10 +156,10 @@ def _columns(values: np.ndarray) -> list[np.ndarray]:
     return [*np.concatenate([flat, products], axis=1).reshape(len(flat), -1).T]
 
 
-def _categories_p_value(sample: np.ndarray, other: np.ndarray) -> float:
+def _categories_p_value(sample: np.ndarray, reference: np.ndarray) -> float:
     import scipy.stats
 
-    kinds, index = np.unique(np.concatenate([sample, other]), return_inverse=True)
+    kinds, index = np.unique(np.concatenate([sample, reference]), return_inverse=True)
     counts = np.stack([np.bincount(part, minlength=len(kinds))
                        for part in (index[: len(sample)], index[len(sample) :])])  # fmt: skip
     is_rare = counts.sum(axis=0) < 2 * _FEWEST

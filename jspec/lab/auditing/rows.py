@@ -24,9 +24,9 @@ from jspec.lab.auditing.subject import Subject
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
-from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
+    AcceptanceRule,
     Drafter,
     ModelParams,
     RoundInputs,
@@ -252,7 +252,7 @@ def build_drafter(subject: Subject) -> BuiltDrafter:
     A tree keeps all of its drafts: fewer would be another tree.
 
     Raises:
-      InputError: it or the rule is the user's own, and wrong; see `check_own_code`.
+      InputError: it or the rule is the user's, and wrong; see `check_own_code`.
     """
     wanted = subject.num_draft_tokens
     number = _MOST_DRAFTS if isinstance(wanted, str) else min(wanted, _MOST_DRAFTS)

@@ -3,7 +3,7 @@
 from jspec.common.text_table import NOTHING, format_table
 from jspec.lab.auditing.controls import CALL_CONTROLS, tree_controls
 from jspec.speculation.acceptance import RULES, RuleOptions
-from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+from jspec.speculation.types import AcceptanceRule, Temperatures
 
 _COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
 

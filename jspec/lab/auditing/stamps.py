@@ -1,8 +1,8 @@
-"""What audits have found on this machine, kept in the user's cache by all that a finding rests on.
+"""Findings of audits on this machine, kept in the user's cache by all that they depend on.
 
 That is the files of the models and of a trained head, by their SHA-256; jspec's own sources; the
 versions, the device and the processor; the drafter, the rule and the settings. Where any of these
-has changed, nothing is known.
+has changed, no finding applies.
 """
 
 import dataclasses
@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jspec import kernels
-from jspec.common.kept import keep, read_kept
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, keep, read_kept
 from jspec.drafters import with_shipped_head, without_unread
-from jspec.drafters.head_folder import find_head
+from jspec.drafters.spec import find_head
 from jspec.generation import provenance
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
 from jspec.weights.resolver import LoadedModel, find_model
@@ -30,7 +29,7 @@ _UNREAD = ("max_new_tokens", "seed")  # settings that a finding does not rest on
 
 
 def subject_key(subject: Subject) -> dict[str, Any]:
-    """Returns all that an audit of the subject rests on, as plain values."""
+    """Returns all that an audit of the subject depends on, as plain values."""
     where, number = provenance.environment(), subject.num_draft_tokens
     options = without_unread(subject.drafter, subject.drafter_options)
     head = with_shipped_head(subject.drafter, options, subject.target.name).draft_head
@@ -80,12 +79,15 @@ def _file_digest(file: pathlib.Path, size: int, modified: int) -> str:
 
 
 def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict[str, Any]:
-    """Keeps what the checks of an audit have found, and returns it.
+    """Keeps the finding of an audit, unless a kept one outweighs it; returns the kept finding.
+
+    A kept finding with more rows stays, but gives way to a check that fails, and, where it is
+    inconclusive itself, to a finding that is not.
 
     Returns:
       `date`; `is_lossless`; the names of the checks that have `failed`, and whether all these say
       nothing of the distribution (`is_inconclusive`); `num_checks`; `num_rows`, those of the test
-      of the distribution; and `of`, what it rests on, see `subject_key`.
+      of the distribution; and `of`, what it depends on, see `subject_key`.
     """
     key = subject_key(subject)
     bad = [check for check in checks if not check.has_passed]
@@ -99,12 +101,24 @@ def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict
         "of": key,
     }
     path = cache_dir() / _FILE
-    keep(path, read_kept(path) | {_digest(key): stamp}, "the audit")
+    stamps = read_kept(path)
+    earlier = stamps.get(_digest(key))
+    if earlier is not None and _outweighs(earlier, stamp):
+        return earlier
+    keep(path, stamps | {_digest(key): stamp}, "the audit")
     return stamp
 
 
+def _outweighs(earlier: dict[str, Any], stamp: dict[str, Any]) -> bool:
+    """Returns whether an earlier finding says more than a new one of the same subject."""
+    if earlier["num_rows"] <= stamp["num_rows"]:
+        return False
+    has_passed = not stamp["failed"]
+    return stamp["is_inconclusive"] or (has_passed and not earlier["is_inconclusive"])
+
+
 def find_stamp(subject: Subject) -> dict[str, Any] | None:
-    """Returns what an audit of the same files and settings has found here; None if none was made.
+    """Returns the kept finding for the same files and settings; None if there is none.
 
     See `keep_stamp`.
     """

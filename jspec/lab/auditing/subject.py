@@ -12,7 +12,7 @@ from jspec.generation.options import DRAFTER_DEFAULTS, RULE_DEFAULTS
 from jspec.generation.request import SamplingParams
 from jspec.models import CompactKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.speculation.types import AcceptanceRule
 from jspec.weights.resolver import LoadedModel
 
 # A check that says nothing of the distribution when it fails, and what to do then.
@@ -25,7 +25,7 @@ INCONCLUSIVE = {
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the audit: what was checked, and what was found, in words and in numbers."""
+    """One line of the audit: what was checked, and the outcome, in words and in numbers."""
 
     name: str
     has_passed: bool

@@ -174,7 +174,7 @@ def gives_one_text(settings: SamplingParams, acceptance: str) -> bool:
 def summarise(
     timings: Mapping[str, Timings], *, is_one_text: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Returns each method's speed, acceptance, ratios to every other, and answers like the first's.
+    """Returns each method's speed, acceptance, ratios to all others, and answers like the first's.
 
     What is not known of a method, or does not apply to it, is None.
     """

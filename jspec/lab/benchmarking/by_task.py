@@ -31,7 +31,7 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
     """Returns the task of each prompt of a file.
 
     Spec-Bench's categories are grouped to its six tasks if the file has prompts of all six; names
-    such as "coding" mean something else elsewhere. Other categories are tasks of their own.
+    such as "coding" mean something else elsewhere. Other categories are their own tasks.
     """
     task_of = {category: task for task, members in TASKS.items() for category in members}
     if not set(TASKS) <= {task_of.get(category or "") for category in categories}:
@@ -68,7 +68,7 @@ def _figures(timing: Timings, base: Timings | None, prompts: np.ndarray) -> dict
     accepted = float(timing.round_tokens[:, prompts].sum() / calls) if calls else None
     speedup = None
     if base is not None:
-        # The ratio of mean speeds: each answer counts as one, whatever it took.
+        # The ratio of mean speeds: each answer counts once, whatever it took.
         speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (timing, base))
         ones = np.ones_like(speeds)
         speedup = speed_ratio(ones, speeds, ones, base_speeds)._asdict()
@@ -80,7 +80,7 @@ def _figures(timing: Timings, base: Timings | None, prompts: np.ndarray) -> dict
 def format_columns(
     columns: Mapping[str, Columns], plain_of: Mapping[str, str], title: str = ""
 ) -> str | None:
-    """Returns a table of the methods that are no base, a line a task; None without one."""
+    """Returns a table of the methods that are no base, a line a task; None without tasks."""
     methods = [name for name in columns if name != plain_of[name]]
     if not methods:
         return None

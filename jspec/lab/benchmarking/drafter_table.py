@@ -73,9 +73,10 @@ def compare_drafters(
     """Lets the Generators answer the prompts, token ids, by turns: prompt k first with seed + k.
 
     Returns:
-      Of each, plain values: tokens a second of decoding, that over the first's (`speedup`), tokens
-      a target call, the acceptance rate, the tokens that were timed each time, and how many answers
-      are the first's, token by token; None where that cannot be said, as of sampled answers.
+      Plain values of each drafter: tokens a second of decoding, that over the first's (`speedup`),
+      tokens a target call, the acceptance rate, the tokens that were timed each time, and how many
+      answers are the first's, token by token; None where that cannot be said, as of sampled
+      answers.
 
     Raises:
       InputError: a prompt that cannot be answered, before anything is compiled.

@@ -1,6 +1,6 @@
 """The baseline of llama.cpp: programs that load GGUF files, answer one prompt, and print times.
 
-Each answer is a process of its own, so what counts is the time that the program prints: of the
+Each answer is its own process, so what counts is the time that the program prints: of the
 prompt, which may be left out, and of the answer, without loading. Texts are not compared: the
 programs print no ids. A model that jspec uses packed is the same file here; of one that jspec has
 made floats, `llama-quantize` makes a file in bfloat16.
@@ -55,7 +55,7 @@ class LlamaCpp(NamedTuple):
         draft: LoadedModel | None,
         drafters: Mapping[str, tuple[str, int]],
     ) -> dict[str, GenerateFn]:
-        """Returns llama.cpp's methods of generating, each a program of its own.
+        """Returns llama.cpp's methods of generating, each its own program.
 
         Args:
           target: whose file it reads.

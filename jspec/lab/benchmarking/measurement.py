@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     record: dict[str, Any]
     text: str = ""
-    is_complete: bool = True  # of the last one: whether the same command has nothing to go on with
+    is_complete: bool = True  # of the last: whether the same command has nothing to go on with
 
 
 class Measurement(types.SimpleNamespace):
@@ -62,7 +62,7 @@ class Measurement(types.SimpleNamespace):
       options: of the drafters.
       methods: to measure.
       with_transformers: whether transformers is measured.
-      begun: the record of a run that was broken off; empty without one.
+      begun: the record of a run that was broken off; empty without any.
     """
 
     def load(self, role: str, *, is_rounded: bool = True) -> LoadedModel | None:
@@ -119,8 +119,8 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
     """Returns the methods by the names that the tables give them.
 
     Args:
-      drafters: DRAFTER or DRAFTER:NUMBER each.
-      num_draft_tokens: the number for drafters that are named without one.
+      drafters: each DRAFTER or DRAFTER:NUMBER.
+      num_draft_tokens: the number for drafters that are named without it.
 
     Raises:
       InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
@@ -191,7 +191,7 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
 
 
 def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a run that was broken off has left in --output_json; empty without one.
+    """Returns what a run that was broken off has left in --output_json; empty without any.
 
     Only whole answers, or rows of a suite, are gone on with. `recorded` are the flags as this run
     records them.

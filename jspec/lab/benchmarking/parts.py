@@ -1,8 +1,8 @@
-"""Times calls of models, rounds, and what these have beside: the choice of tokens, and the host.
+"""Times calls of models, rounds, the choice of tokens, and the host's share.
 
 Rounds are those that `auto` measures (`generation.costs`); drafting is what they take beside
-the call and the choice. Of a drafter whose proposal computes some of the target's layers, from
-which the call goes on, that says nothing.
+the call and the choice. For a drafter that computes some of the target's layers, from which the
+call goes on, this means nothing.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.kernels import first_argmax, run_options
 from jspec.models import init_cache, make_apply
-from jspec.sampling.draw import draw_next
+from jspec.sampling.distribution import draw_next
 from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.round import judge
+from jspec.speculation.types import Proposal
 from jspec.weights.resolver import LoadedModel
 
 _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
@@ -139,7 +139,7 @@ def choice_loop(
       num_drafts: judged by the rule `rejection`; 0 for plain decoding.
       temperature: of the draw.
       has_filters: whether top-k, top-p and min-p are on.
-      has_distribution: whether the drafts come with a distribution, a uniform one.
+      has_distribution: whether the drafts come with a distribution, which is uniform.
     """
     unit = jnp.ones([1])
     settings = SamplingSettings(

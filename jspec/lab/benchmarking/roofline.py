@@ -1,4 +1,4 @@
-"""How near a model's calls come to what the machine allows, and what a round is made of.
+"""Times of a model's calls beside the least time the machine allows, and the parts of a round.
 
 The least time of a call is the longer of two: reading its bytes at the machine's bandwidth, and
 doing its operations at the machine's rate (the roofline of Williams et al., 2009,

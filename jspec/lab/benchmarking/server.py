@@ -1,7 +1,7 @@
 """Loads a server that speaks OpenAI's interface: tokens a second, and how long clients wait.
 
 The server is running already, jspec's or another; each number of clients asks the prompts in turn,
-so that servers are compared by one run for each.
+so that servers are compared by a run for each server.
 """
 
 import http.client
@@ -118,7 +118,7 @@ class Client:
 
 
 def measure_server(asked: Measurement) -> Iterator[Outcome]:
-    """Asks with each number of clients; yields after each.
+    """Asks with each number of clients in turn; yields after every number.
 
     Raises:
       InputError: no server, or one that refuses.

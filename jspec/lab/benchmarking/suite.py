@@ -1,9 +1,10 @@
 """The open suite: every drafter that fits, by every lossless rule, beside plain decoding.
 
-A row is a drafter with a rule at a temperature, 0 or the sampled one. It takes turns with plain
-decoding, prompt by prompt, so that rows that were measured at different times can be compared by
-their speed-ups. At temperature 0 all lossless rules compare tokens, which makes one row. A row that
-fails says why, and the others go on. The audits come last, each unless its finding is kept already.
+A row is a drafter with a rule at temperature 0 or the sampled temperature. It takes turns with
+plain decoding, prompt by prompt, so that rows that were measured at different times can be compared
+by their speed-ups. At temperature 0 all lossless rules compare tokens, which makes one row. A row
+that fails says why, and the others go on. The audits come last, each unless its finding is kept
+already.
 """
 
 import functools
@@ -47,7 +48,7 @@ from jspec.lab.benchmarking.by_task import columns_by_method
 from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts, parse_methods
 from jspec.lab.reports.leaderboard import leaderboard_text
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel, find_model, has_mtp_layer
 
 _GREEDY = "greedy"
@@ -82,7 +83,7 @@ class Models(NamedTuple):
 
 
 def measure_suite(asked: Measurement) -> Iterator[Outcome]:
-    """Measures all rows, then audits them; yields after each.
+    """Measures all rows, then audits them; yields after every step.
 
     What a run that was broken off, or that `--minutes` has cut, has measured is not measured again.
 
@@ -155,17 +156,17 @@ class _Clock:
 
     def has_time(self, label: str, num_left: int) -> bool:
         """Returns whether there is time to begin, and says so; `is_over` remembers where not."""
-        now = time.monotonic()
-        if now - self._begin >= self._limit:
+        moment = time.monotonic()
+        if moment - self._begin >= self._limit:
             if not self.is_over:
                 text = f"--minutes={self._limit / 60:g} have passed; the same command continues"
                 print(text, file=sys.stderr, flush=True)
             self.is_over = True
             return False
         if self._num_begun:
-            self._usual = (now - self._first) / self._num_begun
+            self._usual = (moment - self._first) / self._num_begun
         self._num_begun += 1
-        estimate = min(num_left * self._usual, self._limit - (now - self._begin)) / 60
+        estimate = min(num_left * self._usual, self._limit - (moment - self._begin)) / 60
         about = f"about {counted(round(estimate), 'minute')}" if estimate >= 1 else "under a minute"
         text = f"{label} ({num_left} left, {about})"
         print(text, file=sys.stderr, flush=True)
@@ -213,9 +214,9 @@ def _why_not(
     needs_draft = needs_draft_model(drafter)
     if needs_draft and draft is None:
         return "it needs a draft model (--draft)"
-    own, options = draft if needs_draft else None, without_unread(drafter, asked.options)
+    needed_draft, options = draft if needs_draft else None, without_unread(drafter, asked.options)
     try:
-        make_drafter(drafter, make_spec(target, own, drafter, options, number))
+        make_drafter(drafter, make_spec(target, needed_draft, drafter, options, number))
     except InputError as error:
         return str(error)
     return None
@@ -308,7 +309,7 @@ def _audit(
     clock: _Clock,
     num_left: int,
 ) -> None:
-    """Adds to a row what an audit of it has found, now or before; what fails says why."""
+    """Adds to a row what an audit of it has found; if the audit fails, why."""
     from jspec.lab.auditing.checks import run_checks
 
     draft = models.draft if needs_draft_model(row.drafter) else None

@@ -12,9 +12,9 @@ import numpy as np
 from jspec.generation.answer import Drafts
 from jspec.generation.batch import drafts_of
 from jspec.generation.generator import Generator
-from jspec.generation.provenance import environment
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
+from jspec.kernels import environment
 from jspec.speculation.plain import plain_step
 from jspec.speculation.round import propose, verify
 from jspec.speculation.types import StepInfo
@@ -39,7 +39,7 @@ def record_trace(
       generator: models, drafter (not "none") and rule.
       prompt: the prompt.
       settings: how to answer.
-      chat: whether to put the prompt into the chat template; None does if there is one.
+      chat: whether to put the prompt into the chat template; None: if there is a template.
       argv: the command line, for the record.
 
     Returns:

@@ -191,7 +191,7 @@ def _cache_name(model: Any) -> str:
 
 
 def _hand_over(model: LoadedModel) -> Any:
-    """Returns the model as transformers has it, on a GPU if torch sees one."""
+    """Returns the model as transformers has it, on a GPU if torch sees any."""
     import torch
     import transformers
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.common.shipped import find_shipped
-from jspec.drafters.head_folder import find_head
+from jspec.drafters.spec import find_head
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.byte_model import load_config

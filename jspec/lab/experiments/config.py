@@ -68,7 +68,7 @@ def chain(name: str, guess: str, **fields: Any) -> dict[str, Any]:
 
 
 def find_config(name: str) -> str:
-    """Returns the path of a config: a Python file, or the name of one of jspec's own, as "smoke".
+    """Returns the path of a config: a Python file, or the name of a config in jspec, as "smoke".
 
     Raises:
       InputError: there is none.

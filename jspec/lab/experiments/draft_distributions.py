@@ -1,8 +1,8 @@
 """The distribution of the first draft after every token of a text, for every drafter.
 
 Models (draft models, some of the target's layers) give them in one forward pass over the text. All
-other drafters are shown the text token by token, and are asked for one draft after each. They are
-those that drafts would really be drawn from: after temperature and filters, in float32.
+other drafters are shown the text token by token, and are asked for a draft after each token. They
+are those that drafts would really be drawn from: after temperature and filters, in float32.
 """
 
 import dataclasses
@@ -68,9 +68,9 @@ class DraftDistribution:
     ) -> tuple[FirstDrafts, list[Any]]:
         """Returns what is proposed after each token of a chunk, and the state, consumed, after."""
         pairs = zip(self._members, state, strict=True)
-        results = [read(own, tokens, settings) for (_, read), own in pairs]
+        results = [read(member_state, tokens, settings) for (_, read), member_state in pairs]
         drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))
-        return drafts, [own for _, own in results]
+        return drafts, [member_state for _, member_state in results]
 
 
 @jax.jit
@@ -166,7 +166,7 @@ def _ask_after_each(
     tokens: Int32[Array, "t"],
     settings: SamplingSettings,
 ) -> tuple[FirstDrafts, Any]:
-    """Shows a drafter the tokens one after another, and asks for one draft after each."""
+    """Shows a drafter the tokens in turn, and asks for a draft after each token."""
     keys = jax.random.split(jax.random.key(0), (1, 1))  # for a draw that nobody looks at
     hidden, valid = jnp.zeros([1, 1, 1], jnp.float32), jnp.ones([1, 1], bool)
 

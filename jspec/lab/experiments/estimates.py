@@ -3,7 +3,7 @@
     alpha = E[sum over x of min(target(x), draft(x))]
 
 (Leviathan et al., arXiv 2211.17192, Cor. 3.6; the paper's Table 3 is measured so.) The mean is over
-the tokens of answers that the target gave, all but the first of each, which the prefill draws.
+the tokens of answers that the target gave, without the first of an answer, which the prefill draws.
 Positions at which a drafter proposes nothing are counted apart.
 
 Rounds look at fewer positions: an accepted draft is followed by a token that was not drafted. If

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jspec.common import exchange, processes
+from jspec.common import processes
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
@@ -128,10 +128,10 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: AnyStore) 
     """
     path = store.folder / "table.safetensors"
     with store.setup():
-        if not exchange.of_first(path.exists):
+        if not processes.of_first(path.exists):
             table = count_ngrams(_table_answers(experiment, target, store), used_vocab_size(target))
             try:
-                exchange.of_first(lambda: save_table(table, path, target.tokenizer))
+                processes.of_first(lambda: save_table(table, path, target.tokenizer))
             except InputError as error:
                 raise WorkdirError(str(error)) from None
     return str(path)
@@ -140,14 +140,14 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: AnyStore) 
 def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore) -> list[list[int]]:
     """Returns the ids of answers with enough tokens together; the prompts take turns.
 
-    They are kept in `table_answers.jsonl`: a killed run goes on with the next one.
+    They are kept in `table_answers.jsonl`: a killed run goes on with the next.
     """
     spec = experiment.table
     texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]
     if not texts:
         raise InputError(f"expected at least one prompt in {spec.prompts_file}, got none")
     journal = Journal(store.folder / "table_answers.jsonl")
-    known = exchange.of_first(journal.read)
+    known = processes.of_first(journal.read)
     answers = [list(map(int, record["token_ids"])) for record in known]
     generator = Generator(
         target, drafter="none", max_seq_len=experiment.max_seq_len, batch_size=_TABLE_BATCH_SIZE

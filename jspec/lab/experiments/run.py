@@ -10,14 +10,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.common import exchange, processes
+from jspec.common import processes
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
 from jspec.drafters import entries_of
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
-from jspec.generation.provenance import environment, git_state
+from jspec.generation.provenance import git_state
+from jspec.kernels import environment
 from jspec.lab.analysis import theory
 from jspec.lab.analysis.byte_model import predict_table
 from jspec.lab.experiments.cells import (
@@ -67,18 +68,18 @@ def run_experiment(
     if not is_begun(workdir):  # a misspelled name leaves no workdir of a config that is mended
         check_files(experiment)
     opened: list[Store] = []
-    exchange.of_first(lambda: opened.append(Store(workdir, config)))
+    processes.of_first(lambda: opened.append(Store(workdir, config)))
     if not opened:
         return _follow(experiment, prompts, workdir)
     with opened[0] as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         own_code = _check_own_code(store, experiment)
-        if exchange.broadcast(bool(_remaining(store, cells))):
+        if processes.broadcast(bool(_remaining(store, cells))):
             described, measure = _choose_work(experiment, prompts, store)
             run = _describe_run(argv, prompts, described, len(cells))
             store.add_run(run | ({"own_code": own_code} if own_code else {}))
             _work(store, cells, measure, run["run"])
-        failed = exchange.broadcast(sum(store.outcomes[cell.name] == FAILED for cell in cells))
+        failed = processes.broadcast(sum(store.outcomes[cell.name] == FAILED for cell in cells))
     verb = "is" if len(cells) == 1 else "are"
     print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
           + f", {failed} failed" * bool(failed))  # fmt: skip
@@ -87,12 +88,12 @@ def run_experiment(
 
 def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str) -> int:
     """Measures, in another process than the first, what that one tells; see `run_experiment`."""
-    if exchange.broadcast(None):
+    if processes.broadcast(None):
         _, measure = _choose_work(experiment, prompts, FollowedStore(workdir))
-        while (told := exchange.broadcast(None)) != _NO_MORE:
+        while (told := processes.broadcast(None)) != _NO_MORE:
             for cell in told:
                 _measure(cell, measure, "")
-    return exchange.broadcast(None)
+    return processes.broadcast(None)
 
 
 def _choose_work(
@@ -131,7 +132,7 @@ def _check_own_code(store: Store, experiment: Experiment) -> str | None:
     """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
 
     Raises:
-      WorkdirError: it is another one.
+      WorkdirError: it is another.
     """
     methods = experiment.methods.values()
     drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]
@@ -159,7 +160,7 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
         for cell in remaining:
             with store.claim(cell.name) as is_ours:
                 if is_ours:
-                    exchange.broadcast([cell])
+                    processes.broadcast([cell])
                     store.add(_measure(cell, measure, run))
             has_worked |= is_ours
             outcomes = [store.outcomes.get(cell.name) for cell in cells]
@@ -169,9 +170,9 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
             if not is_waiting:
                 print("waiting for the cells of other processes", file=sys.stderr, flush=True)
             is_waiting = True
-            exchange.broadcast([])  # a sign of life
+            processes.broadcast([])  # a sign of life
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-    exchange.broadcast(_NO_MORE)
+    processes.broadcast(_NO_MORE)
 
 
 def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:

@@ -64,7 +64,7 @@ class MethodSpec:
     Attributes:
       drafter: its name; see `jspec.drafters.DRAFTERS`.
       num_draft_tokens: drafts a round, or "auto"; the default for the drafter "none".
-      draft: the draft model, for drafters that have one.
+      draft: the draft model, for drafters that need it.
       draft_quantization: see `load_model`.
       acceptance: the acceptance rule.
       lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
@@ -178,7 +178,7 @@ class Experiment:
     Attributes:
       kind: one of `KINDS`.
       dtype: "bfloat16" or "float32", of weights and caches.
-      mesh: devices over which the models are split, such as "data:2,model:4"; empty for one.
+      mesh: devices over which the models are split, such as "data:2,model:4"; empty for one device.
       prompts_file: JSONL, see `read_prompts`.
       num_prompts: how many of them, evenly spaced over the file; 0 takes all.
       per_category: before that, the first ones of each category; 0 takes all.

@@ -1,4 +1,4 @@
-"""A workdir: what has been measured, by whom, and who is measuring what.
+"""A workdir: finished cells, the processes that worked here, and locks on cells.
 
 ```
   config.json     the config; a workdir serves no other
@@ -43,7 +43,7 @@ class Store(contextlib.AbstractContextManager):
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
-        """Opens the workdir of a config, as plain JSON, or begins one.
+        """Opens the workdir of a config, as plain JSON, or begins it.
 
         Raises:
           WorkdirError: it belongs to another config, is damaged, published, or cannot be
@@ -119,13 +119,13 @@ class Store(contextlib.AbstractContextManager):
 
 
 class FollowedStore:
-    """A workdir as the other processes of a run see it: the first one locks and writes."""
+    """A workdir in the processes of a run other than 0, which locks and writes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
 
     def setup(self) -> contextlib.AbstractContextManager:
-        """Waits for nobody: what is made is told by the first process."""
+        """Takes no lock: process 0 broadcasts the result."""
         return contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""What measures the cells of the kinds "generate" and "estimate", which run models."""
+"""Measures the cells of the kinds "generate" and "estimate", which run models."""
 
 import functools
 import itertools

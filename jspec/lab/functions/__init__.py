@@ -1,1 +1,1 @@
-"""Chains that are no text, for `jspec.speculate`: what they are, and what guesses save."""
+"""Chains that are not text, for `jspec.speculate`, and what guesses save in them."""

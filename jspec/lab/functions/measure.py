@@ -97,7 +97,7 @@ def _run(
 
 
 def _call_cost(chain: Chain, count: int) -> float:
-    """Returns how many times longer a call of g on this many states takes than on one."""
+    """Returns how many times longer a call of g on this many states takes than on one state."""
     mapped = jax.jit(jax.vmap(chain.g))
     seconds: list[list[float]] = [[], []]
     states = [
@@ -105,9 +105,9 @@ def _call_cost(chain: Chain, count: int) -> float:
         for n in (1, count)
     ]
     for repeat in range(_NUM_CALLS):
-        for own, state in zip(seconds, states, strict=True):
+        for times, state in zip(seconds, states, strict=True):
             begin = time.perf_counter()
             jax.block_until_ready(mapped(state))
             if repeat:  # the first compiles
-                own.append(time.perf_counter() - begin)
+                times.append(time.perf_counter() - begin)
     return statistics.median(seconds[1]) / statistics.median(seconds[0])

@@ -130,12 +130,12 @@ def langevin_by_data(posterior: Posterior, position: Float32[Array, "d"]) -> Gau
 
 
 def langevin_by_quadratic(position: Float32[Array, "d"]) -> Gaussian:
-    """Returns one along the gradient of Laplace's approximation."""
+    """Returns a Langevin step along the gradient of Laplace's approximation."""
     return _langevin(position, -position)
 
 
 def langevin_by_nothing(position: Float32[Array, "d"]) -> Gaussian:
-    """Returns one without a gradient: a poor guess."""
+    """Returns a Langevin step without a gradient: a poor guess."""
     return _langevin(position, jnp.zeros_like(position))
 
 

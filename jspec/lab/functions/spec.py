@@ -24,7 +24,7 @@ class FunctionsSpec:
       acceptance: the rule.
       num_drafts: numbers of guesses a round.
       num_steps: of a chain; an image has 64.
-      num_chains: independent ones, one after the other.
+      num_chains: independent ones, one after another.
       num_updates: of training the networks of "digits".
     """
 

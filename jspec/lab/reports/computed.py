@@ -68,7 +68,7 @@ def alpha(lines: Lines) -> Ratio | None:
 def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Ratio | None:
     """Returns a ratio of sums over cells; None where there is nothing.
 
-    A prompt has a cell a seed: they are summed first, since they depend on each other.
+    A prompt has a cell a seed: they are summed first, since they are not independent.
     """
     by_prompt: dict[int, list[tuple[float, float]]] = {}
     for line in lines:
@@ -201,7 +201,7 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 
 def curves_of(record: Mapping[str, Any]) -> list[Curves]:
-    """Returns the curves of a table, those of each kind of value in a panel of their own.
+    """Returns the curves of a table, those of each kind of value in their own panel.
 
     Columns of one unit belong together; "speed, 3 drafts" (or "speed at 3 drafts") and
     "operations, 3 drafts" do not.

@@ -1,7 +1,7 @@
-"""What rounds cost, measured separately from the answers; and the speed-ups to expect by it.
+"""Costs of rounds, measured separately from the answers, and the speed-ups predicted from them.
 
-The costs are those of a calibration (see `RoundCosts`): no answer that was timed has a part in
-them, so a wrong cost shows as an error, even on the prompts whose acceptance was seen.
+The costs are those of a calibration (see `RoundCosts`): they do not use the answers that were
+timed, so a wrong cost shows as an error of the prediction.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def cost_lines(
 ) -> dict[tuple[str, int], dict[int, list[float]]]:
     """Returns costs of rounds by (drafter, context) and number of drafts, in plain steps.
 
-    Methods that differ in the number alone are one line, each in plain steps of its own. Under
+    Methods that differ in the number alone are one line, each in its own plain steps. Under
     number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
     """
     name_of = {m: name for name, entry in families(methods).items() for m in entry}
@@ -94,8 +94,8 @@ def cost_blocks(
 def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> float:
     """Returns the seconds of a round of one answer; of a plain step where nobody drafted.
 
-    A round costs what the smallest calibrated number of drafts costs that holds its own. All
-    tokens of prompt and answer, `max_length`, decide on the cache's size.
+    A round costs what the smallest calibrated number of drafts costs that is not less than its
+    number. All tokens of prompt and answer, `max_length`, decide on the cache's size.
 
     Raises:
       InputError: such a round was not calibrated.
@@ -121,9 +121,9 @@ def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
 def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
     """Returns the speed-up by Theorem 3.8, and its c: what a draft adds to a round, in plain steps.
 
-    Its number of drafts is the largest calibrated one. Where several drafters took turns, c is the
-    mean over their rounds; a round without drafts is taken for a full one of whoever drafts most
-    often.
+    Its number of drafts is the largest calibrated number. Where several drafters took turns, c is
+    the mean over their rounds; a round without drafts is taken for a full one of whoever drafts
+    most often.
     """
     most, drafters = (
         costs.numbers[-1],

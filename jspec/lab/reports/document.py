@@ -130,7 +130,7 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def to_csv(blocks: Sequence[Block]) -> str:
-    """Returns the cells of all tables, a line each: table, first cell of its row, column, cell."""
+    """Returns the cells of all tables, by line: table, first cell of its row, column, cell."""
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(["table", "row", "column", "cell"])

@@ -45,7 +45,9 @@ _WORDS = (
 def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns the chapters: methods, one for each setting, costs, growth, predictions."""
     config = workdir.config
-    costs = {method: own[1] for method, own in workdir.costs.items() if 1 in own}
+    costs = {
+        method: scene_view[1] for method, scene_view in workdir.costs.items() if 1 in scene_view
+    }
     scenes = make_scenes(config, parse_cells(workdir.done))
     if not scenes:
         return ["No cell of the baseline is finished yet."]
@@ -55,19 +57,19 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
     growth: list[Block] = []
     for index, (scene, group) in enumerate(zip(chosen, lengths, strict=True), 1):
         suffix = f"-{index}" if len(chosen) > 1 else ""
-        own = view._replace(temperature=scene.temperature, suffix=suffix)
+        scene_view = view._replace(temperature=scene.temperature, suffix=suffix)
         tables = [overall_table(scene), *category_tables(scene)]
         tables += spec_bench_table(scene, str(config.get("prompts_file")))
-        blocks += [Heading(scene.setting), *tables, *scene_figures(scene, own)]
+        blocks += [Heading(scene.setting), *tables, *scene_figures(scene, scene_view)]
         sizes = {
             other_scene.batch_size: other_scene
             for other_scene in scenes
             if other_scene.setting == scene.setting
         }
         if len(sizes) > 1:
-            growth += [*_growth(sizes, scene, own, "batch size"),
+            growth += [*_growth(sizes, scene, scene_view, "batch size"),
                        *map(overall_table, list(sizes.values())[1:])]  # fmt: skip
-        growth += _growth(group, scene, own, "answer length") if len(group) > 1 else []
+        growth += _growth(group, scene, scene_view, "answer length") if len(group) > 1 else []
     blocks += cost_blocks(config["methods"], costs, view)
     return [*blocks, *growth, *prediction_blocks(chosen, costs), Glossary(_WORDS)]
 

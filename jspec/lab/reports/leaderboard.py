@@ -137,7 +137,7 @@ def _row_cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def audit_cell(audit: Mapping[str, Any] | None) -> str:
-    """Returns what an audit has found, in a cell of the table; see `stamps.keep_stamp`."""
+    """Returns the finding of an audit, for a cell of the table; see `stamps.keep_stamp`."""
     if audit is None:
         return NOTHING
     if "error" in audit:
@@ -154,7 +154,7 @@ def _ratio(speedup: Mapping[str, float] | None) -> Ratio | None:
 
 
 def _category_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns speed-up and mean accepted tokens by category, a line each, a column a row."""
+    """Returns speed-up and mean accepted tokens by category, a line a category, a column a row."""
     order = [category for members in TASKS.values() for category in members]
     names = sorted(
         rows[0]["by_category"], key=lambda name: order.index(name) if name in order else len(order)

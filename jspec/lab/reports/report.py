@@ -40,7 +40,7 @@ def make_report(workdir: Workdir) -> list[Block]:
     """Returns the report of an experiment, finished or not.
 
     Raises:
-      InputError: a kind of experiment that is not known, or cells of another one.
+      InputError: a kind of experiment that is not known, or cells of another.
     """
     kind = workdir.config.get("kind", "generate")
     if kind not in _CHAPTERS:
@@ -93,7 +93,7 @@ def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.
 
 
 def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
-    """Returns the files of the figures in the report that a folder holds, if it holds one."""
+    """Returns the files of the figures in the report that a folder holds, if it holds any."""
     report = folder / "report.md"
     text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
     return {folder / _FIGURES / f"{name}.png" for name in _LINK.findall(text)}

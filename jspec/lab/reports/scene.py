@@ -56,30 +56,32 @@ class Scene:
     @functools.cached_property
     def families(self) -> dict[str, dict[str, int]]:
         """See `families`; methods without cells are left out."""
-        return families({m: own for m, own in self.methods.items() if m in self.cells})
+        return families({m: spec for m, spec in self.methods.items() if m in self.cells})
 
     @functools.cached_property
     def numbers(self) -> dict[str, Timed]:
         """Of every method over all prompts."""
-        return {m: Timed(own, self.cells[self.baseline]) for m, own in self.cells.items()}
+        return {m: Timed(cells, self.cells[self.baseline]) for m, cells in self.cells.items()}
 
     @functools.cached_property
     def by_category(self) -> dict[str, dict[str, Timed]]:
-        """The numbers over the prompts of each category; empty if there is only one."""
+        """The numbers over the prompts of each category; empty if there is only one category."""
         base = self.cells[self.baseline]
         names = dict.fromkeys(answer.category for cell in base for answer in cell.answers)
         if self.batch_size > 1 or len(names) < 2:
             return {}
         return {
-            name: {m: Timed(_of(own, name), _of(base, name)) for m, own in self.cells.items()}
+            name: {m: Timed(_of(cells, name), _of(base, name)) for m, cells in self.cells.items()}
             for name in names
         }
 
     @functools.cached_property
     def shown(self) -> list[str]:
         """The methods of a crowded table or figure: the fastest numbers of the fastest drafters."""
-        speeds = {m: own.speedup.median if own.speedup else 0.0 for m, own in self.numbers.items()}
-        family_of = {m: name for name, own in self.families.items() for m in own}
+        speeds = {
+            m: timed.speedup.median if timed.speedup else 0.0 for m, timed in self.numbers.items()
+        }
+        family_of = {m: name for name, family in self.families.items() for m in family}
         fastest: dict[str, str] = {}
         for method in sorted(self.others, key=speeds.__getitem__, reverse=True):
             fastest.setdefault(family_of.get(method, method), method)
@@ -131,8 +133,8 @@ def families(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, in
             rest = {key: value for key, value in method.items() if key != "num_draft_tokens"}
             members.setdefault(json.dumps(rest, sort_keys=True), {})[label] = count
     named: dict[str, dict[str, int]] = {}
-    for own in members.values():
-        name = _NUMBER.sub("", next(iter(own)))
-        name = next(iter(own)) if name in named else name
-        named[name] = dict(sorted(own.items(), key=lambda item: item[1]))
+    for family in members.values():
+        name = _NUMBER.sub("", next(iter(family)))
+        name = next(iter(family)) if name in named else name
+        named[name] = dict(sorted(family.items(), key=lambda item: item[1]))
     return named

@@ -1,6 +1,6 @@
 """Block verification (Sun et al., arXiv 2403.10444, algorithm 2).
 
-The drafts are judged together and not one by one. With p_0 = 1 and p_i = min(1, p_(i-1) ·
+The drafts are judged together and not one at a time. With p_0 = 1 and p_i = min(1, p_(i-1) ·
 target(x_i) / draft(x_i)), a prefix of i drafts is good enough with probability
 
   h_i = S_i / (S_i + 1 - p_i),  S_i = sum over x of max(p_i · target(x) - draft(x), 0),
@@ -14,7 +14,7 @@ reach without looking beyond the block. So on average at least as many drafts ar
 `rejection`: a draft that is likelier under the target than under the drafter can make up for an
 earlier one that is less likely. For deterministic drafts the two rules accept alike.
 
-Every round needs noise of its own. Where the accepted prefix ends depends on the noise of later
+Every round needs its own noise. Where the accepted prefix ends depends on the noise of later
 positions, and noise keyed by absolute position would decide about those again in the next round.
 """
 
@@ -25,7 +25,7 @@ from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance import chain, traversal
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
@@ -56,7 +56,7 @@ def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[
 def _residual_sums(
     target_probs: TargetProbs, proposal: Proposal, weights: Float32[Array, "b w"]
 ) -> Float32[Array, "b w"]:
-    """Returns S_1 to S_w; the last one, with no draft after it, is 0."""
+    """Returns S_1 to S_w; the last, with no draft after it, is 0."""
     target, weights = target_probs[:, 1 : proposal.width], weights[:, :-1, None]
     if proposal.probs is None:
         # The draft itself leaves nothing: p · target(x) <= 1 = draft(x). All other tokens remain.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float32
 from jspec.common.typing import AnyLogits, RowCounts, TargetProbs, Tokens
 from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:
@@ -33,7 +33,7 @@ def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Ar
 def probs_after(target_probs: AnyLogits, num_accepted: RowCounts) -> AnyLogits:
     """Returns the target's distribution [b v] of the token after this many drafts."""
     index = num_accepted[:, None, None]
-    # A tree of one array, of all ids or of a device's own.
+    # A tree of one array, of all ids or of those of a device.
     return jax.tree.map(lambda probs: jnp.take_along_axis(probs, index, axis=1)[:, 0], target_probs)
 
 
@@ -56,7 +56,7 @@ def draft_distribution_after(
     """Returns the distribution of the first draft not accepted; zeros after a row's last draft."""
     if proposal.width == 0:
         return jnp.zeros([num_accepted.shape[0], vocab_size], jnp.float32)
-    # If all drafts were accepted there is no next one: any index will do, as zeros replace it.
+    # If all drafts were accepted there is no next draft: any index will do, as zeros replace it.
     index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
     if proposal.probs is None:
         token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
@@ -67,7 +67,7 @@ def draft_distribution_after(
 
 
 def match(logits: AnyLogits, proposal: Proposal) -> Verdict:
-    """Accepts drafts while each is the most likely token; the next token is the most likely one.
+    """Accepts drafts while each is the most likely token; the next token is the most likely too.
 
     That is what every lossless rule decides at temperature 0. No distribution is needed for it.
     """

@@ -17,7 +17,7 @@ from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import match_tokens, probs_of_drafts, target_after
 from jspec.speculation.acceptance.tree import Tree, along, follow
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:

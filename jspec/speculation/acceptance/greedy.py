@@ -11,7 +11,7 @@ from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import probs_after, probs_of_drafts, rule_without_chance
-from jspec.speculation.acceptance.types import Proposal, Temperatures
+from jspec.speculation.types import Proposal, Temperatures
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -36,7 +36,7 @@ def next_token_probs(
     return is_best.astype(jnp.float32)
 
 
-# At temperature 0 the target's distribution is one-hot, and there all lossless rules are one.
+# At temperature 0 the target's distribution is one-hot, and there all lossless rules are the same.
 RULE = rule_without_chance(
     acceptance_probs,
     next_token_probs,

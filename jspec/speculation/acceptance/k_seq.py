@@ -25,7 +25,7 @@ from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.acceptance import rejection, siblings
 from jspec.speculation.acceptance.siblings import Trial, is_candidate
 from jspec.speculation.acceptance.tree import Tree, along
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.types import AcceptanceRule, Proposal
 
 _BISECTIONS = 24  # as many as float32 has binary digits
 

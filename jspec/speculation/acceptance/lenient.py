@@ -23,7 +23,7 @@ from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import greedy, rejection, siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance
 from jspec.speculation.acceptance.tree import Tree
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
+from jspec.speculation.types import AcceptanceRule, Proposal, Temperatures
 
 
 def argmax_acceptance_probs(

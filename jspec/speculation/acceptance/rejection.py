@@ -17,7 +17,7 @@ from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance import chain, siblings
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(

@@ -3,7 +3,7 @@
 Draft i of a node is accepted with probability min(1, p_i(x) / q_i(x)). Here q_i is the distribution
 from which it was drawn, given its earlier siblings; p_1 is the target's distribution at the node;
 and p_(i+1) = norm(max(p_i - q_i, 0)) is what the target still lacks after a refusal. After the last
-refusal the token is drawn from what is then lacking. Each step is speculative sampling of its own,
+refusal the token is drawn from what is then lacking. Each step is speculative sampling by itself,
 so the token follows the target's distribution, however many drafts there are.
 
 With replacement, siblings are independent draws: multi-step speculative sampling (SpecInfer, Miao
@@ -30,7 +30,7 @@ from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, gumbel_noise, round_keys
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
 from jspec.speculation.acceptance.tree import Tree, TreeRule, at_parents, end_of, kept_path, path_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 
 class Trial(NamedTuple):
@@ -122,7 +122,7 @@ def end_probs_of(accept: Float32[Array, "b w"], tree: Tree) -> Float32[Array, "b
 
 
 def make_rule(trial: TryFn) -> TreeRule:
-    """Returns the rule that tries siblings in turn, by what `trial` says of each."""
+    """Returns the rule that tries siblings in turn, by what `trial` says of each child."""
 
     def end_probs(
         target_probs: TargetProbs, proposal: Proposal, tree: Tree

@@ -15,7 +15,7 @@ from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance import chain
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
+from jspec.speculation.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 _HALF = 0.5
 _BITS = 16  # of a seed, for the rate; the others tell requests apart

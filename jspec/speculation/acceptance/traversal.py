@@ -13,7 +13,7 @@ is drawn from r. If it is refused as well, its parent goes on. The root, with p 
 
 Why it is exact: a slot and all below it are refused with probability 1 - p, and what is emitted
 otherwise begins with y with probability p · r(y) and goes on as the target does. That holds without
-children. With one: x is drawn and kept with probability q(x) · min(1, p · r(x) / q(x)) =
+children. With one child: x is drawn and kept with probability q(x) · min(1, p · r(x) / q(x)) =
 min(q(x), p · r(x)). All is refused with probability 1 - p + S, so y still has to come with
 probability max(p · r - q, 0)(y) / (S + 1 - p) given that: the new p times the new r. Neither
 depends on x, so the next child may be drawn with replacement or without. On a chain this is
@@ -30,7 +30,7 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or, uniforms_of
 from jspec.speculation.acceptance.siblings import is_candidate, rest_at, tree_noise, try_all
 from jspec.speculation.acceptance.tree import Tree, TreeRule, at_parents, path_of
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 _Weights = tuple[Float32[Array, "b t"], Float32[Array, "b t v"]]
 
@@ -139,7 +139,7 @@ def _noise(
 ) -> AcceptanceNoise:
     # Whole subtrees are decided, so that cousins meet in one round: a draft's rank is that among
     # all drafts of its depth. A refused subtree's noise has decided something; it is never used
-    # again, as the next round is keyed by its own first position, which is a later one.
+    # again, as the next round is keyed by its own first position, which is later.
     is_same = tree.depths[:, 1:, None] == tree.depths[:, None, 1:]
     is_same &= jnp.tri(tree.parents.shape[1], k=-1, dtype=bool) & tree.is_real[:, None, :]
     rank = jnp.sum(is_same, axis=-1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""A round's drafts as a tree: its best nodes, which slots see each other, which path is kept.
+"""A round's drafts as a tree: its best nodes, which slots a slot sees, which path is kept.
 
     drafts         0  1  2  3  4           parents -1 -1 0 0 2   (-1: the last committed token)
     block slot  0  1  2  3  4  5           slot 0 is that token, slot i + 1 is draft i
@@ -11,7 +11,7 @@ its position is that of its depth, so its logits are those of the path alone. A 
 path from the root on. Its slots are moved together in the caches (`KVCache.commit`), and the round
 goes on as if the path had been a chain of drafts.
 
-The parents are data: every row may have a tree of its own, another one in every round. Only the
+The parents are data: every row may have its own tree, another one in every round. Only the
 number of drafts and the greatest depth are static.
 
 A node's score is the logarithm of an estimate of the probability that the target says its whole
@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import AnyLogits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.speculation.types import Proposal, Verdict
 
 _Leaves = TypeVar("_Leaves")
 
@@ -65,7 +65,7 @@ class TreeRule(NamedTuple):
         each slot of the block.
       next_token_probs: (target_probs, proposal, tree, slot [b]) -> [b v], the distribution of the
         token after a path that ends at this slot.
-      accept: (target_probs, proposal, tree, noise) -> Verdict: both, with noise applied.
+      accept: (target_probs, proposal, tree, noise) -> Verdict: the same with noise applied.
       noise: (seed, position, tree, vocabulary size, is_random) -> the noise of a round.
     """
 
@@ -126,18 +126,6 @@ def tree_of(proposal: Proposal) -> Tree:
     )
 
 
-def tree_call(tree: Tree | None, length: RowCounts) -> dict[str, Array]:
-    """Returns the arguments that a model takes with a block that is a tree; none for a chain.
-
-    The block follows `length` committed tokens of each row.
-    """
-    return (
-        {}
-        if tree is None
-        else {"positions": length[:, None] + tree.depths, "block_mask": tree.mask}
-    )
-
-
 def kept_path(tree: Tree, is_accepted: Bool[Array, "b w"]) -> tuple[Int32[Array, "b p"], RowCounts]:
     """Returns the slots of the path that goes on while a child is accepted, and its drafts' number.
 
@@ -184,7 +172,7 @@ def along(path: Int32[Array, "b p"], leaves: _Leaves) -> _Leaves:
 def follow(drawn: Int32[Array, "b t"], proposal: Proposal, tree: Tree) -> Verdict:
     """Keeps drafts while they are what the target draws at their parent; `drawn` is at each slot.
 
-    Exact, whatever the drafts: the emitted tokens are the target's own. Only the draws on the kept
+    Exact, whatever the drafts: the emitted tokens are the target's. Only the draws on the kept
     path are looked at, one for each depth, so the draws at one depth may share their noise.
     """
     path, num_accepted = kept_path(tree, at_parents(drawn, tree) == proposal.tokens)

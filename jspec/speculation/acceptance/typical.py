@@ -20,7 +20,7 @@ from jaxtyping import Array, Float32
 from jspec.common.typing import TargetProbs
 from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance, target_after
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.types import AcceptanceRule, Proposal
 
 
 def acceptance_probs(

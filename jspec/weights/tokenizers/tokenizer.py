@@ -1,14 +1,128 @@
-"""A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
+"""A tokenizer: text to ids and back, the chat template, and the ids that end a text."""
 
+import dataclasses
+import datetime
 import functools
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import save_json
-from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import PieceReader, TokenTexts
+
+
+@functools.cache  # compiling a template takes longer than running it
+def _compile(template: str) -> Any:
+    """Returns the template, in a sandbox with the globals, filters and tags that it relies on."""
+    import jinja2.ext
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}…{% endgeneration %}` marks the assistant's words; they pass as is."""
+
+        tags = {"generation"}  # noqa: RUF012 (Jinja2's own declaration)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    # Unlike Jinja2's own filter, without HTML escapes.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Returns the prompt of a conversation, ready for the assistant's next words.
+
+    Messages have a `role` and a `content`; tools are functions as OpenAI describes them. The
+    special tokens, `bos_token` and the like, are variables of the template, Jinja2's source.
+
+    Raises:
+      InputError: the template is broken or refuses the messages, or leaves out a part of them.
+    """
+    text = _render(template, messages, special_tokens, tools)
+    marked, marked_tools, places = _with_marks(messages, tools)
+    try:
+        shown = _render(template, marked, special_tokens, marked_tools)
+    except InputError:  # it wants other words than marks, and has taken the real ones
+        return text
+    for mark, place in places.items():
+        if mark not in shown:
+            why = "the model's chat template leaves them out, and the model would not see them"
+            raise InputError(f"expected no {place}: {why}")
+    return text
+
+
+def _with_marks(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+    """Returns messages and tools with a mark in the place of each part, and what the marks are."""
+    places: dict[str, str] = {}
+
+    def mark(place: str) -> str:
+        name = f"part{len(places)}mark"
+        places[name] = place
+        return name
+
+    marked = []
+    for index, message in enumerate(messages):
+        copy, where = dict(message), f"messages[{index}]"
+        if message.get("content"):
+            copy["content"] = mark(f"content of the role {message.get('role')!r} in {where}")
+        if message.get("tool_calls"):
+            copy["tool_calls"] = [
+                dict(call)
+                | {"function": _marked_call(call["function"], mark(f"tool_calls in {where}"))}
+                for call in message["tool_calls"]
+            ]
+        marked.append(copy)
+    named = [
+        dict(tool) | {"function": tool["function"] | {"name": mark("tools")}} for tool in tools
+    ]
+    return marked, named, places
+
+
+def _marked_call(function: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {"name": name, "arguments": dict.fromkeys(function["arguments"], name)}
+
+
+def _render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    import jinja2
+
+    try:
+        return _compile(template).render(
+            messages=list(messages),
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=True,
+            **special_tokens,
+        )
+    except (
+        jinja2.TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError
+    ) as error:  # fmt: skip
+        message = " ".join(str(error).split())
+        raise InputError(f"the chat template refuses the messages: {message}") from None
+
 
 NUM_BYTES = 256
 
@@ -131,3 +245,51 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
     backend = tokenizers.Tokenizer.from_str(learnt.to_str())
     add_bos(backend, bos, True)
     return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer(TokenTexts):
+    """Ids 0 to 255 are bytes; the others have no text and print as `<id>`.
+
+    Random weights come with a shape but without a tokenizer; this one lets them take a prompt. See
+    `Tokenizer` for the attributes and methods.
+    """
+
+    vocab_size: int
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    chat_template = None
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        """Returns the bytes of a text, after BOS if there is one.
+
+        Raises:
+          InputError: invalid Unicode, or a byte beyond the vocabulary.
+        """
+        try:
+            ids = list(text.encode("utf-8"))
+        except UnicodeError:
+            raise InputError("the text is not valid UTF-8") from None
+        if ids and max(ids) >= self.vocab_size:
+            raise InputError(f"byte {max(ids)} is beyond the vocabulary of {self.vocab_size}")
+        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+
+    def piece(self, token_id: int, is_first: bool) -> bytes:
+        """See `TokenTexts`."""
+        del is_first
+        if token_id in (*self.eos_ids, self.bos_id):
+            return b""
+        return bytes([token_id]) if token_id < 256 else f"<{token_id}>".encode()
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Raises InputError: bytes have no chat template."""
+        raise InputError("random weights have no chat template: give the prompt with --nochat")
+
+    def vocabulary(self) -> dict[str, int]:
+        """Returns every id under its own name."""
+        return {f"<{token_id}>": token_id for token_id in range(self.vocab_size)}
+
+
+TokenizerLike = Tokenizer | ByteTokenizer  # what the programs take

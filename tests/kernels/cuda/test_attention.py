@@ -27,7 +27,7 @@ class Case(NamedTuple):
       b: rows, of different lengths.
       t: tokens of a row.
       k: key heads.
-      g: query heads of each.
+      g: query heads of each key head.
       h: width of a head.
       slots: of a row, without the tail.
       offset: slots of the block that earlier calls have written.

@@ -205,7 +205,7 @@ def test_it_is_off_on_a_cpu_and_where_the_user_says_so(monkeypatch):
 
 @pytest.mark.compile_gpu
 def test_a_program_for_an_h100_has_the_product_in_its_graph():
-    """In a process of its own: the tests' own XLA optimises less."""
+    """In its own process: the tests' own XLA optimises less."""
     variables = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
     code = "from tests.kernels.cuda.test_library import check_graph\ncheck_graph()"
     done = subprocess.run(

@@ -9,7 +9,7 @@ from jspec.lab.accelerators.compiled import compile_program, count_moves
 
 
 def test_a_gpus_program_whose_thunks_are_not_written_is_refused():
-    """Guards against one graph where nothing was found: a CPU's compiler writes none of a GPU's."""
+    """Guards against one graph where nothing is known: a CPU's compiler writes none of a GPU's."""
     lowered = jax.jit(jnp.sin).lower(1.0)
     with pytest.raises(InputError, match="expected XLA to write the thunks of a GPU's program"):
         compile_program(lowered, "gpu")

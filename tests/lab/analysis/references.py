@@ -66,7 +66,7 @@ def count_continuations(text, end, orders=(4, 3, 2), window=512):
 
 
 def most_frequent(text, end, **options):
-    """Returns the most frequent continuation, of equals the latest; None without one."""
+    """Returns the most frequent continuation, of equals the latest; None without any."""
     counts, last = count_continuations(text, end, **options)
     return max(counts, key=lambda token: (counts[token], last[token]), default=None)
 

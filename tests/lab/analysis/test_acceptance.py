@@ -12,7 +12,7 @@ from jspec.lab.analysis.acceptance import (
     lenient_next_token_probs,
 )
 from jspec.speculation.acceptance import lenient, rejection
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Proposal
 
 VOCAB = 6
 LENIENCES = [1.0, 0.6, 0.2, 0.0]
@@ -42,21 +42,21 @@ def test_it_is_the_mean_of_the_acceptance_probabilities():
     """E over drafts x of min(1, target(x) / draft(x)), and 1 minus the total variation."""
     rng = np.random.default_rng(0)
     target, draft = rng.dirichlet([0.5] * 7, (2, 4, 3)).astype(np.float32)
-    found = np.asarray(expected_acceptance(jnp.asarray(target), jnp.asarray(draft)))
-    assert found.shape == (4, 3)
+    actual = np.asarray(expected_acceptance(jnp.asarray(target), jnp.asarray(draft)))
+    assert actual.shape == (4, 3)
     np.testing.assert_allclose(
-        found, np.sum(draft * np.minimum(1, target / draft), axis=-1), rtol=1e-5
+        actual, np.sum(draft * np.minimum(1, target / draft), axis=-1), rtol=1e-5
     )
-    assert found == pytest.approx(1 - np.abs(target - draft).sum(axis=-1) / 2, rel=1e-5)
+    assert actual == pytest.approx(1 - np.abs(target - draft).sum(axis=-1) / 2, rel=1e-5)
 
 
 def test_divergence_is_symmetric_and_what_acceptance_lacks():
     """Thm 3.5 and Cor. 3.6, and half the sum of absolute differences."""
     target, draft = random_distributions(1)
-    found = divergence(target, draft)
-    np.testing.assert_allclose(found, divergence(draft, target), atol=1e-6)
-    np.testing.assert_allclose(found, np.abs(target - draft).sum(axis=-1) / 2, atol=1e-6)
-    np.testing.assert_allclose(found, 1 - expected_acceptance(target, draft), atol=1e-6)
+    actual = divergence(target, draft)
+    np.testing.assert_allclose(actual, divergence(draft, target), atol=1e-6)
+    np.testing.assert_allclose(actual, np.abs(target - draft).sum(axis=-1) / 2, atol=1e-6)
+    np.testing.assert_allclose(actual, 1 - expected_acceptance(target, draft), atol=1e-6)
 
 
 def through_the_rule(target, draft, keep_probs, next_probs):
@@ -90,13 +90,13 @@ def test_lenience_is_that_of_the_rule(lenience):
     target, draft = (
         jnp.asarray(distribution.reshape(-1, VOCAB)) for distribution in random_distributions(3)
     )
-    found = lenient_acceptance(target, draft, lenience)
+    actual = lenient_acceptance(target, draft, lenience)
     emitted = np.asarray(lenient_next_token_probs(target, draft, lenience))
     for row in range(len(target)):
         acceptance, distribution = through_the_rule(
             target[row], draft[row], keep, rejection.next_token_probs
         )
-        assert found[row] == pytest.approx(acceptance, abs=1e-6)
+        assert actual[row] == pytest.approx(acceptance, abs=1e-6)
         np.testing.assert_allclose(emitted[row], distribution, atol=1e-6)
     np.testing.assert_allclose(emitted.sum(axis=1), 1, atol=1e-5)
     far = np.asarray(divergence(target, emitted))
@@ -114,7 +114,7 @@ def test_lenience_at_temperature_0_is_that_of_the_rule(lenience):
     def keep(distributions, proposal):
         return lenient.argmax_acceptance_probs(distributions, proposal, lenience=lenience)
 
-    distribution, draft = (jnp.asarray(one.reshape(-1, VOCAB)) for one in random_distributions(4))
+    distribution, draft = (jnp.asarray(p.reshape(-1, VOCAB)) for p in random_distributions(4))
     kept = np.asarray(lenient_argmax_accepted(distribution, draft, lenience))
     for row in range(len(distribution)):
         best = np.eye(VOCAB)[distribution[row].argmax()]

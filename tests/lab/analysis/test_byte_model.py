@@ -50,13 +50,13 @@ def test_roofs_are_those_of_the_bandwidth(name, expected):
 
 def test_drafting_is_a_call_each():
     """The first over two tokens; at one stream a verify call costs hardly more than a step."""
-    one = pair()
-    assert one.drafting_cost(0) == 0
-    assert one.drafting_cost(4) == pytest.approx(4 * one.cost_ratio, rel=1e-3)
-    assert 1 < one.verify_cost(4) < 1.001
-    assert one.improvement(0.7, 0) == pytest.approx(1)
-    assert one.improvement(0.7, 2) == pytest.approx(2.19 / (2 * 0.3847 + 1), rel=1e-3)
-    assert break_even_alpha(1, *one.costs(1)) == pytest.approx(one.cost_ratio, abs=1e-3)
+    costs = pair()
+    assert costs.drafting_cost(0) == 0
+    assert costs.drafting_cost(4) == pytest.approx(4 * costs.cost_ratio, rel=1e-3)
+    assert 1 < costs.verify_cost(4) < 1.001
+    assert costs.improvement(0.7, 0) == pytest.approx(1)
+    assert costs.improvement(0.7, 2) == pytest.approx(2.19 / (2 * 0.3847 + 1), rel=1e-3)
+    assert break_even_alpha(1, *costs.costs(1)) == pytest.approx(costs.cost_ratio, abs=1e-3)
 
 
 def test_a_smaller_head_of_the_draft_is_cheaper():
@@ -74,19 +74,19 @@ def test_a_smaller_head_of_the_draft_is_cheaper():
 
 def test_where_operations_decide_speculation_stops_paying():
     """A batch of 512: a verify call of 5 tokens costs 5 steps, and what was gained is lost."""
-    one = pair(batch_size=512)
-    assert one.verify_cost(4) == pytest.approx(5, rel=0.01)
-    assert one.improvement(0.9, 4) < 1
-    assert break_even_alpha(4, *one.costs(4)) is None
-    assert one.improvement(0.9, 4) < pair(batch_size=8).improvement(0.9, 4)
+    costs = pair(batch_size=512)
+    assert costs.verify_cost(4) == pytest.approx(5, rel=0.01)
+    assert costs.improvement(0.9, 4) < 1
+    assert break_even_alpha(4, *costs.costs(4)) is None
+    assert costs.improvement(0.9, 4) < pair(batch_size=8).improvement(0.9, 4)
 
 
 def test_a_long_context_counts():
     """128 Ki tokens: the cache, 15 GB of the 3B's and 4.3 GB of the 1B's, joins the weights."""
-    one = pair(context=131_072)
+    costs = pair(context=131_072)
     seconds = (2 * 3.2127e9 + 131_073 * 28 * 2 * 8 * 128 * 2) / 4.8e12
-    assert one.plain_seconds == pytest.approx(seconds, rel=1e-3)
-    assert one.cost_ratio < pair().cost_ratio
+    assert costs.plain_seconds == pytest.approx(seconds, rel=1e-3)
+    assert costs.cost_ratio < pair().cost_ratio
 
 
 def test_the_table_says_whether_it_pays():

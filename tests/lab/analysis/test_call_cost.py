@@ -104,8 +104,8 @@ def test_operations_are_those_of_the_traced_products(config, width, batch_size, 
     tokens = jnp.zeros([batch_size, width], jnp.int32)
     traced = jax.make_jaxpr(make_apply(config))(params, tokens, cache)
     cost = CallCost(config)
-    found = cost.call_operations(width, context=32 + TAIL - width, batch_size=batch_size)
-    assert found == count_products(traced.jaxpr) > 0
+    actual = cost.call_operations(width, context=32 + TAIL - width, batch_size=batch_size)
+    assert actual == count_products(traced.jaxpr) > 0
 
 
 def test_the_presets_sizes():

@@ -17,7 +17,7 @@ _LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("left", "right", "expected"),
     [
         ([1, 2], [1, 2], []),
         ([1, 1, 3], [1, 2, 3], [0.5]),
@@ -26,9 +26,9 @@ _LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
         ([], [1], [math.inf]),
     ],
 )
-def test_the_first_difference_is_found(one, other, expected):
+def test_the_first_difference_is_found(left, right, expected):
     """Guards against an excuse for a token that is far from the best, or for a lost end."""
-    assert parting_gaps([[5]], [one], [other], lambda _: _LOGITS) == expected
+    assert parting_gaps([[5]], [left], [right], lambda _: _LOGITS) == expected
 
 
 def test_the_logits_are_those_before_the_difference():

@@ -21,11 +21,11 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
     sizes = TimedProducts(1 << 20, 64, 128, "float32")
     monkeypatch.setattr(call_cost, "timed_products", lambda dtype: sizes)
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
-        found = call_cost.measure_machine(dtype)
+        actual = call_cost.measure_machine(dtype)
         (rows, inputs, outputs, _), product = calls[-2:]
         assert (rows, inputs * outputs * size) == (1, 1 << 20)
         assert product == (64, 128, 128, dtype)
-        assert found == (2 * (1 << 20), 2 * 2 * 64 * 128 * 128)
+        assert actual == (2 * (1 << 20), 2 * 2 * 64 * 128 * 128)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

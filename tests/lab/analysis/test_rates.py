@@ -61,7 +61,7 @@ def test_rates_by_hand():
     examined = acceptance_by_position(ROUNDS, is_conditional=True)
     assert [rate.median for rate in examined] == pytest.approx([2 / 3, 1 / 2, 1])
     shares = shares_by_accepted(ROUNDS, 3)
-    assert [one.median for one in shares] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+    assert [share.median for share in shares] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 
 def test_where_nothing_was_proposed_there_are_no_rates():

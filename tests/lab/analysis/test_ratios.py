@@ -8,7 +8,7 @@ from jspec.lab.analysis.ratios import mean_and_interval, speed_ratio
 
 
 def test_the_value_is_the_ratio_of_the_totals():
-    """Guards against a mean of ratios, in which a short answer counts like a long one."""
+    """Guards against a mean of ratios, in which a short answer counts like a long answer."""
     value, low, high = mean_and_interval(np.array([1.0, 30.0]), np.array([10.0, 40.0]))
     assert value == pytest.approx(31 / 50)
     assert low == pytest.approx(0.1)  # both draws the first
@@ -79,8 +79,8 @@ def test_the_interval_of_speeds_holds_the_truth_about_as_often_as_it_says(monkey
 def test_answers_that_took_no_time_do_not_spoil_the_interval():
     """A prompt whose answer ends with its first token, which some samples have alone."""
     seconds, tokens = np.array([[0.0, 2.0]]), np.array([[0.0, 10.0]])
-    found = speed_ratio(seconds, tokens, 2 * seconds, tokens)
-    assert found == (2.0, 2.0, 2.0)
+    ratio = speed_ratio(seconds, tokens, 2 * seconds, tokens)
+    assert ratio == (2.0, 2.0, 2.0)
 
 
 def test_the_resampling_is_reproducible():

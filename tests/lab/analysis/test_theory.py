@@ -59,15 +59,15 @@ def test_curves_are_the_formulas():
     assert column(best, "c = 0.05")[0.8] == 8
     assert column(best, "c = 0.4")[0.4] == 0
     assert column(best, "c = 0.4")[0.42] > 0
-    both = theory.figure4()
-    assert column(both, "speed, 10 drafts")[0.9] == pytest.approx(6.8618940391)
-    assert column(both, "operations, 10 drafts")[0.9] == pytest.approx(11 / 6.8618940391)
-    assert column(both, "operations, 1 draft")[0.0] == 2
+    figure = theory.figure4()
+    assert column(figure, "speed, 10 drafts")[0.9] == pytest.approx(6.8618940391)
+    assert column(figure, "operations, 10 drafts")[0.9] == pytest.approx(11 / 6.8618940391)
+    assert column(figure, "operations, 1 draft")[0.0] == 2
 
 
 def test_the_best_number_rises_with_alpha_and_falls_with_the_cost():
     """The shape of Figure 3."""
     rows = theory.figure3()["rows"]
     for row, below in zip(rows[1:], rows, strict=False):
-        assert all(now >= then for now, then in zip(row[1:], below[1:], strict=True))
+        assert all(upper >= lower for upper, lower in zip(row[1:], below[1:], strict=True))
     assert all(list(row[1:]) == sorted(row[1:], reverse=True) for row in rows)

@@ -83,8 +83,8 @@ def test_a_branch_of_a_branch_is_indented():
     """Each stands below the draft that it follows."""
     parents = [-1, -1, 1, 1, 2]
     deep = TREE | {"drafts": list("abcde"), "parents": parents, "kept": [], "num_accepted": 0}
-    found = [(depth, "".join(token.text for token in line)) for depth, line in round_lines(deep)]
-    assert found == [(0, "a."), (0, "bce"), (1, "d")]
+    shown = [(depth, "".join(token.text for token in line)) for depth, line in round_lines(deep)]
+    assert shown == [(0, "a."), (0, "bce"), (1, "d")]
 
 
 def test_a_tree_of_which_nothing_is_kept():

@@ -24,11 +24,11 @@ def spans(svg):
 
 def test_every_token_has_its_colour_and_characters_are_escaped():
     """Guards against a rejected draft that looks accepted, and against markup from a model."""
-    found = spans(to_svg(TRACE))
+    shown = spans(to_svg(TRACE))
     for one in [("accepted", "kept"), ("rejected", "<bad>"), ("dropped", "unseen"), ("next", "own"),
                 ("next", "&"), ("next", "x")]:  # fmt: skip
-        assert one in found
-    assert ("quiet", "prompt  a < b⏎c") in found
+        assert one in shown
+    assert ("quiet", "prompt  a < b⏎c") in shown
 
 
 def test_the_counts_stand_at_the_end():
@@ -41,7 +41,7 @@ def test_the_counts_stand_at_the_end():
 def test_rounds_appear_one_after_the_other():
     """Guards against an animation in which a line comes before the one above it."""
     groups = ET.fromstring(to_svg(TRACE)).iter("{http://www.w3.org/2000/svg}g")
-    delays = [float(one.get("style").split(":")[1].rstrip("s")) for one in groups]
+    delays = [float(group.get("style").split(":")[1].rstrip("s")) for group in groups]
     assert delays == sorted(set(delays))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import head_folder as shipped
+from jspec.drafters import spec as shipped
 from jspec.lab.auditing.checks import (
     check_edges,
     check_parity,
@@ -20,7 +20,7 @@ from jspec.speculation.acceptance.chain import (
     draft_probs_of_drafts,
     probs_of_drafts,
 )
-from jspec.speculation.acceptance.types import Verdict
+from jspec.speculation.types import Verdict
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import PROMPTS, SETTINGS, make_subject
 from tests.tiny_eagle import save_head

@@ -24,8 +24,7 @@ from jspec.lab.auditing.subject import cast
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import get_rule, rejection
 from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts
-from jspec.speculation.acceptance.types import Verdict
-from jspec.speculation.types import StepInfo
+from jspec.speculation.types import StepInfo, Verdict
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import SETTINGS, make_rows, make_subject
 

@@ -144,7 +144,7 @@ def _is_drawn(subject):
 
 
 def _num_rows(subject):
-    """Returns more rows for drawn trees, whose first branch is seldom the wrong one."""
+    """Returns more rows for drawn trees, whose first branch is seldom wrong."""
     return (4 if _is_drawn(subject) else 1) * _NUM_ROWS
 
 
@@ -193,7 +193,7 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
     failed = [f"{check.name}: {check.detail}" for check in checks if not check.has_passed]
     assert not failed
     caches = next(check for check in checks if check.name == "caches")
-    own = {"model", "hierarchical", "layer_skip"} & members
+    model_members = {"model", "hierarchical", "layer_skip"} & members
     shared = {"layer_skip"} if subject == "layer_skip, first" else set()
-    assert set(caches.data) == {"target"} | (own - shared)
+    assert set(caches.data) == {"target"} | (model_members - shared)
     assert CONFIG.num_layers == 2, "the subjects name its layers"

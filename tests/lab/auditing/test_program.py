@@ -1,6 +1,6 @@
 """The program jspec.audit, from its flags to its exit status.
 
-In a process of its own: its flags have the names of jspec.generate's. What the slow tests audit is
+In its own process: its flags have the names of jspec.generate's. What the slow tests audit is
 compiled as users get it, which most other tests' programs are not.
 """
 
@@ -28,8 +28,8 @@ def audit(folder, compile_cache, tmp_path):
     flags = [f"--target={folder}", "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"]
 
     def run_it(*more, is_quick=True):
-        own = env if is_quick else as_users(env)
-        return run("jspec.audit", *flags, *more, env=own, timeout=300)
+        process_env = env if is_quick else as_users(env)
+        return run("jspec.audit", *flags, *more, env=process_env, timeout=300)
 
     return run_it
 
@@ -106,12 +106,12 @@ def test_rules_are_listed_with_their_controls(audit):
     assert (status, errors) == (0, "")
     title, *lines, last = output.splitlines()
     assert title.split()[:3] == ["rule", "temperature", "lossless"]
-    found = {line.split()[0]: line for line in lines}
-    assert list(found) == list(RULES)
-    assert found["block"].endswith(
+    by_name = {line.split()[0]: line for line in lines}
+    assert list(by_name) == list(RULES)
+    assert by_name["block"].endswith(
         "a flatter target  a prefix kept, no residual, drafts misreported"
     )
-    assert "a prefix kept" in found["coupled"]
-    assert "no residual" not in found["coupled"]  # it has none
+    assert "a prefix kept" in by_name["coupled"]
+    assert "no residual" not in by_name["coupled"]  # it has none
     assert last.endswith(": a path not moved, depths ignored, siblings seen")
-    assert " no " in found["lenient"]
+    assert " no " in by_name["lenient"]

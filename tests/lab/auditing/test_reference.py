@@ -25,12 +25,12 @@ def test_reference_equals_transformers(name):
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, 9).tolist()
     for i in range(len(output)):
         logits = (4 * rng.normal(size=[VOCAB])).astype(np.float32)
-        found = reference_distribution(
+        actual = reference_distribution(
             logits[list(alphabet)], alphabet, settings, prompt=prompt, output=output[:i],
             stop_ids=STOP_IDS,
         )  # fmt: skip
         expected = oracle(logits, prompt, output[:i], options)
-        np.testing.assert_allclose(found, expected[list(alphabet)], atol=1e-6)
+        np.testing.assert_allclose(actual, expected[list(alphabet)], atol=1e-6)
 
 
 def test_temperature_zero_takes_the_likeliest_after_penalties():

@@ -12,7 +12,7 @@ TASK_OF_PROMPT = ["qa", "qa", None, "rag"]
 
 
 def make_timings(seconds, tokens, round_tokens, calls):
-    """Returns timings of [repeats, prompts] each, without answers."""
+    """Returns timings, each of [repeats, prompts], without answers."""
     given = (np.array(rows, float) for rows in (round_tokens, calls, seconds, tokens))
     own_tokens, calls, *others = given
     return Timings(own_tokens, calls, *np.zeros([2, *np.shape(seconds)]), *others, [])

@@ -67,9 +67,9 @@ def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
     methods = make_methods(programs)
     assert list(methods) == list(COUNTS)
     for name, answer in methods.items():
-        found = answer([1, 2], 0)
-        assert (found.seconds, found.num_tokens) == (pytest.approx(0.75), 64)
-        assert found[:5] == ([], *COUNTS[name])
+        timing = answer([1, 2], 0)
+        assert (timing.seconds, timing.num_tokens) == (pytest.approx(0.75), 64)
+        assert timing[:5] == ([], *COUNTS[name])
     for name in PRINTED:
         arguments = arguments_of(programs, name)
         assert (arguments[-4], *arguments[-2:]) == ("-f", "-n", "64")
@@ -94,12 +94,12 @@ def test_a_prompt_that_is_read_as_other_tokens_is_said(programs, capsys):
 def test_decoding_counts_no_prompt(programs):
     """And no token that comes out of the prompt's own logits."""
     for name, answer in make_methods(programs, decoding=True).items():
-        found = answer([1, 2], 0)
-        assert (found.seconds, found.num_tokens) == (pytest.approx(0.5), COUNTS[name][0])
+        timing = answer([1, 2], 0)
+        assert (timing.seconds, timing.num_tokens) == (pytest.approx(0.5), COUNTS[name][0])
 
 
 def test_speculation_has_the_numbers_and_the_files_of_the_pair(programs):
-    """Lookup has a number of its own, or that of the draft model."""
+    """Lookup has its own number, or that of the draft model."""
     for answer in make_methods(programs).values():
         answer([1, 2], 0)
     model = arguments_of(programs, "llama-speculative-simple")

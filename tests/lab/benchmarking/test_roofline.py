@@ -1,4 +1,4 @@
-"""The roofline: what a call reads and does, the least time that takes, and the measured one."""
+"""The roofline: what a call reads and does, the least time that takes, and the measured time."""
 
 import dataclasses
 import types
@@ -62,12 +62,12 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
 def test_a_drafts_calls_are_those_of_the_head_that_it_uses():
     """Guards against a roofline of another draft than that of the rounds."""
     target, draft = tiny_models.target(), tiny_models.draft()
-    own = parts.with_own_head(target, draft, DrafterOptions(draft_vocab_size=32))
-    rows = own.params["head"].shape[0]
+    cut = parts.with_own_head(target, draft, DrafterOptions(draft_vocab_size=32))
+    rows = cut.params["head"].shape[0]
     assert 32 <= rows < draft.config.vocab_size
     less = (draft.config.vocab_size - rows) * draft.config.embed_dim
-    assert model_cost(draft, 4).weight_bytes - model_cost(own, 4).weight_bytes == 4 * less
-    assert parts.time_call(own, 2, 8) > 0
+    assert model_cost(draft, 4).weight_bytes - model_cost(cut, 4).weight_bytes == 4 * less
+    assert parts.time_call(cut, 2, 8) > 0
     same = parts.with_own_head(target, draft, DrafterOptions())
     assert (same.config, same.params) == (draft.config, draft.params)
 
@@ -113,12 +113,12 @@ def test_a_quick_roofline_measures_fewer_calls_less_often(monkeypatch):
     monkeypatch.setattr(roofline, "seconds_in_turn", seconds_in_turn)
     monkeypatch.setattr(roofline, "time_call", lambda *_, **__: 1.0)
     model = tiny_models.make_model(dataclasses.replace(tiny_models.CONFIG, max_seq_len=9000))
-    found = []
+    calls = []
     for is_quick in (False, True):
         asked.clear()
         list(call_lines(model, "target", is_quick))
-        found.append((dict(asked).keys(), asked[0][1]))
-    (full, often), (quick, seldom) = found
+        calls.append((dict(asked).keys(), asked[0][1]))
+    (full, often), (quick, seldom) = calls
     assert set(quick) < set(full)
     assert {(1, 128, 1), (6, 128, 1)} < set(quick)
     assert len(quick) <= len(full) / 2
@@ -177,8 +177,8 @@ def test_rounds_are_drafting_the_whole_and_the_host(monkeypatch):
     monkeypatch.setattr(parts, "time_call", lambda *_: 1e-9)
     monkeypatch.setattr(parts, "seconds_each", lambda _: 1e-9)
     kinds = {"plain": ("none", {}), "lookup:3": ("prompt_lookup", {"num_draft_tokens": 3})}
-    generators = {name: tiny_models.shared_generator(one, **own)
-                  for name, (one, own) in kinds.items()}  # fmt: skip
+    generators = {name: tiny_models.shared_generator(drafter, **options)
+                  for name, (drafter, options) in kinds.items()}  # fmt: skip
     lines = list(round_lines(generators))
     assert [line["name"] for line in lines] == [
         "plain: a round without drafts",

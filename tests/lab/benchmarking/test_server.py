@@ -69,12 +69,12 @@ def measurement(server, tmp_path, prompts, **changes):
 
 
 def test_each_number_of_clients_asks_every_prompt(server, tmp_path, monkeypatch):
-    """Guards against clients that wait for each other, and a first answer that counts."""
+    """Guards against clients one after another, and a first answer that counts."""
     monkeypatch.setenv("JSPEC_API_KEY", "secret")
     first, last = measure_server(measurement(server, tmp_path, ["x", "y"]))
     assert len(first.record["lines"]) == 1
-    one, three = last.record["lines"]
-    assert (one["streams"], one["answers"], one["tokens"]) == (1, 4, 12)
+    single, three = last.record["lines"]
+    assert (single["streams"], single["answers"], single["tokens"]) == (1, 4, 12)
     assert (three["streams"], three["answers"], three["tokens"]) == (3, 6, 18)
     assert server.most == 3
     prompts = [body["prompt"] for body in server.asked]
@@ -82,7 +82,7 @@ def test_each_number_of_clients_asks_every_prompt(server, tmp_path, monkeypatch)
     assert sorted(body["seed"] for body in server.asked[5:]) == list(range(6))
     assert {body["model"] for body in server.asked} == {"tiny"}
     assert set(server.keys) == {"Bearer secret"}
-    assert three["tokens_per_second"] > 1.5 * one["tokens_per_second"]
+    assert three["tokens_per_second"] > 1.5 * single["tokens_per_second"]
     assert last.text.splitlines()[2].split()[0] == "3"
 
 

@@ -1,4 +1,4 @@
-"""The open suite: which rows there are, that one that fails stops no other, and what is kept."""
+"""The open suite: which rows there are, that a failing row stops no other row, and what is kept."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def ask(folder, tmp_path, monkeypatch):
-    """Returns a maker of what a command line asks for; audits are kept in a folder of its own."""
+    """Returns a maker of what a command line asks for; audits are kept in a new folder."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in _PROMPTS))
@@ -85,8 +85,8 @@ def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
     assert models.left_out["model"] == "it needs a draft model (--draft)"
     assert "expects draft_head" in models.left_out["eagle"]
     assert f"note: eagle is left out: {models.left_out['eagle']}\n" in capsys.readouterr().err
-    both = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
-    assert set(both.drafters) == {"model", "hierarchical"}
+    fitting = suite.fit_drafters(ask(drafters=["model", "hierarchical"]), target(), draft())
+    assert set(fitting.drafters) == {"model", "hierarchical"}
     with pytest.raises(InputError, match=r"^expected no drafter none in a suite: all rows"):
         suite.fit_drafters(ask(drafters=["none", "recycle"]), target(), None)
     with pytest.raises(InputError, match=r"^expected a drafter that fits tiny, got model, eagle$"):
@@ -181,7 +181,7 @@ def test_prompts_without_categories_are_refused(ask, tmp_path):
 
 
 def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
-    """A finding is looked up; one that failed shows; a failing audit stops no other."""
+    """A finding is looked up; one that failed shows; a failing audit stops no other audit."""
     monkeypatch.setattr(suite, "_measure", lambda *_: {"speedup": None})
     monkeypatch.setattr(suite, "leaderboard_text", lambda _: "")
     audited = []
@@ -253,16 +253,38 @@ def test_a_finding_is_of_these_files_and_settings(ask, folder, tmp_path):
     assert stamps.find_stamp(subject) == stamp
     longer = dataclasses.replace(settings, max_new_tokens=9, seed=3)  # says nothing else
     assert stamps.find_stamp(dataclasses.replace(subject, settings=longer)) == stamp
-    other = save_folder(tmp_path / "other", num_layers=1, seed=1)
+    second = save_folder(tmp_path / "other", num_layers=1, seed=1)
     for changes in (
         {"acceptance": "rejection"},
         {"drafter": "recycle"},
         {"num_draft_tokens": "auto"},
         {"settings": dataclasses.replace(settings, temperature=0.9)},
-        {"target": make_model(name=str(other))},
+        {"target": make_model(name=str(second))},
         {"target": dataclasses.replace(model, quantization="int8")},
         {"draft": dataclasses.replace(model, quantization="packed_a8")},
     ):
         assert stamps.find_stamp(dataclasses.replace(subject, **changes)) is None, changes
     lossy = dataclasses.replace(subject, acceptance="typical")
     assert not stamps.keep_stamp(lossy, [Check("seeds", True, "", {})], 64)["is_lossless"]
+
+
+def test_a_smaller_audit_overwrites_no_larger_finding(ask, folder):
+    """Guards against 64 rows that replace 4,096, and against a failure that is hidden."""
+    ask()
+    settings = SamplingParams(8, temperature=1.0)
+    subject = Subject(make_model(name=str(folder)), None, "prompt_lookup", 2, "coupled", settings)
+    passed, failed = Check("seeds", True, "", {}), Check("seeds", False, "", {})
+    unsure = Check("negative control", False, "", {})
+
+    def kept_rows(check, num_rows):
+        stamp = stamps.keep_stamp(subject, [check], num_rows)
+        assert stamps.find_stamp(subject) == stamp
+        return stamp["num_rows"]
+
+    assert kept_rows(unsure, 512) == 512
+    assert kept_rows(passed, 64) == 64
+    assert kept_rows(passed, 4096) == 4096
+    assert kept_rows(passed, 64) == 4096
+    assert kept_rows(unsure, 64) == 4096
+    assert kept_rows(failed, 64) == 64
+    assert kept_rows(passed, 64) == 64

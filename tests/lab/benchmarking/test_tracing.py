@@ -39,12 +39,12 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     trace = check_trace(record_trace(generator, PROMPT, settings))
     generator = make_generator(drafter, drafter_options=options)
     result = generator.generate(Request(PROMPT, settings))
-    own = [(len(one["drafts"]), one["num_accepted"]) for one in trace["rounds"]]
-    assert own == [one[:2] for one in result.stats.rounds]
+    counts = [(len(a_round["drafts"]), a_round["num_accepted"]) for a_round in trace["rounds"]]
+    assert counts == [a_round[:2] for a_round in result.stats.rounds]
     said = "".join(token.text for token in answer_tokens(trace))
     assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
     assert trace["finish_reason"] == ("length" if result.finish_reason == "length" else "stop")
-    assert sum(len(one["drafts"]) - one["num_accepted"] for one in trace["rounds"]) == (
+    assert sum(len(a_round["drafts"]) - a_round["num_accepted"] for a_round in trace["rounds"]) == (
         result.stats.num_proposed - result.stats.num_accepted
     )
 

@@ -34,11 +34,11 @@ def plain_answers(beside):
 @pytest.fixture
 def forward_calls(beside, monkeypatch):
     """Returns how many ids each forward of the target reads, told by the forward itself."""
-    own, calls = beside._target.forward, []
+    target_forward, calls = beside._target.forward, []
 
     def forward(*args, **options):
         calls.append(options["input_ids"].shape[1])
-        return own(*args, **options)
+        return target_forward(*args, **options)
 
     monkeypatch.setattr(beside._target, "forward", forward)
     return calls
@@ -83,18 +83,18 @@ def test_decoding_counts_the_time_after_the_prompt(beside):
     """And the tokens that it gives, with and without drafts."""
     models = TransformersModels(target(), draft(), decoding=True)
     for drafter, number in (("none", 0), ("model", 4)):
-        own = functools.partial(models.method(drafter, number, MAX_NEW_TOKENS), PROMPTS[0], 0)
+        call = functools.partial(models.method(drafter, number, MAX_NEW_TOKENS), PROMPTS[0], 0)
         whole = beside.method(drafter, number, MAX_NEW_TOKENS)(PROMPTS[0], 0)
-        seconds, found = timed(own)
-        assert found.num_tokens == whole.num_round_tokens
+        seconds, timing = timed(call)
+        assert timing.num_tokens == whole.num_round_tokens
         assert whole.seconds is None
-        assert 0 < found.seconds < seconds
+        assert 0 < timing.seconds < seconds
 
 
 def test_sampled_answers_follow_their_seed():
     method = TransformersModels(target(), temperature=1.0).method("none", 0, MAX_NEW_TOKENS)
-    first, same, other = (method(PROMPTS[0], seed).token_ids for seed in (0, 0, 1))
-    assert first == same != other
+    first, same, different = (method(PROMPTS[0], seed).token_ids for seed in (0, 0, 1))
+    assert first == same != different
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_the_compiled_step_answers_likewise(beside, plain_answers):
 
 
 def rounds_by_hand(make_draft, prompt, answer, num_draft_tokens):
-    """Returns how many tokens each call gives: drafts that are right, and the target's own one."""
+    """Returns how many tokens each call gives: drafts that are right, and the target's token."""
     gives, done = [], 0
     while done < len(answer):
         width = min(num_draft_tokens, len(answer) - done - 1)
@@ -147,7 +147,7 @@ def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
     ("max_new_tokens", "counts"), [(15, (10, 2)), (13, (8, 2)), (6, (1, 1)), (5, (0, 0))]
 )
 def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
-    """4 drafts and a token of its own a call: 5 of the first one, and of each that follows."""
+    """4 drafts and a token of its own a call: 5 of the first, and of each that follows."""
     model = dataclasses.replace(target(), config=dataclasses.replace(target().config, eos_ids=()))
     models = TransformersModels(model, model)
     generated = models.method("model", 4, max_new_tokens)(list(b"abcab"), 0)

@@ -38,7 +38,7 @@ def test_batches_take_the_prompts_together():
 
 def test_other_kinds():
     """Guards against a method or a prompt that a formula would wait for."""
-    assert [one.key for one in make_cells(make(kind="theory"), [])]
+    assert [cell.key for cell in make_cells(make(kind="theory"), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]
     methods = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}
@@ -75,9 +75,9 @@ def test_prompts_are_chosen_by_their_place_in_the_file(prompts_file, changes, ex
 def test_a_digest_sees_a_change(prompts_file):
     """Guards against a run that goes on with other prompts."""
     prompts = choose_prompts(make(prompts_file=prompts_file))
-    other = dict(prompts) | {3: prompts[3]._replace(text="other")}
+    changed = dict(prompts) | {3: prompts[3]._replace(text="other")}
     later = dict(prompts) | {3: prompts[3]._replace(later_turns=("more",))}
-    assert len({digest(prompts), digest(other), digest(later)}) == 3
+    assert len({digest(prompts), digest(changed), digest(later)}) == 3
     assert digest(prompts) == digest(choose_prompts(make(prompts_file=prompts_file)))
 
 

@@ -70,8 +70,8 @@ def test_fields_of_two_types_can_be_overridden():
     config.methods.a.num_draft_tokens = "auto"
     config.methods.a.drafter = "model"
     config.methods.a.draft = "folder"
-    own = read_experiment(to_plain(config)).methods["a"]
-    assert (own.num_draft_tokens, own.draft) == ("auto", "folder")
+    read_method = read_experiment(to_plain(config)).methods["a"]
+    assert (read_method.num_draft_tokens, read_method.draft) == ("auto", "folder")
     with pytest.raises(TypeError):
         config.max_new_tokens = "many"
 
@@ -97,7 +97,7 @@ def test_a_pair_has_all_its_fields():
 
 
 def test_a_config_file_may_take_an_argument():
-    """Guards against a pair of one's own that needs a config file of one's own."""
+    """Guards against a pair of one's own that needs one's own config file."""
     config = load_config("configs/predict.py:llama3.1-8b,llama3.2-1b")
     assert list(config.predict) == ["mine"]
     for text in ("x", "x,", ",x"):
@@ -115,10 +115,11 @@ def test_a_config_of_a_pair_takes_another_pair(name, published, num_drafts):
     """Guards against one method that still wants the published weights, and against their title."""
     models = "random:llama3.2-3b", "random:llama3.2-1b:7"
     plain = to_plain(load_config(f"configs/{name}.py:{','.join(models)}"))
-    own = read_experiment(plain)
-    assert own.target == models[0]
-    assert own.title == f"{models[1]} for {models[0]}"
-    drafts = [method.draft for method in own.methods.values() if method.drafter.endswith("model")]
+    experiment = read_experiment(plain)
+    assert experiment.target == models[0]
+    assert experiment.title == f"{models[1]} for {models[0]}"
+    methods = experiment.methods.values()
+    drafts = [method.draft for method in methods if method.drafter.endswith("model")]
     assert drafts == [models[1]] * num_drafts
     usual = to_plain(load_config(f"configs/{name}.py"))
     assert list(usual["methods"]) == list(plain["methods"])

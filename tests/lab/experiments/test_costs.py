@@ -50,7 +50,7 @@ def test_damaged_costs_are_an_error(tmp_path, content):
 
 
 def test_the_workdirs_costs_decide(config, tmp_path):
-    """Guards against a resumed run that chooses by costs of its own."""
+    """Guards against a resumed run that chooses by its own costs."""
     methods = {"plain": {"drafter": "none"},
             "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
     plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1, max_new_tokens=30)

@@ -28,10 +28,11 @@ def test_a_walk_over_the_positions_gives_the_real_rounds(name):
     real drafter would not make there, whatever the text.
     """
     options = DrafterOptions(draft_layers=(0,) if name == "layer_skip" else None)
-    own = draft() if "model" in name.split("+") else None
-    generator = Generator(target(), own, drafter=name, num_draft_tokens=1, drafter_options=options)
+    drafted = draft() if "model" in name.split("+") else None
+    fixed = {"num_draft_tokens": 1, "drafter_options": options}
+    generator = Generator(target(), drafted, drafter=name, **fixed)
     estimator = Estimator(target())
-    distribution = estimator.make_distribution(name, options, own)
+    distribution = estimator.make_distribution(name, options, drafted)
     num_kept = 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(1, CONFIG.vocab_size, 20).tolist()
@@ -42,8 +43,8 @@ def test_a_walk_over_the_positions_gives_the_real_rounds(name):
             kept = int(figures.overlap[position])
             walk.append((int(figures.is_proposed[position]), kept))
             position += 1 + kept
-        found = [(one.num_proposed, one.num_accepted) for one in answer.stats.rounds]
-        assert found[:-1] == walk[: len(found) - 1]  # the last one may have no space for a draft
+        counts = [(a_round.num_proposed, a_round.num_accepted) for a_round in answer.stats.rounds]
+        assert counts[:-1] == walk[: len(counts) - 1]  # the last one may have no space for a draft
         num_kept += sum(kept for _, kept in walk)
     assert num_kept > 20
 
@@ -52,7 +53,7 @@ NUM_ANSWERS, NUM_NEW = 192, 40
 
 
 def answers_of(drafter, first_seed, **options):
-    """Returns answers at temperature 1 to prompts of their own."""
+    """Returns answers at temperature 1 to their own prompts."""
     generator = make_generator(drafter, batch_size=32, max_seq_len=80, **options)
     rng = np.random.default_rng(1)
     prompts = rng.integers(1, CONFIG.vocab_size, (NUM_ANSWERS, 6)).tolist()
@@ -95,7 +96,7 @@ def test_the_estimate_is_what_real_rounds_keep():
             for answer in plain
         ]
         expected = estimate_mean(records)
-        widths = [(one.high - one.low) / (2 * 1.96) for one in (kept, expected)]
+        widths = [(interval.high - interval.low) / (2 * 1.96) for interval in (kept, expected)]
         return abs(kept.value - expected.value) / np.hypot(*widths)
 
     assert deviations() < 5

@@ -1,7 +1,7 @@
 """Teacher-forced acceptance, against distributions written down once more, and against the real
 rounds.
 
-The texts go over several chunks of 64 tokens, and prompt and answer end within one.
+The texts go over several chunks of 64 tokens, and prompt and answer end within a chunk.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import SamplingParams
 from jspec.lab.experiments.draft_distributions import ForwardPass
 from jspec.lab.experiments.estimates import Estimator
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.lab.analysis import references
 from tests.tiny_models import CONFIG, draft, make_model, target
 
@@ -73,7 +73,7 @@ def expected_distributions(name, options, text, temperature):
     """Returns the draft's distribution after every token, [n v]."""
     if "+" in name:
         first, second = (
-            expected_distributions(one, options, text, temperature) for one in name.split("+")
+            expected_distributions(member, options, text, temperature) for member in name.split("+")
         )
         return np.where(first.sum(axis=1, keepdims=True) > 0, first, second)
     ends = range(1, len(text) + 1)
@@ -99,8 +99,8 @@ def expected_distributions(name, options, text, temperature):
 def run(name, options, settings, model=None, **kwargs):
     """Returns the record of the text."""
     estimator = Estimator(model or target(), leniences=LENIENCES, num_bins=NUM_BINS)
-    own = draft() if {"model", "hierarchical"} & set(name.split("+")) else None
-    distribution = estimator.make_distribution(name, options, kwargs.get("draft", own))
+    draft_model = draft() if {"model", "hierarchical"} & set(name.split("+")) else None
+    distribution = estimator.make_distribution(name, options, kwargs.get("draft", draft_model))
     return estimator.estimate(distribution, settings, *texts())
 
 
@@ -130,7 +130,7 @@ def test_the_record_is_that_of_the_distributions(name, temperature, options):
     logits = references.full_logits(target(), text)
     places = slice(first, len(text) - 1)
     p = references.softmax(logits, temperature)[places]
-    own = references.softmax(logits)[places]
+    probs = references.softmax(logits)[places]
     q = expected_distributions(name, options, text, temperature)[places]
     here = q.sum(axis=1) > 0
     record = run(name, options, SamplingParams(temperature=temperature))
@@ -139,9 +139,9 @@ def test_the_record_is_that_of_the_distributions(name, temperature, options):
     assert record["num_places"] == here.sum()
     overlap = np.minimum(p, q).sum(axis=1)[here]
     assert record["sum_overlap"] == pytest.approx(overlap.sum(), rel=1e-3, abs=1e-4)
-    entropy = -(own * np.log(np.maximum(own, 1e-300))).sum(axis=1)[here]
+    entropy = -(probs * np.log(np.maximum(probs, 1e-300))).sum(axis=1)[here]
     check_bins(record["entropy"], entropy, overlap)
-    check_lenience(record["lenience"], p[here], own[here], q[here], temperature)
+    check_lenience(record["lenience"], p[here], probs[here], q[here], temperature)
     assert record["distribution"] == ("sampled" if is_sampled(name, options) else "deterministic")
 
 
@@ -149,31 +149,31 @@ def is_sampled(name, options):
     return name not in SILENT or options.ngram_probs == "sampled"
 
 
-def check_bins(found, entropy, overlap):
+def check_bins(bins, entropy, overlap):
     """Holds the bins to numpy's histogram."""
     edges = np.linspace(0, np.log(VOCAB), NUM_BINS + 1)
-    np.testing.assert_allclose(found["edges"], edges)
-    np.testing.assert_array_equal(found["counts"], np.histogram(entropy, edges)[0])
+    np.testing.assert_allclose(bins["edges"], edges)
+    np.testing.assert_array_equal(bins["counts"], np.histogram(entropy, edges)[0])
     sums = np.histogram(entropy, edges, weights=overlap)[0]
-    np.testing.assert_allclose(found["sums"], sums, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(bins["sums"], sums, rtol=1e-3, atol=1e-4)
 
 
-def check_lenience(found, p, own, q, temperature):
+def check_lenience(shares, p, probs, q, temperature):
     """Holds acceptance and total variation to the rules' definitions (A.5)."""
-    assert [one["lenience"] for one in found] == list(LENIENCES)
-    for one in found:
+    assert [share["lenience"] for share in shares] == list(LENIENCES)
+    for share in shares:
         if temperature > 0:
-            kept = np.minimum(q, p / one["lenience"])
+            kept = np.minimum(q, p / share["lenience"])
             residual = np.maximum(p - q, 0)
             total = residual.sum(axis=1, keepdims=True)
             residual = np.where(total > 1e-12, residual / np.maximum(total, 1e-12), p)
         else:
-            best = own.max(axis=1, keepdims=True)
-            kept, residual = q * (own >= one["lenience"] * best), p
+            best = probs.max(axis=1, keepdims=True)
+            kept, residual = q * (probs >= share["lenience"] * best), p
         emitted = kept + (1 - kept.sum(axis=1, keepdims=True)) * residual
         variation = np.abs(emitted - p).sum() / 2
-        assert one["sum_acceptance"] == pytest.approx(kept.sum(), rel=1e-3, abs=1e-4)
-        assert one["sum_total_variation"] == pytest.approx(variation, rel=1e-3, abs=2e-4)
+        assert share["sum_acceptance"] == pytest.approx(kept.sum(), rel=1e-3, abs=1e-4)
+        assert share["sum_total_variation"] == pytest.approx(variation, rel=1e-3, abs=2e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

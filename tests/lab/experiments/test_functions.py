@@ -54,9 +54,9 @@ def test_a_run_and_its_report(images, tmp_path):
 def test_networks_see_no_pixel_that_is_not_drawn(images):
     """Guards against an image that is known before it is drawn: losses would be too good."""
     canvas = digits.Canvas(jnp.asarray(images[0]), jnp.int32(20))
-    other = canvas.replace(pixels=canvas.pixels.at[20:].set(3))
+    later = canvas.replace(pixels=canvas.pixels.at[20:].set(3))
     for see in (digits.see_all, digits.see_neighbours):
-        np.testing.assert_array_equal(see(canvas), see(other))
+        np.testing.assert_array_equal(see(canvas), see(later))
         changed = canvas.replace(pixels=canvas.pixels.at[19].set(16 - canvas.pixels[19]))
         assert (see(canvas) != see(changed)).any()
 

@@ -12,13 +12,13 @@ from tests.lab.experiments.tiny import read_lines
 
 def test_what_others_append_is_read_once(tmp_path):
     """Guards against lines read twice, or missed because somebody else wrote them."""
-    one, other = (Journal(tmp_path / "j") for _ in range(2))
-    assert one.read() == []
-    assert one.append({"a": "é\n"}) == [{"a": "é\n"}]
-    assert other.append({"b": 2}) == [{"a": "é\n"}, {"b": 2}]
-    assert one.append({"c": 3}) == [{"b": 2}, {"c": 3}]
-    assert other.read() == [{"c": 3}]
-    assert other.read() == []
+    first, second = (Journal(tmp_path / "j") for _ in range(2))
+    assert first.read() == []
+    assert first.append({"a": "é\n"}) == [{"a": "é\n"}]
+    assert second.append({"b": 2}) == [{"a": "é\n"}, {"b": 2}]
+    assert first.append({"c": 3}) == [{"b": 2}, {"c": 3}]
+    assert second.read() == [{"c": 3}]
+    assert second.read() == []
     assert len((tmp_path / "j").read_bytes().splitlines()) == 3
 
 

@@ -189,12 +189,12 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
     while not after_line(workdir / "results.jsonl", 5)():
         time.sleep(0.002)
     holder.send_signal(signal.SIGSTOP)  # amid a cell, as a rule
-    with start(config_file, workdir, env, **pipes) as other:
+    with start(config_file, workdir, env, **pipes) as second:
         time.sleep(longest)  # in which it does the other cells
         holder.kill()
         holder.wait()
-        output, errors = other.communicate(timeout=60)
-    assert other.returncode == 0, errors
+        output, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
     assert f"{NUM_CELLS} of {NUM_CELLS} cells are done" in output
     assert len(set(read_runs(workdir))) == 2
     assert without_times(done_cells(workdir)) == expected
@@ -202,7 +202,7 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
 
 @pytest.mark.slow
 def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
-    """Guards against cells done twice, and against two that wait for each other."""
+    """Guards against cells done twice, and against a deadlock of two."""
     workdir = make_workdir(tmp_path / "shared")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [start(config_file, workdir, env, **pipes) for _ in range(2)]

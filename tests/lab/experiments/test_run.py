@@ -167,7 +167,7 @@ def test_a_method_that_cannot_be_made_fails_alone_and_succeeds_later(
 
 
 def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
-    """Guards against a table of each process's own, and answers lost when one is killed."""
+    """Guards against a table for each process, and answers lost when one is killed."""
     from jspec.lab.experiments import models
 
     methods = {"plain": {"drafter": "none"},

@@ -17,11 +17,11 @@ def test_format_seconds(seconds, text):
 
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     """Guards against a line for each of thousands of cells, and against none at the end."""
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     shown = Progress(100, 40)
     for count in range(41, 101):
-        now[0] += 1
+        clock[0] += 1
         shown.show(count, num_failed=int(count > 90))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "41 of 100 cells, about 59 s left"

@@ -146,7 +146,7 @@ def test_what_an_estimate_does_not_read_is_refused(path, value, message):
 
 
 def test_defaults_and_settings():
-    """Guards against settings that ignore the config's max_new_tokens, or their own."""
+    """Guards against settings that ignore max_new_tokens, the config's or theirs."""
     settings = {"short": {"max_new_tokens": 8, "stop": ["x"]}, "T=1": {"temperature": 1}}
     experiment = read_experiment(PLAIN | {"max_new_tokens": 32, "settings": settings})
     assert experiment.settings["short"].max_new_tokens == 8

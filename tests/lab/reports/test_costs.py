@@ -39,9 +39,9 @@ def answer(rounds, *, length=LENGTH, num_prompt_tokens=0):
 
 def test_a_round_costs_what_the_fitting_number_costs():
     """Guards against the cost of a width that is not compiled."""
-    found = [round_seconds(COSTS, LENGTH, a_round(number)) for number in range(8)]
+    actual = [round_seconds(COSTS, LENGTH, a_round(number)) for number in range(8)]
     expected = [SECONDS[number] for number in (0, 1, 3, 3, 7, 7, 7, 7)]
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
 
 
 def test_a_round_costs_what_its_drafter_and_context_cost():
@@ -102,9 +102,9 @@ def test_drafters_that_take_turns_cost_what_each_costs(expensive_first):
 
     Guards against a c that depends on whose turn came first; a silent round counts as a lookup's.
     """
-    both = RoundCosts((512,), (0, 3), ("ngram", "model"), (((PLAIN, 0.026), (PLAIN, 0.060)),))
+    costs = RoundCosts((512,), (0, 3), ("ngram", "model"), (((PLAIN, 0.026), (PLAIN, 0.060)),))
     rounds = [a_round(3, 1, "model"), a_round(3), a_round(2, 1), a_round(0)]
-    _, ratio = predict_iid([answer(rounds if expensive_first else rounds[::-1])], both)
+    _, ratio = predict_iid([answer(rounds if expensive_first else rounds[::-1])], costs)
     assert ratio == pytest.approx(((3 * 0.026 + 0.060) / 4 / PLAIN - 1) / 3)
 
 
@@ -148,10 +148,10 @@ def test_too_little_to_predict_from():
     (scene,) = make_scenes(config(), parse_cells(cells()))
     batch = dataclasses.replace(scene, batch_size=2)
     methods = dict(reversed(config()["methods"].items()))
-    (other,) = make_scenes(config(methods=methods), parse_cells(cells()))
+    (reversed_scene,) = make_scenes(config(methods=methods), parse_cells(cells()))
     assert prediction_blocks([scene], {}) == []
     assert prediction_blocks([batch], {"lookup:3": costs}) == []
-    assert prediction_blocks([other], {"lookup:3": costs}) == []
+    assert prediction_blocks([reversed_scene], {"lookup:3": costs}) == []
     assert len(prediction_blocks([scene], {"lookup:3": costs})) == 3
 
 

@@ -93,7 +93,7 @@ def test_pictures_are_linked():
 
 
 def test_a_glossary_is_folded():
-    """Guards against a page of explanations before the reader has asked for one."""
+    """Guards against a page of explanations before the reader has asked for any."""
     text = to_markdown([Glossary((("alpha", "a share"),))])
     assert text.startswith("<details><summary>Glossary</summary>\n\n- **alpha**: a share\n")
 

@@ -36,13 +36,13 @@ def many_prompts():
 
 def test_a_scene_draws_what_it_has_data_for(figures):
     """Guards against empty figures, figures of nothing to compare, and one that is forgotten."""
-    names = [one.name for one in scene_figures(scene_of(cells()), VIEW)]
+    names = [figure.name for figure in scene_figures(scene_of(cells()), VIEW)]
     assert names == [
         "by-number-2"
     ]  # three prompts a category, 9 rounds that examine a second draft
-    names = [one.name for one in scene_figures(scene_of(many_prompts()), VIEW)]
+    names = [figure.name for figure in scene_figures(scene_of(many_prompts()), VIEW)]
     assert names == ["by-number-2", "by-category-2", "drafts-accepted-2"]
-    one_draft = [one for one in cells() if one["key"]["method"] in ("plain", "lookup:1")]
+    one_draft = [figure for figure in cells() if figure["key"]["method"] in ("plain", "lookup:1")]
     assert scene_figures(scene_of(one_draft), VIEW) == []
 
 

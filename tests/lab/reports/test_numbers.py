@@ -17,7 +17,7 @@ from tests.lab.reports.workdirs import WAYS, cell, cells, config
 
 def pick(method, **options):
     """Returns a method's cells."""
-    return [one for one in parse_cells(cells(**options)) if one.method == method]
+    return [cell for cell in parse_cells(cells(**options)) if cell.method == method]
 
 
 def test_speeds_are_ratios_of_what_both_methods_did():
@@ -39,12 +39,12 @@ def test_speeds_are_ratios_of_what_both_methods_did():
 def test_a_repeat_that_has_only_begun_is_left_out():
     """Guards against ratios over different prompts while a run is going on."""
     ours, plain = pick("lookup:3"), pick("plain")
-    begun = [one for one in ours if one.repeat < 2 or one.prompts == (0,)]
+    begun = [cell for cell in ours if cell.repeat < 2 or cell.prompts == (0,)]
     ratio, num_prompts, num_repeats = Timed(begun, plain).compared
     assert (num_prompts, num_repeats) == (6, 2)
     assert ratio.median == pytest.approx(6 / 4.68)
     assert compare([], plain, decoding) is None
-    assert compare([one for one in ours if one.repeat == 9], plain, decoding) is None
+    assert compare([cell for cell in ours if cell.repeat == 9], plain, decoding) is None
 
 
 def test_a_prompt_with_a_missing_seed_is_left_out():
@@ -52,10 +52,8 @@ def test_a_prompt_with_a_missing_seed_is_left_out():
     lines = [cell(method, [prompt], seed=seed) for method in ("plain", "lookup:3")
              for prompt in (0, 3) for seed in (0, 1)]  # fmt: skip
     parsed = parse_cells(lines)
-    plain = [one for one in parsed if one.method == "plain"]
-    ours = [
-        one for one in parsed if one.method == "lookup:3" and (one.prompts, one.seed) != ((0,), 1)
-    ]
+    plain = [c for c in parsed if c.method == "plain"]
+    ours = [c for c in parsed if c.method == "lookup:3" and (c.prompts, c.seed) != ((0,), 1)]
     ratio, num_prompts, _ = Timed(ours, plain).compared
     assert num_prompts == 1
     assert ratio.median == pytest.approx(1 / 0.36)
@@ -100,7 +98,7 @@ def test_other_answers_are_counted_as_such():
         if line["key"]["method"] == "lookup:3" and line["key"]["prompts"] == [0]:
             line["record"]["answers"][0]["token_ids"][-1] = 99
     parsed = parse_cells(lines)
-    ours, plain = ([one for one in parsed if one.method == m] for m in ("lookup:3", "plain"))
+    ours, plain = ([cell for cell in parsed if cell.method == m] for m in ("lookup:3", "plain"))
     assert Timed(ours, plain).same_answers == (5, 6)
     assert Timed(ours[:2], plain).same_answers == (1, 2)
 
@@ -143,7 +141,7 @@ def test_a_category_is_compared_on_its_own_prompts():
 
 
 def test_crowded_tables_show_the_fastest_number_of_each_drafter():
-    """lookup:3 is faster than lookup:1 here; the control is a drafter like any other."""
+    """lookup:3 is faster than lookup:1 here; the control is a drafter like the rest."""
     (scene,) = make_scenes(config(), parse_cells(cells()))
     assert scene.shown == ["lookup:3", "random:3"]
 
@@ -174,7 +172,7 @@ def test_families_are_methods_that_differ_in_the_number_alone():
 
 
 def test_intervals_narrow_with_the_number_of_prompts():
-    """An interval over prompts: ten times as many of the same kinds give a narrower one."""
+    """An interval over prompts: ten times as many of the same kinds narrow it."""
     few = [one for one in cells(repeats=1) if one["key"]["method"] in ("plain", "lookup:3")]
     many = []
     for copy in range(10):

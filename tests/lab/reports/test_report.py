@@ -56,8 +56,8 @@ def report(tmp_path, lines, **options):
 
 def table(blocks, beginning):
     """Returns the rows of the table whose caption begins so, by their first cells."""
-    (found,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith(beginning)]
-    return {next(iter(row.values())): row for row in found.rows}
+    (match,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith(beginning)]
+    return {next(iter(row.values())): row for row in match.rows}
 
 
 def words_of(text):
@@ -68,7 +68,7 @@ def words_of(text):
 
 
 def test_the_committed_smoke_report_is_made_again_from_its_record(tmp_path):
-    """Guards against a published report that the code no longer makes, and against a long one."""
+    """Guards against published reports that the code no longer makes, and against long reports."""
     publish(SMOKE, tmp_path)
     made, committed = (
         (folder / "report.md").read_text(encoding="utf-8") for folder in (tmp_path, SMOKE)
@@ -118,7 +118,7 @@ def test_tables_hold_the_numbers(tmp_path):
 
 
 def test_what_the_methods_are_is_told(tmp_path):
-    """Drafter, number of drafts, draft model, weights, options and rule of each."""
+    """Drafter, number of drafts, draft model, weights, options and rule of each method."""
     methods = WAYS | {
         "big": {"drafter": "model", "num_draft_tokens": "auto", "draft": "small",
                 "draft_quantization": "int4", "acceptance": "rejection", "lenience": 1.0,
@@ -167,7 +167,7 @@ def test_one_timing_has_no_interval(tmp_path):
 
 
 def test_answers_are_compared_at_temperature_zero_only(tmp_path):
-    """Above it every method draws its own."""
+    """Above it every method draws its tokens."""
     hot = config(settings={"T=1": {"temperature": 1.0}})
     blocks, _ = report(tmp_path, cells(setting="T=1"), config_fields=hot)
     assert "same answers" not in table(blocks, "All prompts")["`plain`"]
@@ -232,8 +232,8 @@ def test_what_rounds_cost(tmp_path):
         json.dumps({"lookup:3": {"1": entry, "8": entry}, "random:3": {"1": random}})
     )
     blocks = make_report(read_workdir(folder))
-    (found,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Cost of a")]
-    assert [tuple(row.values()) for row in found.rows] == [
+    (match,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Cost of a")]
+    assert [tuple(row.values()) for row in match.rows] == [
         ("`lookup`", "512", "100.0", "1.20", "0.00"),
         ("`lookup`", "2048", "100.0", "2.00", "0.00"),
         ("`random`", "512", "100.0", "1.20", "2.00"),
@@ -435,8 +435,8 @@ def test_figures_that_are_no_longer_drawn_are_removed(tmp_path):
     folder = write(tmp_path, cells(), traces=[trace()])
     before = write_report(folder, make_report(read_workdir(folder)))
     (tmp_path / "trace.json").unlink()
-    own = [folder / "figures" / name for name in ("mine.png", "timeline-1.txt")]
-    for path in own:
+    extra_files = [folder / "figures" / name for name in ("mine.png", "timeline-1.txt")]
+    for path in extra_files:
         path.write_text("mine")
     with (folder / "report.md").open("a") as file:
         file.write("\n![x](figures/../../timeline-1.png)\n![x](elsewhere/mine.png)\n")
@@ -444,7 +444,7 @@ def test_figures_that_are_no_longer_drawn_are_removed(tmp_path):
     gone = {path.name for path in set(before) - set(after)}
     assert gone == {"timeline-1.png"}
     assert sorted((folder / "figures").iterdir()) == sorted(
-        [path for path in after if path.parent.name == "figures"] + own
+        [path for path in after if path.parent.name == "figures"] + extra_files
     )
 
 

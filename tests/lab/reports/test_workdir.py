@@ -71,7 +71,7 @@ def test_a_folder_without_results_is_an_experiment_that_has_not_begun(tmp_path):
 
 def test_repeats_do_not_count_twice():
     """A repeat gives the same answers again; seeds of one prompt belong together."""
-    plain = [one for one in parse_cells(cells()) if one.method == "plain"]
+    plain = [cell for cell in parse_cells(cells()) if cell.method == "plain"]
     assert sum(map(len, answers_by_prompt(plain))) == 6
     seeds = parse_cells([cell("plain", [2], seed=seed) for seed in (0, 1)])
     assert [len(group) for group in answers_by_prompt(seeds)] == [2]

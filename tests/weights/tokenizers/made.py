@@ -22,9 +22,8 @@ from tokenizers import (
 
 from jspec.weights import Tokenizer as OwnTokenizer
 from jspec.weights.gguf import GgufFile
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
-from jspec.weights.tokenizers.tokenizer import learn_bpe
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, learn_bpe
 
 MADE = ("byte level", "strips", "keeps", "unigram", "wordpiece", "words", "suffixes", "bytes")
 REAL = ("llama2", "gemma3", "qwen3", "llama3_1", "smollm2")

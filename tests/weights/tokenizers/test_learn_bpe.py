@@ -28,7 +28,7 @@ def test_frequent_words_are_one_token_and_all_texts_come_back(tokenizer):
 
 
 def test_the_ends_are_tokens(tokenizer):
-    """A text begins with BOS, and with one only; an EOS that is written out is one."""
+    """A text begins with BOS, and with one only; a written EOS is an EOS."""
     assert tokenizer.encode("") == [tokenizer.bos_id]
     ids = tokenizer.encode("the<e>")
     assert ids[0] == tokenizer.bos_id

@@ -6,9 +6,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from jspec.common.errors import InputError
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
-from jspec.weights.tokenizers.tokenizer import Tokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from jspec.weights.vocabulary import check_same_tokenizer
 from tests.weights.toys import byte_level_vocabulary
 
@@ -108,7 +107,7 @@ def test_invalid_unicode_is_refused(tokenizer):
 
 
 def test_no_second_bos():
-    """Guards against two BOS when a rendered chat prompt, which has its own, is encoded."""
+    """Guards against two BOS when a rendered chat prompt, which begins with BOS, is encoded."""
     tokenizer = make_tokenizer(bos="<s>")
     prompt = tokenizer.chat_prompt([{"role": "user", "content": "hi"}])
     assert prompt.startswith("<s>")
