@@ -50,20 +50,18 @@ def last(text):
 def observed(kind, tiny_pair, heads, text):
     """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
     drafter = kind.drafter(WIDTH)
-    text = jnp.asarray(text)
-    outputs = last_outputs(tiny_pair, drafter, text)
+    outputs, observe = last_outputs(tiny_pair, drafter, text), jax.jit(drafter.observe)
     state = drafter.init(len(LENGTHS), text.shape[1])
     for start in range(0, LENGTHS.max(), 5):
         valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
         block = slice(start, start + 5)
-        state = drafter.observe(heads, state, text[:, block], outputs[:, block], valid)
+        state = observe(heads, state, text[:, block], outputs[:, block], valid)
     return state
 
 
 def last_outputs(pair, drafter, text):
     """Returns what a drafter observes of a text [b t], by one call."""
-    layers, cache = drafter.hidden_layers, tiny.empty_cache(*text.shape)
-    return pair.apply(pair.target, text, cache, hidden_layers=layers)[1]
+    return tiny.outputs_of(pair, text, drafter.hidden_layers)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +69,8 @@ def logits(kind, tiny_pair, heads, text):
     """Returns what the heads say behind each row's text, [b h v], by numpy."""
     said = []
     for row, length in enumerate(LENGTHS):
-        consumed = jnp.asarray(text[row, :length])[None]
-        hidden = tiny_pair.apply(tiny_pair.target, consumed, tiny.empty_cache(1, int(length)))[1]
-        said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden[0, -1], np.float64)))
+        hidden = tiny.outputs_of(tiny_pair, text[row : row + 1, :length], ())
+        said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden, np.float64)[0, -1]))
     return np.stack(said)[:, :WIDTH]
 
 

@@ -25,7 +25,7 @@ from jspec.weights.resolver import has_mtp_layer
 from tests import tiny_models, tiny_mtp
 from tests.cases import slow_unless
 from tests.models.family_checkpoints import ROPE, SHAPE
-from tests.speculation.drive import Engine, settings_of
+from tests.speculation.drive import Engine, assert_cache_is_of_text, settings_of
 
 WIDTH, CAPACITY = 3, 160
 LENGTHS = np.array([140, 66, 1])
@@ -231,17 +231,8 @@ def make_engine():
 
 def check_cache(result):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-    state = result.state.draft
-    for row, prompt in enumerate(PROMPTS):
-        text, num = [*prompt, *result.tokens[row]], int(state.cache.length[row])
-        assert len(text) > num >= len(text) - WIDTH - 2
-        tokens = np.zeros([1, 80], np.int32)  # padding that nothing before it sees
-        tokens[0, : len(text)] = text
-        fresh = tiny_mtp.fresh_cache(tiny_mtp.params(), jnp.asarray(tokens))
-        pairs = zip((*state.cache.keys, *state.cache.values), (*fresh.keys, *fresh.values),
-                    strict=True)  # fmt: skip
-        for ours, theirs in pairs:
-            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+    fresh = functools.partial(tiny_mtp.fresh_cache, tiny_mtp.params())
+    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
 
 
 class Keeping(MtpDrafter):

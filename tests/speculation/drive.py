@@ -88,13 +88,13 @@ class Engine:
         state = SpecState(
             target_cache=self.empty_cache(b, self.capacity),
             draft=draft,
-            last_token=jnp.zeros([b], jnp.int32),
+            last_token=jnp.asarray(np.zeros(b, np.int32)),
             seed=jnp.asarray(np.arange(b) if seeds is None else seeds, jnp.uint32),
             settings=settings_of(b, temperature),
             draft_temperature=jnp.asarray(np.broadcast_to(np.float32(draft_temperature), b)),
             stop_ids=jnp.asarray(stops),
             max_length=jnp.asarray(np.minimum(max_length, self.capacity)),
-            is_done=jnp.zeros([b], bool),
+            is_done=jnp.asarray(np.zeros(b, bool)),
         )
         counts = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
         return self.prefill(self.params, state, jnp.asarray(tokens), counts)[0]
@@ -102,7 +102,7 @@ class Engine:
     def advance(self, state, num_rounds):
         """Runs at most so many rounds; returns the state and their infos alone."""
         state, infos, count = self.rounds(self.params, state, jnp.int32(num_rounds))
-        return state, jax.tree.map(lambda leaf: np.asarray(leaf[: int(count)]), infos)
+        return state, jax.tree.map(lambda leaf: np.asarray(leaf)[: int(count)], infos)
 
     def generate(self, prompts, *, rounds_per_call=None, **options) -> Result:
         """Runs until every row is done or the engine's rounds are over."""
@@ -132,9 +132,9 @@ def settings_of(batch_size, temperature):
     """Returns settings without filters; the temperature may be one a row."""
     return SamplingSettings(
         temperature=jnp.asarray(np.broadcast_to(np.float32(temperature), batch_size)),
-        top_k=jnp.zeros([batch_size], jnp.int32),
-        top_p=jnp.ones([batch_size], jnp.float32),
-        min_p=jnp.zeros([batch_size], jnp.float32),
+        top_k=jnp.asarray(np.zeros(batch_size, np.int32)),
+        top_p=jnp.asarray(np.ones(batch_size, np.float32)),
+        min_p=jnp.asarray(np.zeros(batch_size, np.float32)),
     )
 
 
@@ -168,6 +168,23 @@ def request_settings(settings, prompts, vocab_size, switches=None):
         states=states,
         switches=switches,
     )
+
+
+def assert_cache_is_of_text(result, prompts, lag, fresh):
+    """Asserts that every row's draft cache holds what a fresh prefill of its text gives.
+
+    Args:
+      result: of a run.
+      prompts: of its rows.
+      lag: how many of a text's tokens the cache may lack.
+      fresh: from texts [b 80], padded by what nothing before it sees, to their cache.
+    """
+    cache, tokens = result.state.draft.cache, np.zeros([len(prompts), 80], np.int32)
+    for row, prompt in enumerate(prompts):
+        text, num = [*prompt, *result.tokens[row]], int(cache.length[row])
+        tokens[row, : len(text)] = text
+        assert len(text) > num >= len(text) - lag
+    assert_committed_equal(cache, fresh(tokens), atol=1e-4)
 
 
 def assert_committed_equal(cache, fresh, *, atol=6e-5):
