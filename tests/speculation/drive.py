@@ -1,5 +1,6 @@
 """Drives the core as the Generator does, with nothing around it."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -41,8 +42,51 @@ class Result:
         return self.infos.num_accepted
 
 
+def _shared(build):
+    """Returns the function, called once for equal arguments, or each time if they have no hash."""
+    cached = functools.lru_cache(maxsize=64)(build)
+
+    def call(*args):
+        try:
+            hash(args)
+        except TypeError:
+            return build(*args)
+        return cached(*args)
+
+    call.forget = cached.cache_clear
+    return call
+
+
+@_shared
+def _compile_prefill(apply, drafter):
+    """Returns the compiled prefill, which knows no rule."""
+    prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
+    return jax.jit(prefill, compiler_options=QUICK)
+
+
+@_shared
+def _compile_plain(apply, max_rounds):
+    """Returns the compiled rounds of plain decoding."""
+    step = functools.partial(plain_step, target=apply)
+    rounds = functools.partial(run_rounds, step=step, max_rounds=max_rounds)
+    return step, jax.jit(rounds, compiler_options=QUICK)
+
+
+@contextlib.contextmanager
+def compiled_anew():
+    """Has engines share no program with those before or after: for a mistake put into jspec."""
+    for compiled in (_compile_prefill, _compile_plain):
+        compiled.forget()
+    yield
+    for compiled in (_compile_prefill, _compile_plain):
+        compiled.forget()
+
+
 class Engine:
-    """Compiled prefill and rounds of one target, drafter and rule."""
+    """Compiled prefill and rounds of one target, drafter and rule.
+
+    Equal drafters share their prefill, and all plain decoding of a target is one program.
+    """
 
     def __init__(
         self, apply, empty_cache, params, drafter=None, rule="rejection", *, capacity=96,
@@ -51,14 +95,12 @@ class Engine:
         self.params = params if isinstance(params, ModelParams) else ModelParams(*params)
         self.drafter, self.empty_cache, self.capacity = drafter, empty_cache, capacity
         self.max_rounds = max_rounds
+        self.prefill = _compile_prefill(apply, drafter)
         if drafter is None:
-            self.step = functools.partial(plain_step, target=apply)
-        else:
-            rule = get_rule(rule) if isinstance(rule, str) else rule
-            self.step = functools.partial(step, target=apply, drafter=drafter, rule=rule)
-        self.prefill = jax.jit(
-            functools.partial(prefill_chunk, target=apply, drafter=drafter), compiler_options=QUICK
-        )
+            self.step, self.rounds = _compile_plain(apply, max_rounds)
+            return
+        rule = get_rule(rule) if isinstance(rule, str) else rule
+        self.step = functools.partial(step, target=apply, drafter=drafter, rule=rule)
         self.rounds = jax.jit(
             functools.partial(run_rounds, step=self.step, max_rounds=max_rounds),
             compiler_options=QUICK,
