@@ -14,11 +14,9 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_dflash
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, assert_cache_is_of_text, settings_of
+from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
 
 WIDTH, CAPACITY = 3, 160
 LENGTHS = np.array([140, 66, 3])
@@ -67,30 +65,6 @@ def observe(pair, drafter, head, text, block=5):
         part = slice(start, start + block)
         state = step(head, state, text[:, part], hidden[:, part], valid)
     return state
-
-
-@functools.cache
-def proposer(pair, drafter, temperature):
-    """Returns the compiled proposal with seed 0 for every row."""
-
-    @jax.jit
-    def run(head, state, last, limit):
-        zeros = jnp.zeros_like(last)
-        width = drafter.num_draft_tokens
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
-        inputs = RoundInputs(
-            last, lambda kind: limit + kind, keys, settings_of(len(LENGTHS), temperature),
-            TargetView(pair.target, pair.apply, None),
-        )  # fmt: skip
-        return drafter.propose(head, state, inputs)
-
-    return run
-
-
-def propose(pair, drafter, head, state, last, limit, temperature=0.0):
-    """Proposes with seed 0 for every row."""
-    run = proposer(pair, drafter, temperature)
-    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
 
 
 def reference(pair, config, head, text, row):

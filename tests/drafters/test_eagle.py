@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, assert_cache_is_of_text, settings_of
+from tests.speculation import drive
+from tests.speculation.drive import Engine, assert_cache_is_of_text
 
 WIDTH = 3
 CAPACITY = 160
@@ -44,34 +43,10 @@ def observed(tiny_pair, head, text):
     return state
 
 
-@functools.cache
-def proposer(tiny_pair, temperature, vocab_size):
-    """Returns the compiled proposal with seed 0 for every row."""
-    drafter = dataclasses.replace(tiny_eagle.drafter(WIDTH), vocab_size=vocab_size)
-
-    @jax.jit
-    def run(head, state, last, limit):
-        zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            head,
-            state,
-            RoundInputs(
-                last,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings_of(len(LENGTHS), temperature),
-                view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-            ),
-        )
-
-    return run
-
-
 def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61):
-    """Proposes with seed 0 for every row."""
-    run = proposer(tiny_pair, temperature, vocab_size)
-    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+    """Returns what the drafter of a head proposes, and its state."""
+    drafter = dataclasses.replace(tiny_eagle.drafter(WIDTH), vocab_size=vocab_size)
+    return drive.propose(tiny_pair, drafter, head, state, last, limit, temperature)
 
 
 def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observed):

@@ -13,11 +13,9 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.request import SamplingParams
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, request_settings, settings_of
+from tests.speculation.drive import Engine, propose, request_settings
 from tests.tiny_heads import SAVE_HEAD
 
 WIDTH = 3
@@ -74,32 +72,10 @@ def logits(kind, tiny_pair, heads, text):
     return np.stack(said)[:, :WIDTH]
 
 
-def propose(pair, drafter, heads, state, last, limit, settings):
-    """Proposes with seed 0 for every row."""
-
-    @jax.jit
-    def run(heads, state, last, limit, settings):
-        zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            heads,
-            state,
-            RoundInputs(
-                last,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings,
-                view=TargetView(pair.target, pair.apply, None),
-            ),
-        )[0]
-
-    return run(heads, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32), settings)
-
-
 def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, logits):
     """Rows of different lengths, whose last tokens came in blocks that were partly padding."""
-    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.0)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0], settings)
+    drafter = kind.drafter(WIDTH)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [WIDTH, 2, 0])
     meant = np.arange(WIDTH) < np.array([WIDTH, 2, 0])[:, None]
     np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
@@ -107,8 +83,8 @@ def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, l
 
 def test_the_distribution_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
     """At a temperature: each head's softmax, or none, where nothing is drawn."""
-    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.7)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    drafter = kind.drafter(WIDTH)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 0.7)
     if kind is tiny_blockwise:
         assert proposal.probs is None
         np.testing.assert_array_equal(proposal.tokens, logits.argmax(axis=-1))
@@ -123,7 +99,8 @@ def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last
     settings = SamplingParams(presence_penalty=2.0, logit_bias={favourite: -50.0})
     settings = request_settings(settings, [[one] for one in last.tolist()], 61)
     drafter = kind.drafter(WIDTH)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    limit = [WIDTH] * 3
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, limit, settings=settings)
     for row in range(len(LENGTHS)):
         processed, seen = logits[row].copy(), set()
         for place in range(WIDTH):
@@ -145,8 +122,7 @@ def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, l
     largest = scipy.special.softmax(logits, axis=-1).max(axis=-1)
     confidence = float(np.median(largest))
     drafter = kind.drafter(WIDTH, min_confidence=confidence)
-    settings = settings_of(len(LENGTHS), temperature)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, temperature)
     expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
     np.testing.assert_array_equal(proposal.num_tokens, expected)
     assert len(set(expected.tolist())) > 1
@@ -218,8 +194,7 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(kind, tiny_pair, heads, o
     """Ids that no tokenizer has, at the end of the target's table."""
     used = 20
     drafter = dataclasses.replace(kind.drafter(WIDTH), vocab_size=used)
-    settings = settings_of(len(LENGTHS), 1.0)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 1.0)
     assert (np.asarray(proposal.tokens) < used).all()
     if proposal.probs is not None:
         assert (np.asarray(proposal.probs)[..., used:] == 0).all()

@@ -18,8 +18,8 @@ from jspec.drafters.eagle_head import load_eagle, save_eagle
 from jspec.drafters.eagle_layouts import save_speculators
 from tests import tiny, tiny_eagle, tiny_peagle
 from tests.cases import slow_unless
-from tests.drafters.test_dflash import LENGTHS, PROMPTS, WIDTH, observe, propose
-from tests.speculation.drive import Engine, assert_cache_is_of_text
+from tests.drafters.test_dflash import LENGTHS, PROMPTS, WIDTH, observe
+from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
 
 CONFIGS = {
     "two layers": tiny_peagle.CONFIG,

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.generation.batch import needed_switches
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step
-from jspec.speculation.types import ModelParams, SpecState, StepInfo
+from jspec.speculation.types import ModelParams, RoundInputs, SpecState, StepInfo, TargetView
 
 PROMPT_WIDTH = 16
 # Halves the time to compile, which is nearly all the time of these tests. What the optimised
@@ -159,6 +160,45 @@ class Engine:
         for row, emitted in enumerate(tokens):
             emitted.extend(emitted_in_row(infos, row))
         return Result(tokens, infos, state)
+
+
+@_shared
+def _compile_propose(drafter, apply):
+    """Returns the compiled proposal with seed 0 for every row."""
+
+    @jax.jit
+    def run(params, state, last, limit, settings, view):
+        zeros = jnp.zeros_like(last)
+        width = drafter.num_draft_tokens
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
+        inputs = RoundInputs(
+            last, lambda kind: limit + kind, keys, settings, TargetView(view[0], apply, view[1])
+        )
+        return drafter.propose(params, state, inputs)
+
+    return run
+
+
+def propose(
+    pair, drafter, params, state, last, limit, temperature=0.0, *, settings=None, cache=None
+):  # fmt: skip
+    """Returns what a drafter proposes with seed 0 for every row, and its state.
+
+    Args:
+      pair: with the target and its apply.
+      drafter: it.
+      params: its own.
+      state: before.
+      last: each row's newest token.
+      limit: each row's number of drafts.
+      temperature: of all rows.
+      settings: in its place.
+      cache: the target's, where the drafter looks at it.
+    """
+    settings = settings_of(len(last), temperature) if settings is None else settings
+    last, limit = (jnp.asarray(np.asarray(x, np.int32)) for x in (last, limit))
+    run = _compile_propose(drafter, pair.apply)
+    return run(params, state, last, limit, settings, (pair.target, cache))
 
 
 def emitted_in_row(infos, row):
