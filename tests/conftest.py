@@ -25,13 +25,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
 # Before jspec is imported anywhere, so that the shapes in its annotations are checked at run time.
 if _HAS_BEARTYPE:
-    import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
+    import tests.typecheck
 
+    jaxtyping.jaxtyped = tests.typecheck.decorate_once  # by this name in what the hook compiles
     jaxtyping.install_import_hook(
         [
             "jspec.kernels",
             "jspec.models",
-            "jspec.sampling.distribution",
             "jspec.sampling.distribution",
             "jspec.sampling.settings",
             "jspec.speculation",

@@ -13,7 +13,7 @@ from tests import tiny
 CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=3, num_mtp_layers=1)
 FIRST, SUBSET, ALL = (0, 1), (0, 2), (0, 1, 2)
 
-apply = make_apply(CONFIG)
+apply = tiny.one_program(make_apply(CONFIG))
 
 
 @functools.cache

@@ -1,10 +1,12 @@
 """Tiny heads of DFlash and DSpark for the tiny target, and what they say, with numpy alone."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jspec.drafters.dflash import DflashDrafter
 from jspec.drafters.dflash_head import (
@@ -42,19 +44,14 @@ CONFIG = make_config(tiny.CONFIG, feature_layers=(0, 1, 2))
 def params(config=CONFIG, seed=0, std=0.4):
     """Returns a head of large weights; with a cut vocabulary it lacks every third token."""
     shapes = jax.eval_shape(lambda key: init_dflash_params(config, key), jax.random.key(0))
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        noise = std * rng.normal(size=leaf.shape)
-        return jnp.asarray(1 + noise if path[-1].key == "scale" else noise, jnp.float32)
-
-    head = jax.tree_util.tree_map_with_path(draw, shapes)
+    head = tiny.normal_weights(shapes, seed, std)
     if config.is_cut:
         ids = np.flatnonzero(np.arange(config.target_vocab_size) % 3 != 2)
         head |= {"ids": jnp.asarray(ids[: config.layer.vocab_size], jnp.int32)}
     return head
 
 
+@functools.cache
 def params_for(pair):
     """Returns a head of which the target keeps some drafts."""
     return fitted(CONFIG, pair.config, pair.target)
@@ -66,9 +63,9 @@ def fitted(config, target_config, target, num_steps=150):
     tokens = np.random.default_rng(1).integers(0, target_config.vocab_size, (b, s))
     tokens = jnp.asarray(tokens, jnp.int32)
     cache = init_cache(target_config, batch_size=b, capacity=s, dtype=jnp.float32)
-    apply = make_apply(target_config)
+    apply = tiny.one_program(make_apply(target_config))
     logits, hidden, _ = apply(target, tokens, cache, hidden_layers=config.feature_layers)
-    wanted = jax.nn.softmax(logits[:, 8:11])
+    wanted = jnp.asarray(scipy.special.softmax(np.asarray(logits)[:, 8:11], axis=-1))
 
     def loss(head):
         empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
@@ -119,9 +116,16 @@ def drafter(width, config=CONFIG, target=tiny.CONFIG, **options):
 
 
 def features_of(pair, tokens, config=CONFIG):
-    """Returns the target's outputs at the head's feature layers, [b t l d], by one call."""
-    cache = tiny.empty_cache(*tokens.shape)
-    return pair.apply(pair.target, tokens, cache, hidden_layers=config.feature_layers)[1]
+    """Returns the target's outputs at the head's feature layers, [b t l d]."""
+    return tiny.outputs_of(pair, tokens, config.feature_layers)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fresh_cache(config, head, hidden):
+    """Returns the cache of one call on all features of texts."""
+    b, s = hidden.shape[:2]
+    empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
+    return read_context(config, head, fuse(config, head, hidden), empty)
 
 
 def reference_hidden(config, head, target, hidden, last, num_slots):

@@ -30,17 +30,12 @@ CONFIG = EagleConfig(
 def params(seed=0, std=0.4, config=CONFIG):
     """Returns a head of large weights that cannot propose every third token."""
     shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        noise = std * rng.normal(size=leaf.shape)
-        return jnp.asarray(1 + noise if path[-1].key == "scale" else noise, jnp.float32)
-
-    head = jax.tree_util.tree_map_with_path(draw, shapes)
+    head = tiny.normal_weights(shapes, seed, std)
     ids = np.flatnonzero(np.arange(config.target_vocab_size) % 3 != 2)[: config.layer.vocab_size]
     return head | {"ids": jnp.asarray(ids, jnp.int32)}
 
 
+@functools.cache
 def params_for(pair):
     """Returns a head of which the target keeps some drafts.
 
@@ -48,13 +43,18 @@ def params_for(pair):
     """
     head, dim = params(), CONFIG.layer.embed_dim
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (32, 24)), jnp.int32)
-    wanted = tiny.full_logits(pair, pair.target, tokens)[:, 1:, head["ids"]]
+    wanted = np.asarray(tiny.full_logits(pair, pair.target, tokens))[:, 1:, np.asarray(head["ids"])]
     # With the identity in the matrix's place the head says what the matrix reads.
     layer = dataclasses.replace(CONFIG.layer, vocab_size=dim)
-    reading = {"head": head["head"] | {"head": jnp.eye(dim)}}
-    pairs = pair.target["embedding"][tokens[:, 1:]], fuse(head, features_of(pair, tokens)[:, :-1])
-    empty = init_cache(CONFIG.layer, batch_size=32, capacity=23, dtype=jnp.float32)
-    read = apply_head(dataclasses.replace(CONFIG, layer=layer), reading, *pairs, empty)[0]
+
+    @jax.jit
+    def run(features, tokens):
+        reading = {"head": head["head"] | {"head": jnp.eye(dim)}}
+        pairs = pair.target["embedding"][tokens[:, 1:]], fuse(head, features[:, :-1])
+        empty = init_cache(CONFIG.layer, batch_size=32, capacity=23, dtype=jnp.float32)
+        return apply_head(dataclasses.replace(CONFIG, layer=layer), reading, *pairs, empty)[0]
+
+    read = run(features_of(pair, tokens), tokens)
     fitted = np.linalg.lstsq(np.reshape(read, (-1, dim)), np.reshape(wanted, (-1, NUM_IDS)))[0]
     return head | {"head": head["head"] | {"head": jnp.asarray(fitted.T)}}
 
@@ -81,14 +81,25 @@ def drafter(width, **options):
 
 
 def features_of(pair, tokens):
-    """Returns the target's outputs at the head's feature layers, [b t l d], by one call."""
-    return _features_of(pair.apply, pair.target, tokens)
+    """Returns the target's outputs at the head's feature layers, [b t l d]."""
+    return tiny.outputs_of(pair, tokens, CONFIG.feature_layers)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _features_of(apply, params, tokens):
-    cache = tiny.empty_cache(*tokens.shape)
-    return apply(params, tokens, cache, hidden_layers=CONFIG.feature_layers)[1]
+def fresh_cache(config, head, table, outputs, tokens):
+    """Returns the cache of one call on all pairs of texts [b s].
+
+    Args:
+      config: the head's.
+      head: its parameters.
+      table: embeddings of the tokens.
+      outputs: the target's at the head's feature layers.
+      tokens: the texts.
+    """
+    b, s = tokens.shape
+    empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
+    features = fuse(head, outputs[:, :-1])
+    return apply_head(config, head, table[tokens[:, 1:]], features, empty)[2]
 
 
 def chain_logits(pair, head, text, num_drafts):
@@ -103,20 +114,19 @@ def chain_logits(pair, head, text, num_drafts):
       text: ids, the newest one included.
       num_drafts: how many.
     """
-    tokens = jnp.asarray(text, jnp.int32)[None]
-    features = fuse(head, features_of(pair, tokens)[:, :-1])
+    tokens = np.zeros([1, _LONGEST], np.int32)
+    tokens[0, : len(text)] = text
+    features = np.array(jax.jit(fuse)(head, features_of(pair, tokens)))
+    table, ids = np.asarray(pair.target["embedding"]), np.asarray(head["ids"])
+    empty = init_cache(CONFIG.layer, batch_size=1, capacity=_LONGEST, dtype=jnp.float32)
     drafts, logits = [], []
-    for _ in range(num_drafts):
-        later = jnp.asarray([*text[1:], *drafts], jnp.int32)[None]
-        embedded = pair.target["embedding"][later]
-        last = later.shape[1] - 1
-        room = ((0, 0), (0, _LONGEST - last - 1), (0, 0))
-        empty = init_cache(CONFIG.layer, batch_size=1, capacity=_LONGEST, dtype=jnp.float32)
-        said, hidden, _ = _apply_head(
-            CONFIG, head, jnp.pad(embedded, room), jnp.pad(features, room), empty,
-            logits_at=jnp.array([last]),
-        )  # fmt: skip
-        logits.append(np.asarray(said[0, 0]))
-        drafts.append(int(head["ids"][int(logits[-1].argmax())]))
-        features = jnp.concatenate([features, hidden[:, last : last + 1]], axis=1)
+    for last in range(len(text) - 2, len(text) - 2 + num_drafts):
+        embedded = np.zeros_like(features)
+        embedded[0, : last + 1] = table[[*text[1:], *drafts]]
+        pairs = jnp.asarray(embedded), jnp.asarray(features)
+        at = jnp.asarray(np.array([last], np.int32))
+        said, hidden, _ = _apply_head(CONFIG, head, *pairs, empty, logits_at=at)
+        logits.append(np.asarray(said)[0, 0])
+        drafts.append(int(ids[logits[-1].argmax()]))
+        features[0, last + 1] = np.asarray(hidden)[0, last]
     return logits, drafts

@@ -48,7 +48,7 @@ def peaked_params(config, seed=0, disturbance=0.0):
             values += 1
         if rule.path == ("head",):
             values *= np.exp(favours.normal(size=(config.vocab_size, 1)) * _FAVOUR)
-        leaves[rule.path] = jnp.asarray(values, jnp.float32)
+        leaves[rule.path] = jnp.asarray(values.astype(np.float32))
     return unflatten_dict(leaves)
 
 

@@ -14,7 +14,7 @@ from jspec.models.layers import normed_outputs
 from tests import tiny
 
 CONFIG = dataclasses.replace(tiny.CONFIG, family="mimo", qkv_bias=True, num_mtp_layers=1)
-apply = make_apply(CONFIG)
+apply = tiny.one_program(make_apply(CONFIG))
 
 
 def empty_cache(batch_size, capacity):

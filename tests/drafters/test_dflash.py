@@ -14,12 +14,9 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
-from jspec.models import init_cache
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_dflash
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, settings_of
+from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
 
 WIDTH, CAPACITY = 3, 160
 LENGTHS = np.array([140, 66, 3])
@@ -70,27 +67,10 @@ def observe(pair, drafter, head, text, block=5):
     return state
 
 
-def propose(pair, drafter, head, state, last, limit, temperature=0.0):
-    """Proposes with seed 0 for every row."""
-
-    @jax.jit
-    def run(head, state, last, limit):
-        zeros = jnp.zeros_like(last)
-        width = drafter.num_draft_tokens
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
-        inputs = RoundInputs(
-            last, lambda kind: limit + kind, keys, settings_of(len(LENGTHS), temperature),
-            TargetView(pair.target, pair.apply, None),
-        )  # fmt: skip
-        return drafter.propose(head, state, inputs)
-
-    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
-
-
 def reference(pair, config, head, text, row):
     """Returns the logits of a row's drafts by numpy, over all of the target's tokens, [w v]."""
     length = LENGTHS[row]
-    hidden = tiny_dflash.features_of(pair, jnp.asarray(text[row : row + 1, :length]), config)[0]
+    hidden = tiny_dflash.features_of(pair, text[row : row + 1, :length], config)[0]
     said, _ = tiny_dflash.reference_logits(
         config, head, tiny.CONFIG, pair.target, hidden, text[row, length], WIDTH
     )
@@ -153,7 +133,7 @@ def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, 
     free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
     said, estimates = [], []
     for row, length in enumerate(LENGTHS):
-        hidden = tiny_dflash.features_of(tiny_pair, jnp.asarray(text[row : row + 1, :length]))[0]
+        hidden = tiny_dflash.features_of(tiny_pair, text[row : row + 1, :length])[0]
         said.append(tiny_dflash.reference_logits(
             config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], WIDTH
         ))  # fmt: skip
@@ -221,26 +201,14 @@ def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
     assert np.abs(poisoned(-1) - clean.probs).max() > 0.01
 
 
-def fresh_cache(pair, config, head, tokens):
-    """Returns the cache of one call on all features of a text."""
-    hidden = tiny_dflash.features_of(pair, tokens, config)
-    shape = {"batch_size": 1, "capacity": tokens.shape[1], "dtype": jnp.float32}
-    features = tiny_dflash.fuse(config, head, hidden)
-    return tiny_dflash.read_context(config, head, features, init_cache(config.layer, **shape))
-
-
 def check_cache(pair, head, result, config=tiny_dflash.CONFIG):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-    state = result.state.draft
-    for row, prompt in enumerate(PROMPTS):
-        tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
-        num = int(state.cache.length[row])
-        assert tokens.shape[1] > num >= tokens.shape[1] - WIDTH - 2
-        cache = fresh_cache(pair, config, head, tokens[:, :num])
-        pairs = zip((*state.cache.keys, *state.cache.values), (*cache.keys, *cache.values),
-                    strict=True)  # fmt: skip
-        for ours, theirs in pairs:
-            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+
+    def fresh(tokens):
+        hidden = tiny_dflash.features_of(pair, tokens, config)
+        return tiny_dflash.fresh_cache(config, head, hidden)
+
+    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
 
 
 @pytest.fixture(scope="module")
@@ -363,8 +331,7 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
         return markov["kernel"] @ markov["embedding"][token]
 
     for row, length in enumerate(LENGTHS):
-        tokens = jnp.asarray(text[row : row + 1, :length])
-        hidden = tiny_dflash.features_of(tiny_pair, tokens, config)[0]
+        hidden = tiny_dflash.features_of(tiny_pair, text[row : row + 1, :length], config)[0]
         logits, _ = tiny_dflash.reference_logits(
             config, head, tiny.CONFIG, tiny_pair.target, hidden, text[row, length], depth
         )

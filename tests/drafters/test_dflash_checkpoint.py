@@ -178,7 +178,7 @@ def reference_drafts(pair, name, config, tensors, text, row):
     # Outputs of the target's layers by number: 0 is the embedding.
     layers = {"DeepSeek": (0, 2), "speculators, DSpark": (0, 2)}.get(name, (1, 2))
     assert config.feature_layers == layers
-    hidden = tiny_dflash.features_of(pair, jnp.asarray(text[row : row + 1, :length]), config)[0]
+    hidden = tiny_dflash.features_of(pair, text[row : row + 1, :length], config)[0]
     said, read = tiny_dflash.reference_logits(
         config, head, tiny.CONFIG, pair.target, hidden, text[row, length], WIDTH
     )

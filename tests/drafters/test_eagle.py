@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.eagle_head import apply_head, fuse
-from jspec.models import init_cache
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, settings_of
+from tests.speculation import drive
+from tests.speculation.drive import Engine, assert_cache_is_of_text
 
 WIDTH = 3
 CAPACITY = 160
@@ -36,8 +33,7 @@ def text():
 def observed(tiny_pair, head, text):
     """Returns the state that has seen another number of tokens of each row, and proposed never."""
     drafter = tiny_eagle.drafter(WIDTH)
-    text = jnp.asarray(text)
-    features = jax.jit(lambda tokens: tiny_eagle.features_of(tiny_pair, tokens))(text)
+    features = tiny_eagle.features_of(tiny_pair, text)
     observe = jax.jit(drafter.observe)
     state = drafter.init(len(LENGTHS), CAPACITY)
     for start in range(0, LENGTHS.max(), 5):
@@ -48,26 +44,9 @@ def observed(tiny_pair, head, text):
 
 
 def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61):
-    """Proposes with seed 0 for every row."""
+    """Returns what the drafter of a head proposes, and its state."""
     drafter = dataclasses.replace(tiny_eagle.drafter(WIDTH), vocab_size=vocab_size)
-
-    @jax.jit
-    def run(head, state, last, limit):
-        zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            head,
-            state,
-            RoundInputs(
-                last,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings_of(len(LENGTHS), temperature),
-                view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-            ),
-        )
-
-    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+    return drive.propose(tiny_pair, drafter, head, state, last, limit, temperature)
 
 
 def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observed):
@@ -153,28 +132,12 @@ def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
     """However many drafts were kept, its own guesses never stay."""
     result = make_engine("coupled").generate(PROMPTS, temperature=temperature, max_length=60)
     assert result.num_accepted.sum() > 0
-    state = result.state.draft
-    for row, prompt in enumerate(PROMPTS):
-        tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
-        num_pairs = int(state.cache.length[row])
-        assert num_pairs >= len(tokens[0]) - WIDTH - 2
-        cache = fresh_cache(tiny_pair, head, tokens[:, : num_pairs + 1])
-        for ours, theirs in zip(
-            (*state.cache.keys, *state.cache.values), (*cache.keys, *cache.values), strict=True
-        ):
-            np.testing.assert_allclose(
-                ours[row, :, :num_pairs], theirs[0, :, :num_pairs], atol=3e-5
-            )
 
+    def fresh(tokens):
+        table, outputs = tiny_pair.target["embedding"], tiny_eagle.features_of(tiny_pair, tokens)
+        return tiny_eagle.fresh_cache(tiny_eagle.CONFIG, head, table, outputs, tokens)
 
-def fresh_cache(pair, head, tokens):
-    """Returns the cache of one call on all pairs of a text."""
-    features = fuse(head, tiny_eagle.features_of(pair, tokens)[:, :-1])
-    empty = init_cache(
-        tiny_eagle.CONFIG.layer, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
-    )
-    embedded = pair.target["embedding"][tokens[:, 1:]]
-    return apply_head(tiny_eagle.CONFIG, head, embedded, features, empty)[2]
+    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
 
 
 @pytest.mark.parametrize("rule", [slow_unless(False, "rejection"), "coupled"])

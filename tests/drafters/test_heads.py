@@ -13,11 +13,9 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.request import SamplingParams
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, request_settings, settings_of
+from tests.speculation.drive import Engine, propose, request_settings
 from tests.tiny_heads import SAVE_HEAD
 
 WIDTH = 3
@@ -50,20 +48,18 @@ def last(text):
 def observed(kind, tiny_pair, heads, text):
     """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
     drafter = kind.drafter(WIDTH)
-    text = jnp.asarray(text)
-    outputs = last_outputs(tiny_pair, drafter, text)
+    outputs, observe = last_outputs(tiny_pair, drafter, text), jax.jit(drafter.observe)
     state = drafter.init(len(LENGTHS), text.shape[1])
     for start in range(0, LENGTHS.max(), 5):
         valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
         block = slice(start, start + 5)
-        state = drafter.observe(heads, state, text[:, block], outputs[:, block], valid)
+        state = observe(heads, state, text[:, block], outputs[:, block], valid)
     return state
 
 
 def last_outputs(pair, drafter, text):
     """Returns what a drafter observes of a text [b t], by one call."""
-    layers, cache = drafter.hidden_layers, tiny.empty_cache(*text.shape)
-    return pair.apply(pair.target, text, cache, hidden_layers=layers)[1]
+    return tiny.outputs_of(pair, text, drafter.hidden_layers)
 
 
 @pytest.fixture(scope="module")
@@ -71,38 +67,15 @@ def logits(kind, tiny_pair, heads, text):
     """Returns what the heads say behind each row's text, [b h v], by numpy."""
     said = []
     for row, length in enumerate(LENGTHS):
-        consumed = jnp.asarray(text[row, :length])[None]
-        hidden = tiny_pair.apply(tiny_pair.target, consumed, tiny.empty_cache(1, int(length)))[1]
-        said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden[0, -1], np.float64)))
+        hidden = tiny.outputs_of(tiny_pair, text[row : row + 1, :length], ())
+        said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden, np.float64)[0, -1]))
     return np.stack(said)[:, :WIDTH]
-
-
-def propose(pair, drafter, heads, state, last, limit, settings):
-    """Proposes with seed 0 for every row."""
-
-    @jax.jit
-    def run(heads, state, last, limit, settings):
-        zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            heads,
-            state,
-            RoundInputs(
-                last,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings,
-                view=TargetView(pair.target, pair.apply, None),
-            ),
-        )[0]
-
-    return run(heads, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32), settings)
 
 
 def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, logits):
     """Rows of different lengths, whose last tokens came in blocks that were partly padding."""
-    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.0)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0], settings)
+    drafter = kind.drafter(WIDTH)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [WIDTH, 2, 0])
     meant = np.arange(WIDTH) < np.array([WIDTH, 2, 0])[:, None]
     np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
@@ -110,8 +83,8 @@ def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, l
 
 def test_the_distribution_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
     """At a temperature: each head's softmax, or none, where nothing is drawn."""
-    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.7)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    drafter = kind.drafter(WIDTH)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 0.7)
     if kind is tiny_blockwise:
         assert proposal.probs is None
         np.testing.assert_array_equal(proposal.tokens, logits.argmax(axis=-1))
@@ -126,7 +99,8 @@ def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last
     settings = SamplingParams(presence_penalty=2.0, logit_bias={favourite: -50.0})
     settings = request_settings(settings, [[one] for one in last.tolist()], 61)
     drafter = kind.drafter(WIDTH)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    limit = [WIDTH] * 3
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, limit, settings=settings)
     for row in range(len(LENGTHS)):
         processed, seen = logits[row].copy(), set()
         for place in range(WIDTH):
@@ -148,8 +122,7 @@ def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, l
     largest = scipy.special.softmax(logits, axis=-1).max(axis=-1)
     confidence = float(np.median(largest))
     drafter = kind.drafter(WIDTH, min_confidence=confidence)
-    settings = settings_of(len(LENGTHS), temperature)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, temperature)
     expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
     np.testing.assert_array_equal(proposal.num_tokens, expected)
     assert len(set(expected.tolist())) > 1
@@ -221,8 +194,7 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(kind, tiny_pair, heads, o
     """Ids that no tokenizer has, at the end of the target's table."""
     used = 20
     drafter = dataclasses.replace(kind.drafter(WIDTH), vocab_size=used)
-    settings = settings_of(len(LENGTHS), 1.0)
-    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 1.0)
     assert (np.asarray(proposal.tokens) < used).all()
     if proposal.probs is not None:
         assert (np.asarray(proposal.probs)[..., used:] == 0).all()

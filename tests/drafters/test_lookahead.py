@@ -12,11 +12,10 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_lookahead
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, assert_committed_equal, settings_of
+from tests.speculation import drive
+from tests.speculation.drive import Engine, assert_committed_equal
 from tests.tiny_heads import SAVE_HEAD
 
 WIDTH, CAPACITY = 3, 64
@@ -61,24 +60,7 @@ def propose(pair, embeddings, cache, text, limit, temperature=0.0, vocab_size=No
     if vocab_size is not None:
         drafter = dataclasses.replace(drafter, vocab_size=vocab_size)
     last = text[np.arange(len(LENGTHS)), LENGTHS]
-
-    @jax.jit
-    def run(embeddings, cache, last, limit):
-        zeros = jnp.zeros_like(last)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            embeddings,
-            (),
-            RoundInputs(
-                last,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings_of(len(LENGTHS), temperature),
-                view=TargetView(pair.target, pair.apply, cache),
-            ),
-        )[0]
-
-    return run(embeddings, cache, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+    return drive.propose(pair, drafter, embeddings, (), last, limit, temperature, cache=cache)[0]
 
 
 def test_drafts_are_what_the_target_says(tiny_pair, embeddings, cache, text, logits):

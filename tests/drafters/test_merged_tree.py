@@ -18,6 +18,7 @@ from tests.speculation.drive import QUICK
 
 BATCH, NUM, WIDTH, SIZE = 3, 5, 4, 7
 NOTHING = -math.inf
+_prune = jax.jit(prune)
 
 
 @functools.cache
@@ -40,7 +41,8 @@ def merge(rows, size=SIZE, num_children=None, wanted=SIZE):
             for depth, (token, score) in enumerate(branch):
                 tokens[row, place, depth], scores[row, place, depth] = token, score
     wanted = jnp.full(len(rows), wanted, jnp.int32)
-    return merger(size, num_children)(Branches(jnp.asarray(tokens), jnp.asarray(scores)), wanted)
+    branches = Branches(jnp.asarray(tokens), jnp.asarray(scores))
+    return jax.tree.map(np.asarray, merger(size, num_children)(branches, wanted))
 
 
 def trie_of(branches):
@@ -83,11 +85,11 @@ row = st.lists(st.lists(node, max_size=WIDTH), max_size=NUM)
 @hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
 @hypothesis.given(
     rows=st.lists(row, min_size=BATCH, max_size=BATCH),
-    num_children=st.sampled_from([None, 1, 2]),
-    size=st.sampled_from([3, SIZE, 40]),
+    limits=st.sampled_from([(3, None), (3, 2), (SIZE, 1), (SIZE, None), (40, 2)]),
 )
-def test_the_tree_is_that_of_a_plain_trie(rows, num_children, size):
+def test_the_tree_is_that_of_a_plain_trie(rows, limits):
     """Three letters, so that most branches begin alike, and scores with ties."""
+    size, num_children = limits
     proposal = merge(rows, size, num_children, wanted=size)
     assert proposal.tokens.shape == (BATCH, size)
     assert proposal.max_depth == min(WIDTH, size)
@@ -134,7 +136,8 @@ def test_a_proposal_comes_back_from_its_branches():
     rows = [[[(1, -0.1), (2, -0.2)], [(1, -0.1), (0, -0.7)], [(2, -0.9)]], [[(0, -0.5)]], []]
     tree = merge(rows)
     half = jnp.full(BATCH, 0.5)
-    again = merge_branches(branches_of(tree, half, half), SIZE, tree.num_tokens)
+    compiled = jax.jit(branches_of)
+    again = merger(SIZE, None)(compiled(tree, half, half), tree.num_tokens)
     for leaf in ("tokens", "num_tokens", "parents", "scores"):
         is_real = np.arange(SIZE) < np.asarray(tree.num_tokens)[:, None]
         if leaf == "num_tokens":
@@ -143,14 +146,14 @@ def test_a_proposal_comes_back_from_its_branches():
             np.where(is_real, getattr(again, leaf), 0), np.where(is_real, getattr(tree, leaf), 0)
         )
     chain = Proposal(jnp.asarray([[4, 5, 6]] * BATCH), jnp.asarray([3, 1, 0], jnp.int32))
-    branches = branches_of(chain, half, jnp.full(BATCH, 0.25))
+    branches = jax.tree.map(np.asarray, compiled(chain, half, jnp.full(BATCH, 0.25)))
     assert branches.tokens.tolist() == [[[4, 5, 6]]] * BATCH
     expected = np.log(np.float32([0.5, 0.125, 0.03125]))
     for index, number in enumerate((3, 1, 0)):
         np.testing.assert_allclose(branches.scores[index, 0, :number], expected[:number], rtol=1e-6)
         assert (branches.scores[index, 0, number:] == NOTHING).all()
-    merged = join_branches([branches_of(tree, half, half), branches])
-    merged = merge_branches(merged, SIZE, jnp.full(BATCH, SIZE))
+    merged = jax.jit(join_branches)([compiled(tree, half, half), branches])
+    merged = merger(SIZE, None)(merged, jnp.full(BATCH, SIZE))
     assert {tuple(path) for path in paths_of(merged, 0)} == {
         (1,), (1, 2), (1, 0), (2,), (4,), (4, 5), (4, 5, 6)
     }  # fmt: skip
@@ -171,7 +174,7 @@ def test_a_pruned_tree_has_the_best_nodes(seed):
     ]  # fmt: skip
     whole = merge(rows, wanted=int(rng.integers(0, SIZE + 1)))
     numbers = rng.integers(0, SIZE + 1, BATCH)
-    pruned = prune(whole, jnp.asarray(numbers, jnp.int32))
+    pruned = _prune(whole, jnp.asarray(numbers, jnp.int32))
     for row, number in enumerate(numbers.tolist()):
         scores = dict(
             zip(map(tuple, paths_of(whole, row)), whole.scores[row].tolist(), strict=False)

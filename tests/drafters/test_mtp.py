@@ -18,14 +18,12 @@ from jspec.drafters.mtp import MtpDrafter
 from jspec.generation.options import choose_method
 from jspec.models import init_cache, make_apply
 from jspec.models.families.hf_config import from_hf_config
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.resolver import has_mtp_layer
-from tests import tiny_models, tiny_mtp
+from tests import tiny, tiny_models, tiny_mtp
 from tests.cases import slow_unless
 from tests.models.family_checkpoints import ROPE, SHAPE
-from tests.speculation.drive import Engine, settings_of
+from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
 
 WIDTH, CAPACITY = 3, 160
 LENGTHS = np.array([140, 66, 1])
@@ -93,24 +91,6 @@ def text():
     return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
 
 
-@functools.cache
-def jit_propose(drafter, apply, temperature):
-    """Returns a compiled function that proposes with seed 0 for every row."""
-
-    @jax.jit
-    def run(params, state, last):
-        zeros = jnp.zeros_like(last)
-        width = drafter.num_draft_tokens
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
-        inputs = RoundInputs(
-            last, lambda _: jnp.full_like(last, width), keys,
-            settings_of(len(LENGTHS), temperature), TargetView(params, apply, None),
-        )  # fmt: skip
-        return drafter.propose(None, state, inputs)
-
-    return run
-
-
 def test_its_distributions_are_those_of_one_plain_attention(published, text):
     """Of rows that lag by 140, 66 and 1 tokens, beside numpy on the published tensors.
 
@@ -129,8 +109,9 @@ def test_its_distributions_are_those_of_one_plain_attention(published, text):
         valid = jnp.arange(20) < jnp.asarray(LENGTHS - start)[:, None]
         part = slice(start, start + 20)
         state = observe(None, state, jnp.asarray(text[:, part]), hidden[:, part], valid)
-    last = jnp.asarray(text[np.arange(3), LENGTHS])
-    proposal, state = jit_propose(drafter, apply, 1.0)(params, state, last)
+    last = text[np.arange(3), LENGTHS]
+    pair = tiny.TinyPair(config, apply, params, None)
+    proposal, state = propose(pair, drafter, None, state, last, [WIDTH] * 3, 1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     keys = SHAPE | {"head_dim": SIZE, "theta": 777.0}
     for row, length in enumerate(LENGTHS):
@@ -231,17 +212,8 @@ def make_engine():
 
 def check_cache(result):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-    state = result.state.draft
-    for row, prompt in enumerate(PROMPTS):
-        text, num = [*prompt, *result.tokens[row]], int(state.cache.length[row])
-        assert len(text) > num >= len(text) - WIDTH - 2
-        tokens = np.zeros([1, 80], np.int32)  # padding that nothing before it sees
-        tokens[0, : len(text)] = text
-        fresh = tiny_mtp.fresh_cache(tiny_mtp.params(), jnp.asarray(tokens))
-        pairs = zip((*state.cache.keys, *state.cache.values), (*fresh.keys, *fresh.values),
-                    strict=True)  # fmt: skip
-        for ours, theirs in pairs:
-            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+    fresh = functools.partial(tiny_mtp.fresh_cache, tiny_mtp.params())
+    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
 
 
 class Keeping(MtpDrafter):

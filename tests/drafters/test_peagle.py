@@ -14,13 +14,12 @@ import scipy.special
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.eagle import ParallelEagleDrafter, ParallelEagleTreeDrafter
-from jspec.drafters.eagle_head import apply_head, fuse, load_eagle, save_eagle
+from jspec.drafters.eagle_head import load_eagle, save_eagle
 from jspec.drafters.eagle_layouts import save_speculators
-from jspec.models import init_cache
 from tests import tiny, tiny_eagle, tiny_peagle
 from tests.cases import slow_unless
-from tests.drafters.test_dflash import LENGTHS, PROMPTS, WIDTH, observe, propose
-from tests.speculation.drive import Engine
+from tests.drafters.test_dflash import LENGTHS, PROMPTS, WIDTH, observe
+from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
 
 CONFIGS = {
     "two layers": tiny_peagle.CONFIG,
@@ -183,35 +182,15 @@ class Keeping(ParallelEagleDrafter):
         return super().observe(params, state, tokens, hidden, valid | valid[:, :1])
 
 
-@functools.cache
-def jit_fresh():
-    """Returns a function from the target and tokens [1 s] to the head's cache of all pairs."""
-
-    @jax.jit
-    def run(target, outputs, tokens):
-        embedded = head()["embedding"][tokens[:, 1:]]
-        shape = {"batch_size": 1, "capacity": tokens.shape[1], "dtype": jnp.float32}
-        empty = init_cache(tiny_peagle.CONFIG.layer, **shape)
-        features = fuse(head(), outputs[:, :-1])
-        return apply_head(tiny_peagle.CONFIG, head(), embedded, features, empty)[2]
-
-    return run
-
-
 def check_cache(pair, result):
     """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-    state = result.state.draft
-    for row, prompt in enumerate(PROMPTS):
-        text, num = [*prompt, *result.tokens[row]], int(state.cache.length[row])
-        assert len(text) > num >= len(text) - WIDTH - 2
-        tokens = np.zeros([1, 80], np.int32)  # padding that nothing before it sees
-        tokens[0, : len(text)] = text
-        outputs = tiny_eagle.features_of(pair, jnp.asarray(tokens))
-        fresh = jit_fresh()(pair.target, outputs, jnp.asarray(tokens))
-        pairs = zip((*state.cache.keys, *state.cache.values), (*fresh.keys, *fresh.values),
-                    strict=True)  # fmt: skip
-        for ours, theirs in pairs:
-            np.testing.assert_allclose(ours[row, :, :num], theirs[0, :, :num], atol=1e-4)
+
+    def fresh(tokens):
+        outputs = tiny_eagle.features_of(pair, tokens)
+        config = tiny_peagle.CONFIG
+        return tiny_eagle.fresh_cache(config, head(), head()["embedding"], outputs, tokens)
+
+    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
 
 
 @pytest.fixture(scope="module")

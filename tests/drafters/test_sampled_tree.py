@@ -28,25 +28,31 @@ TABLE = 1.5 * np.random.default_rng(0).normal(size=(VOCAB, VOCAB))
 @functools.cache
 def drawn(draws, size=7, depth=3, branches=3, rows=4000, temperature=1.0, is_shared=False):
     """Returns the tree of rows with seeds of their own after token 0, and the masks fed."""
-    shape, masks = Shape(size, depth, branches, draws), []
-    table = jnp.asarray(TABLE, jnp.float32)
+    shape, table = Shape(size, depth, branches, draws), jnp.asarray(TABLE, jnp.float32)
     keys_of = absolute_keys if is_shared else independent_draft_keys
-    inputs = RoundInputs(
-        jnp.zeros([rows], jnp.int32),
-        limit=lambda kind: jnp.full_like(kind, size),
-        rng_keys=keys_of(jnp.arange(rows, dtype=jnp.uint32), jnp.full([rows], 9), size),
-        settings=settings_of(rows, temperature),
-        view=None,
-        has_shared_noise=is_shared,
-    )
 
-    def feed(memory, level):
-        masks.append((level.depth, np.asarray(level.mask[0])))
-        return table[level.tokens], memory
+    @jax.jit
+    def grow():
+        masks = []
+        inputs = RoundInputs(
+            jnp.zeros([rows], jnp.int32),
+            limit=lambda kind: jnp.full_like(kind, size),
+            rng_keys=keys_of(jnp.arange(rows, dtype=jnp.uint32), jnp.full([rows], 9), size),
+            settings=settings_of(rows, temperature),
+            view=None,
+            has_shared_noise=is_shared,
+        )
 
-    start = jnp.broadcast_to(table[0], (rows, VOCAB))
-    wanted = jnp.full([rows], size)
-    return draw_tree(feed, None, start, shape, inputs, wanted=wanted, vocab_size=VOCAB), masks
+        def feed(memory, level):
+            masks.append((level.depth, level.mask[0]))
+            return table[level.tokens], memory
+
+        start = jnp.broadcast_to(table[0], (rows, VOCAB))
+        wanted = jnp.full([rows], size)
+        grown = draw_tree(feed, None, start, shape, inputs, wanted=wanted, vocab_size=VOCAB)
+        return grown, masks
+
+    return jax.tree.map(np.asarray, grow())
 
 
 def test_levels_are_filled_evenly():

@@ -24,6 +24,7 @@ DRAFTERS = [
 ]
 TEXTS = [[0, 1, 2, 0, 1], [2, 2, 1, 0], [1], [0, 0, 2, 1, 2, 0]]
 CORPUS = make_corpus(TEXTS, vocab_size=10)  # of fewer places than are asked: all of them are
+_own_matches = jax.jit(own_matches, static_argnames=("max_match", "num_places", "width"))
 
 
 def agreeing(left, right):
@@ -182,7 +183,7 @@ def test_the_corpus_is_asked_where_the_text_knows_less():
 def test_of_many_places_the_longest_and_newest_are_asked(num_places):
     """About half of `CAPACITY` places agree; so many are kept, in order, and no others."""
     text = np.random.default_rng(0).integers(0, 2, CAPACITY).tolist()
-    actual = own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
+    actual = _own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
     places = sorted(((min(n, 4), -i, t) for i, (n, t) in enumerate(own_places(text))), reverse=True)
     expected = [(length, tokens) for length, _, tokens in places[:num_places]]
     pairs = zip(actual.agreement[0].tolist(), actual.followed[0].tolist(), strict=True)
@@ -196,7 +197,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     for row, text in enumerate(rows):
         assert propose(DRAFTERS[0], [text] * BATCH, WIDTH, True)[0] == [drafts[row]] * BATCH
     narrow, wide = (
-        own_matches(
+        _own_matches(
             as_history([rows[3]]).replace(tokens=tokens), max_match=8, num_places=6, width=3
         )
         for tokens in (jnp.asarray([rows[3]], jnp.int32), as_history([rows[3]]).tokens)

@@ -1,5 +1,6 @@
 """Drives the core as the Generator does, with nothing around it."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.generation.batch import needed_switches
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.plain import plain_step, prefill_chunk, run_rounds
 from jspec.speculation.round import speculative_step
-from jspec.speculation.types import ModelParams, SpecState, StepInfo
+from jspec.speculation.types import ModelParams, RoundInputs, SpecState, StepInfo, TargetView
 
 PROMPT_WIDTH = 16
 # Halves the time to compile, which is nearly all the time of these tests. What the optimised
@@ -41,8 +43,51 @@ class Result:
         return self.infos.num_accepted
 
 
+def _shared(build):
+    """Returns the function, called once for equal arguments, or each time if they have no hash."""
+    cached = functools.lru_cache(maxsize=64)(build)
+
+    def call(*args):
+        try:
+            hash(args)
+        except TypeError:
+            return build(*args)
+        return cached(*args)
+
+    call.forget = cached.cache_clear
+    return call
+
+
+@_shared
+def _compile_prefill(apply, drafter):
+    """Returns the compiled prefill, which knows no rule."""
+    prefill = functools.partial(prefill_chunk, target=apply, drafter=drafter)
+    return jax.jit(prefill, compiler_options=QUICK)
+
+
+@_shared
+def _compile_plain(apply, max_rounds):
+    """Returns the compiled rounds of plain decoding."""
+    step = functools.partial(plain_step, target=apply)
+    rounds = functools.partial(run_rounds, step=step, max_rounds=max_rounds)
+    return step, jax.jit(rounds, compiler_options=QUICK)
+
+
+@contextlib.contextmanager
+def compiled_anew():
+    """Has engines share no program with those before or after: for a mistake put into jspec."""
+    for compiled in (_compile_prefill, _compile_plain):
+        compiled.forget()
+    yield
+    for compiled in (_compile_prefill, _compile_plain):
+        compiled.forget()
+
+
 class Engine:
-    """Compiled prefill and rounds of one target, drafter and rule."""
+    """Compiled prefill and rounds of one target, drafter and rule.
+
+    Equal drafters share their prefill, and all plain decoding of a target is one program.
+    """
 
     def __init__(
         self, apply, empty_cache, params, drafter=None, rule="rejection", *, capacity=96,
@@ -51,14 +96,12 @@ class Engine:
         self.params = params if isinstance(params, ModelParams) else ModelParams(*params)
         self.drafter, self.empty_cache, self.capacity = drafter, empty_cache, capacity
         self.max_rounds = max_rounds
+        self.prefill = _compile_prefill(apply, drafter)
         if drafter is None:
-            self.step = functools.partial(plain_step, target=apply)
-        else:
-            rule = get_rule(rule) if isinstance(rule, str) else rule
-            self.step = functools.partial(step, target=apply, drafter=drafter, rule=rule)
-        self.prefill = jax.jit(
-            functools.partial(prefill_chunk, target=apply, drafter=drafter), compiler_options=QUICK
-        )
+            self.step, self.rounds = _compile_plain(apply, max_rounds)
+            return
+        rule = get_rule(rule) if isinstance(rule, str) else rule
+        self.step = functools.partial(step, target=apply, drafter=drafter, rule=rule)
         self.rounds = jax.jit(
             functools.partial(run_rounds, step=self.step, max_rounds=max_rounds),
             compiler_options=QUICK,
@@ -88,13 +131,13 @@ class Engine:
         state = SpecState(
             target_cache=self.empty_cache(b, self.capacity),
             draft=draft,
-            last_token=jnp.zeros([b], jnp.int32),
+            last_token=jnp.asarray(np.zeros(b, np.int32)),
             seed=jnp.asarray(np.arange(b) if seeds is None else seeds, jnp.uint32),
             settings=settings_of(b, temperature),
             draft_temperature=jnp.asarray(np.broadcast_to(np.float32(draft_temperature), b)),
             stop_ids=jnp.asarray(stops),
             max_length=jnp.asarray(np.minimum(max_length, self.capacity)),
-            is_done=jnp.zeros([b], bool),
+            is_done=jnp.asarray(np.zeros(b, bool)),
         )
         counts = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
         return self.prefill(self.params, state, jnp.asarray(tokens), counts)[0]
@@ -102,7 +145,7 @@ class Engine:
     def advance(self, state, num_rounds):
         """Runs at most so many rounds; returns the state and their infos alone."""
         state, infos, count = self.rounds(self.params, state, jnp.int32(num_rounds))
-        return state, jax.tree.map(lambda leaf: np.asarray(leaf[: int(count)]), infos)
+        return state, jax.tree.map(lambda leaf: np.asarray(leaf)[: int(count)], infos)
 
     def generate(self, prompts, *, rounds_per_call=None, **options) -> Result:
         """Runs until every row is done or the engine's rounds are over."""
@@ -119,6 +162,45 @@ class Engine:
         return Result(tokens, infos, state)
 
 
+@_shared
+def _compile_propose(drafter, apply):
+    """Returns the compiled proposal with seed 0 for every row."""
+
+    @jax.jit
+    def run(params, state, last, limit, settings, view):
+        zeros = jnp.zeros_like(last)
+        width = drafter.num_draft_tokens
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
+        inputs = RoundInputs(
+            last, lambda kind: limit + kind, keys, settings, TargetView(view[0], apply, view[1])
+        )
+        return drafter.propose(params, state, inputs)
+
+    return run
+
+
+def propose(
+    pair, drafter, params, state, last, limit, temperature=0.0, *, settings=None, cache=None
+):  # fmt: skip
+    """Returns what a drafter proposes with seed 0 for every row, and its state.
+
+    Args:
+      pair: with the target and its apply.
+      drafter: it.
+      params: its own.
+      state: before.
+      last: each row's newest token.
+      limit: each row's number of drafts.
+      temperature: of all rows.
+      settings: in its place.
+      cache: the target's, where the drafter looks at it.
+    """
+    settings = settings_of(len(last), temperature) if settings is None else settings
+    last, limit = (jnp.asarray(np.asarray(x, np.int32)) for x in (last, limit))
+    run = _compile_propose(drafter, pair.apply)
+    return run(params, state, last, limit, settings, (pair.target, cache))
+
+
 def emitted_in_row(infos, row):
     """Returns the tokens that one row emitted in those rounds."""
     return [
@@ -132,9 +214,9 @@ def settings_of(batch_size, temperature):
     """Returns settings without filters; the temperature may be one a row."""
     return SamplingSettings(
         temperature=jnp.asarray(np.broadcast_to(np.float32(temperature), batch_size)),
-        top_k=jnp.zeros([batch_size], jnp.int32),
-        top_p=jnp.ones([batch_size], jnp.float32),
-        min_p=jnp.zeros([batch_size], jnp.float32),
+        top_k=jnp.asarray(np.zeros(batch_size, np.int32)),
+        top_p=jnp.asarray(np.ones(batch_size, np.float32)),
+        min_p=jnp.asarray(np.zeros(batch_size, np.float32)),
     )
 
 
@@ -168,6 +250,23 @@ def request_settings(settings, prompts, vocab_size, switches=None):
         states=states,
         switches=switches,
     )
+
+
+def assert_cache_is_of_text(result, prompts, lag, fresh):
+    """Asserts that every row's draft cache holds what a fresh prefill of its text gives.
+
+    Args:
+      result: of a run.
+      prompts: of its rows.
+      lag: how many of a text's tokens the cache may lack.
+      fresh: from texts [b 80], padded by what nothing before it sees, to their cache.
+    """
+    cache, tokens = result.state.draft.cache, np.zeros([len(prompts), 80], np.int32)
+    for row, prompt in enumerate(prompts):
+        text, num = [*prompt, *result.tokens[row]], int(cache.length[row])
+        tokens[row, : len(text)] = text
+        assert len(text) > num >= len(text) - lag
+    assert_committed_equal(cache, fresh(tokens), atol=1e-4)
 
 
 def assert_committed_equal(cache, fresh, *, atol=6e-5):

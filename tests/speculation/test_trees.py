@@ -143,10 +143,10 @@ def test_a_tree_that_is_a_chain_is_the_chain(rule, draw):
 
 
 def proposal_of(parents, num_tokens=None):
-    parents = jnp.asarray([parents], jnp.int32)
+    parents = np.asarray([parents], np.int32)
     count = parents.shape[1] if num_tokens is None else num_tokens
-    tokens = jnp.arange(parents.shape[1], dtype=jnp.int32)[None]
-    return Proposal(tokens, jnp.array([count]), parents=parents, max_depth=count)
+    tokens = jnp.asarray(np.arange(parents.shape[1], dtype=np.int32)[None])
+    return Proposal(tokens, jnp.array([count]), parents=jnp.asarray(parents), max_depth=count)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,18 @@ def test_parents_come_before_their_children(parents, message):
 
 def test_masks_and_depths():
     """The picture in `acceptance.tree`, and padding, which hangs on the root."""
-    actual = tree.tree_of(proposal_of([-1, -1, 0, 0, 2]))
+    actual = jax.jit(tree.tree_of)(proposal_of([-1, -1, 0, 0, 2]))
     assert actual.depths.tolist() == [[0, 1, 1, 2, 2, 3]]
     paths = [np.flatnonzero(row).tolist() for row in np.asarray(actual.mask[0])]
     assert paths == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 1, 3, 5]]
-    padded = tree.tree_of(proposal_of([-1, 0, 1, 2], num_tokens=2))
+    padded = jax.jit(tree.tree_of)(proposal_of([-1, 0, 1, 2], num_tokens=2))
     assert padded.depths.tolist() == [[0, 1, 2, 1, 1]]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 16])
 def test_masks_of_long_chains(depth):
     """Guards against too few squarings."""
-    actual = tree.tree_of(proposal_of(list(range(-1, depth - 1))))
+    actual = jax.jit(tree.tree_of)(proposal_of(list(range(-1, depth - 1))))
     np.testing.assert_array_equal(actual.mask[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
 
 
