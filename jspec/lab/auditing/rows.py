@@ -106,8 +106,9 @@ def audited_source(config: DecoderConfig) -> np.ndarray | None:
 def make_request(target: LoadedModel, prompt: list[int], settings: SamplingParams) -> Request:
     """Returns a request with a prompt; a model that hears gets a noise of this prompt's own."""
     encoder = target.config.encoder
-    hears = encoder is not None and encoder.is_audio
-    return Request(prompt, settings, source=_noise(encoder, prompt) if hears else None)
+    if encoder is None or not encoder.is_audio:
+        return Request(prompt, settings)
+    return Request(prompt, settings, source=_noise(encoder, prompt))
 
 
 def _noise(encoder: EncoderConfig, seed: int | Sequence[int]) -> np.ndarray:
