@@ -199,9 +199,25 @@ def make_source(
     return Source(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs), length)
 
 
-def init_source(config: DecoderConfig, batch_size: int, dtype: Any) -> Source:
-    """Returns the sources of rows that have read none."""
-    shape = batch_size, config.num_kv_heads, _encoder_of(config).max_len, config.head_dim
+def read_alike(
+    config: DecoderConfig, params: Params, source: Array | np.ndarray, batch_size: int, dtype: Any
+) -> Source:
+    """Returns the constants of rows that all have one source, which is not padded.
+
+    The source is token ids [s], or a spectrogram [frames mels].
+    """
+    count = len(source) // 2 if _encoder_of(config).is_audio else len(source)
+    length = jnp.full([1], count, jnp.int32)
+    outputs = encode(config, params, jnp.asarray(source)[None], length)
+    read = make_source(config, params, outputs, length, dtype)
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), read)
+
+
+def init_source(config: DecoderConfig, batch_size: int, dtype: Any) -> Source | None:
+    """Returns the sources of rows that have read none; None of a model without an encoder."""
+    if config.encoder is None:
+        return None
+    shape = batch_size, config.num_kv_heads, config.encoder.max_len, config.head_dim
     return Source.init(config.num_layers, shape, dtype)
 
 

@@ -18,6 +18,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.weights import Tokenizer
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
+from tests.cases import slow_unless
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
 from tests.tiny_models import make_model
 
@@ -156,12 +157,12 @@ def test_a_request_for_the_language_is_left_alone():
     assert not processor.is_used(SamplingParams(allowed_token_ids=(29, 30)))
 
 
-def transcribe(model, sound, language=None, **options):
+def transcribe(model, sound, settings=None, **options):
     """Returns the segments and the results of a sound."""
     options = {"processors": processors_of(model)} | options
-    generator = Generator(model, model if options.pop("draft", None) else None, **options)
-    transcriber = Transcriber(generator, language)
-    windows = list(transcriber.run(sound, SamplingParams(max_new_tokens=12)))
+    generator = Generator(model, options.pop("draft", None), **options)
+    settings = settings or SamplingParams(max_new_tokens=12)
+    windows = list(Transcriber(generator).run(sound, settings))
     return [s for window in windows for s in window.segments], [w.result for w in windows]
 
 
@@ -170,7 +171,7 @@ def test_drafts_change_no_transcript(whisper):
     sound = make_sound(1.7)
     segments, results = transcribe(whisper, sound, drafter="none")
     drafted, drafted_results = transcribe(
-        whisper, sound, drafter="model", draft=True, num_draft_tokens=2
+        whisper, sound, drafter="model", draft=whisper, num_draft_tokens=2
     )
     assert drafted == segments
     assert all(result.stats.acceptance_rate == 1.0 for result in drafted_results)
@@ -181,6 +182,47 @@ def test_drafts_change_no_transcript(whisper):
     times = [(segment.start, segment.end) for segment in segments]
     assert times == sorted(times)
     assert all(start <= end <= 2.3 for start, end in times)
+
+
+@pytest.fixture(scope="module")
+def drawn(whisper):
+    """Returns a sound, settings that draw, and the transcript of plain decoding."""
+    sound = make_sound(1.3)
+    settings = SamplingParams(max_new_tokens=12, temperature=1.0, seed=11)
+    plain = transcribe(whisper, sound, settings, drafter="none")[1]
+    return sound, settings, [result.token_ids for result in plain]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "number", "options"),
+    [
+        slow_unless(True, "model", 2, {"noise": 0.02}),
+        slow_unless(True, "prompt_lookup", 3, {}),
+        slow_unless(False, "model", 1, {"noise": 0.02}),
+        slow_unless(False, "model", 4, {"noise": 0.02}),
+        slow_unless(False, "suffix", 2, {}),
+        slow_unless(False, "layer_skip", 1, {"draft_layers": 1}),
+        slow_unless(False, "layer_skip", 3, {"draft_layers": 1}),
+        slow_unless(False, "model", 3, {"noise": 0.02, "tree_depth": 2}),
+    ],
+    ids=str,
+)
+def test_coupled_transcripts_are_those_of_plain_decoding(whisper, drawn, drafter, number, options):
+    """One text a seed, timestamps and suppressed tokens included, whatever drafts."""
+    sound, settings, expected = drawn
+    options = dict(options)
+    if noise := options.pop("noise", 0.0):
+        rng = np.random.default_rng(1)
+        params = jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape), whisper.params)
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+        options["draft"] = dataclasses.replace(whisper, params=params, name="draft")
+    _, results = transcribe(
+        whisper, sound, settings, drafter=drafter, num_draft_tokens=number, acceptance="coupled",
+        **options,
+    )  # fmt: skip
+    assert [result.token_ids for result in results] == expected
+    assert sum(result.stats.num_proposed for result in results) > 0
+    assert len({tuple(ids) for ids in expected}) > 1
 
 
 def test_windows_are_cut_where_segments_end(whisper):

@@ -19,6 +19,7 @@ from jspec.weights.encoders import check_decoder, have_same_encoder
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
+from tests.cases import slow_unless
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
 from tests.tiny_models import make_model
 
@@ -83,32 +84,31 @@ def test_greedy_texts_are_those_of_transformers(pair, plain):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("drafter", "number", "options"),
     [
-        {"drafter": "prompt_lookup"},
-        {"drafter": "model", "draft": "draft", "acceptance": "coupled"},
-        pytest.param({"drafter": "layer_skip", "draft_layers": 1}, marks=pytest.mark.slow),
-        pytest.param({"drafter": "layer_skip", "draft_layers": (1,)}, marks=pytest.mark.slow),
-        pytest.param({"drafter": "hierarchical", "draft": "draft"}, marks=pytest.mark.slow),
-        pytest.param({"drafter": "prompt_lookup+model", "draft": "draft"}, marks=pytest.mark.slow),
-        pytest.param({"drafter": "suffix", "tree_depth": 3}, marks=pytest.mark.slow),
-        pytest.param({"drafter": "model", "draft": "draft", "tree_depth": 3},
-                     marks=pytest.mark.slow),
+        slow_unless(True, "prompt_lookup", 4, {}),
+        slow_unless(True, "model", 3, {"draft": "draft"}),
+        slow_unless(False, "model", 1, {"draft": "draft"}),
+        slow_unless(False, "layer_skip", 2, {"draft_layers": 1}),
+        slow_unless(False, "layer_skip", 3, {"draft_layers": (1,)}),
+        slow_unless(False, "hierarchical", 3, {"draft": "draft"}),
+        slow_unless(False, "prompt_lookup+model", 3, {"draft": "draft"}),
+        slow_unless(False, "suffix", 5, {}),
+        slow_unless(False, "suffix", 3, {"tree_depth": 3}),
+        slow_unless(False, "model", 3, {"draft": "draft", "tree_depth": 3}),
     ],
     ids=str,
-)  # fmt: skip
-def test_drafts_and_neighbours_change_nothing(pair, plain, options):
-    """Three sources of other lengths in one batch, greedy and, where noise is shared, drawn."""
-    options = dict(options)
+)
+def test_drafts_and_neighbours_change_nothing(pair, plain, drafter, number, options):
+    """Three sources of other lengths in one batch, greedy and drawn with shared noise."""
+    options = {"drafter": drafter, "num_draft_tokens": number, "acceptance": "coupled"} | options
     draft = disturbed(pair[1]) if options.pop("draft", None) else None
-    generator = Generator(pair[1], draft, batch_size=3, num_draft_tokens=3, **options)
-    results = answers(generator, GREEDY)
-    assert [result.token_ids for result in results] == plain[1]
-    assert sum(result.stats.num_proposed for result in results) > 0
-    if options.get("acceptance") == "coupled":
-        drawn = answers(generator, SAMPLED)
-        assert [result.token_ids for result in drawn] == plain[2]
-        assert plain[2] != plain[1]
+    generator = Generator(pair[1], draft, batch_size=3, **options)
+    for settings, expected in ((GREEDY, plain[1]), (SAMPLED, plain[2])):
+        results = answers(generator, settings)
+        assert [result.token_ids for result in results] == expected
+        assert sum(result.stats.num_proposed for result in results) > 0
+    assert plain[2] != plain[1]
 
 
 def test_the_target_accepts_its_own_drafts(pair, plain):

@@ -25,7 +25,7 @@ from jspec.lab.auditing.distribution import (
     joint_distribution,
     path_logits,
 )
-from jspec.lab.auditing.rows import Rows, choose_context
+from jspec.lab.auditing.rows import Rows, choose_context, make_request
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance.tree import tree_of
@@ -136,14 +136,19 @@ def check_parity(
         subject.settings.without_draft_sampling(), temperature=0.0, max_new_tokens=max_new_tokens,
         logprobs=False,
     )  # fmt: skip
-    requests = [Request(prompt, settings) for prompt in prompts]
+    requests = [make_request(subject.target, prompt, settings) for prompt in prompts]
     speculative = subject.generator(dtype)
     answers = speculative.generate(requests)
     check_answered(answers)
     drafted = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
-    gaps = parting_gaps(prompts, drafted, expected, make_logits_after(speculative.target))
+    gaps = list[float]()
+    for request, answer, rival in zip(requests, drafted, expected, strict=True):
+        if answer != rival:
+            row = speculative.make_row(request)
+            logits_after = make_logits_after(speculative.target, row.source)
+            gaps += parting_gaps([row.prompt], [answer], [rival], logits_after)
     bound = EXCUSED_GAPS[dtype]
     num_tokens = sum(map(len, expected))
     data = {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound}
@@ -166,7 +171,9 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     def requests_to(generator: Generator) -> list[Request]:
         read = settings_read_by(generator.drafter, subject.drafter_options, settings)
         return [
-            Request(prompt, dataclasses.replace(read, seed=(read.seed + k) % 2**32))
+            make_request(
+                subject.target, prompt, dataclasses.replace(read, seed=(read.seed + k) % 2**32)
+            )
             for k, prompt in enumerate(prompts)
         ]
 

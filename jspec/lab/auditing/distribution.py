@@ -149,7 +149,8 @@ def check_distribution(rows: Rows, num_rows: int) -> tuple[Check, Check]:
 
 def flattened(params: Params) -> Params:
     """Returns the target with logits times 0.7: the same programs run it."""
-    return params | {"final_norm": {"scale": params["final_norm"]["scale"] * _FLATTENING}}
+    norm = {name: leaf * _FLATTENING for name, leaf in params["final_norm"].items()}
+    return params | {"final_norm": norm}
 
 
 def fit_rows(rows: Rows, expected: np.ndarray, num_rows: int, **options: Any) -> Fit:

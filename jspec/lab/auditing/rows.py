@@ -1,14 +1,15 @@
 """Many independent rows of one short context, driven through the compiled rounds."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError
+from jspec.common.memory import tree_bytes
 from jspec.common.typing import ApplyFn, Params
 from jspec.drafters import BuiltDrafter, entries_of, make_drafter
 from jspec.generation.auto import AUTO, numbers_of
@@ -18,12 +19,11 @@ from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.layout import Layout
 from jspec.generation.options import make_spec
 from jspec.generation.own_code import check_own_code
-from jspec.generation.request import SamplingParams
+from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.auditing.subject import Subject
-from jspec.models import DecoderConfig, init_cache, make_apply
-from jspec.models.cache import Source
-from jspec.models.encoder_decoder import encode, make_source
+from jspec.models import DecoderConfig, EncoderConfig, init_cache, make_apply
+from jspec.models.encoder_decoder import init_source, read_alike
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
     AcceptanceRule,
@@ -39,6 +39,7 @@ from jspec.weights.vocabulary import mask_padding, used_vocab_size
 
 _ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
+_SOURCE_BYTES = 2**30  # of the sources of all rows that run at once
 _MOST_DRAFTS = 2
 _COST_OF_A_DRAFT, _COST_OF_A_CHEAP_DRAFT = 0.5, 0.05  # in plain steps
 _SOURCE_TOKENS = 5  # of an encoder-decoder's source
@@ -84,7 +85,8 @@ def jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]
         batch_size, capacity = tokens.shape
         cache = init_cache(config, batch_size=batch_size, capacity=capacity, dtype=dtype)
         if (source := audited_source(config)) is not None:
-            cache = cache.replace(source=_read(config, params.target, source, batch_size, dtype))
+            constants = read_alike(config, params.target, source, batch_size, dtype)
+            cache = cache.replace(source=constants)
         return apply(params.target, tokens, cache)[0]
 
     program = jax.jit(Layout.of(target).spread(run))
@@ -97,20 +99,30 @@ def audited_source(config: DecoderConfig) -> np.ndarray | None:
     if encoder is None:
         return None
     if encoder.is_audio:
-        shape = 2 * encoder.max_len, encoder.num_mels
-        return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        return _noise(encoder, 0)
     return config.vocab_size // 2 + np.arange(_SOURCE_TOKENS)
 
 
-def _read(
-    config: DecoderConfig, params: Params, source: np.ndarray, batch_size: int, dtype: Any
-) -> Source:
-    """Returns the source as the caches of that many rows have it."""
-    assert config.encoder is not None
-    count = config.encoder.max_len if config.encoder.is_audio else len(source)
-    length = jnp.full([batch_size], count, jnp.int32)
-    inputs = jnp.broadcast_to(jnp.asarray(source), (batch_size, *source.shape))
-    return make_source(config, params, encode(config, params, inputs, length), length, dtype)
+def make_request(target: LoadedModel, prompt: list[int], settings: SamplingParams) -> Request:
+    """Returns a request with a prompt; a model that hears gets a noise of this prompt's own."""
+    encoder = target.config.encoder
+    if encoder is None or not encoder.is_audio:
+        return Request(prompt, settings)
+    return Request(prompt, settings, source=_noise(encoder, prompt))
+
+
+def _noise(encoder: EncoderConfig, seed: int | Sequence[int]) -> np.ndarray:
+    shape = 2 * encoder.max_len, encoder.num_mels
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def _rows_at_once(target: LoadedModel, most: int) -> int:
+    """Returns how many rows run at once: fewer where the source of each takes much memory."""
+    config, dtype = target.config, target.params["embedding"].dtype
+    if config.encoder is None:
+        return most
+    of_one = tree_bytes(jax.eval_shape(lambda: init_source(config, 1, dtype)))
+    return max(1, min(most, _SOURCE_BYTES // of_one))
 
 
 class Rows:
@@ -145,7 +157,7 @@ class Rows:
         target's ApplyFn; such a drafter gets the parameters of the subject's.
         """
         self.subject, self.context, self.num_rounds = subject, context, num_rounds
-        self._rows_per_run = rows_per_run
+        self._rows_per_run = _rows_at_once(subject.target, rows_per_run)
         self.settings = self._with_alphabet(subject.settings)
         built = build_drafter(subject)
         self.drafter = drafter or built.drafter

@@ -81,9 +81,15 @@ class Measurement(types.SimpleNamespace):
         return place_model(draft, mesh)
 
     def models(self) -> tuple[LoadedModel, LoadedModel | None]:
-        """Returns the target, and the draft model or None."""
+        """Returns the target, and the draft model or None.
+
+        Raises:
+          InputError: see `load_model`; or the target does not read texts, which the prompts are.
+        """
         target = self.load("target")
         assert target is not None
+        if (encoder := target.config.encoder) is not None and encoder.is_audio:
+            raise InputError(f"expected a target that reads texts; {target.name} hears")
         return target, self.load("draft")
 
     def generators(

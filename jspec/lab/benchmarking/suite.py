@@ -223,11 +223,15 @@ def _why_not(
 
 
 def rows_of(models: Models, asked: Measurement) -> list[Row]:
-    """Returns all rows: first those of the default, then by drafter, rule and temperature."""
+    """Returns all rows: first those of the default, then by drafter, rule and temperature.
+
+    Where the drafters were named, the default has rows if its drafter is among them.
+    """
     target, has_draft = models.target, models.draft is not None
     has_mtp = not has_draft and has_mtp_layer(target)
-    usual = choose_drafter(None, has_draft=has_draft, target=target.name, has_mtp=has_mtp)
-    methods = [] if asked.drafters else [(str(usual), AUTO, True)]
+    usual = str(choose_drafter(None, has_draft=has_draft, target=target.name, has_mtp=has_mtp))
+    has_default = not asked.drafters or usual in models.drafters
+    methods = [(usual, AUTO, True)] if has_default else []
     methods += [(drafter, number, False) for drafter, number in models.drafters.items()]
     return [
         Row(drafter, number, rule, temperature, is_default)

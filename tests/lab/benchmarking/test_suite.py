@@ -38,7 +38,7 @@ def ask(folder, tmp_path, monkeypatch):
         "suite": "open", "target": str(folder), "draft": None, "dtype": "float32",
         "prompts_file": str(prompts), "num_prompts": 2, "per_category": None, "repeats": 1,
         "max_new_tokens": 6, "max_seq_len": 64, "temperature": 1.0, "num_draft_tokens": "2",
-        "drafters": ["prompt_lookup"], "minutes": 60.0, "audit_rows": 0, "output_json": None,
+        "drafters": ["suffix"], "minutes": 60.0, "audit_rows": 0, "output_json": None,
         "options": _OPTIONS, "begun": {},
     }  # fmt: skip
     return lambda **changes: Measurement(**{**values, **changes})
@@ -75,6 +75,13 @@ def test_every_drafter_meets_every_lossless_rule_once(ask):
     assert all(get_rule(name).is_lossless for names in tree.values() for name in names)
     rows = suite.rows_of(models, ask(drafters=None))
     assert len({row.label for row in rows}) == len(rows) == 10
+    # Of drafters that were named, the default is one only where its drafter is.
+    models = suite.Models(target(), None, {"recycle": 2}, {})
+    assert usual not in {row[:2] for row in labels(ask(drafters=["recycle"]), models)}
+    models = suite.Models(target(), None, {"prompt_lookup": 2}, {})
+    named = labels(ask(drafters=["prompt_lookup"]), models)
+    assert named[*usual, 1.0] == ["rejection"]
+    assert named["prompt_lookup", False, 1.0] == sampled
 
 
 def test_drafters_that_do_not_fit_are_left_out_with_a_reason(ask, capsys):
@@ -122,9 +129,9 @@ def test_a_row_that_fails_stops_no_other_and_is_measured_again(ask, monkeypatch,
     last, record, number = measured(ask())
     assert not last.is_complete  # for want of audits
     assert number == 7  # after each row, after each that has no audit, and at the end
-    failed = record["rows"]["prompt_lookup, block, T=1"]
+    failed = record["rows"]["suffix, block, T=1"]
     assert failed["error"] == "MemoryError: too much"
-    said = "note: prompt_lookup, block, T=1 has failed: MemoryError: too much\n"
+    said = "note: suffix, block, T=1 has failed: MemoryError: too much\n"
     assert said in capsys.readouterr().err
     greedy, rejection, _, coupled = record["rows"].values()
     assert [row["same_answers"] for row in (greedy, rejection, coupled)] == [2, None, 2]
@@ -141,7 +148,7 @@ def test_a_row_that_fails_stops_no_other_and_is_measured_again(ask, monkeypatch,
     monkeypatch.setattr(suite, "_measure", lambda *args: done.append(args[3]) or measure(*args))
     _, again, _ = measured(ask(begun=record))
     assert [row.acceptance for row in done] == ["block"]
-    assert again["rows"]["prompt_lookup, greedy, T=0"] == greedy
+    assert again["rows"]["suffix, greedy, T=0"] == greedy
     with pytest.raises(InputError, match="expected the prompts that None was begun with"):
         measured(ask(begun=record | {"prompts_digest": "another"}))
     check_page(record)
@@ -155,15 +162,13 @@ def check_page(record):
     page = to_markdown(leaderboard_page(record | made))
     assert "/a/" not in page
     assert "--target=tiny" in page
-    assert "`prompt_lookup, block, T=1` failed: MemoryError: too much" in page
-    (line,) = (
-        text for text in page.splitlines() if text.startswith("| `prompt_lookup:2` | greedy")
-    )
+    assert "`suffix, block, T=1` failed: MemoryError: too much" in page
+    (line,) = (text for text in page.splitlines() if text.startswith("| `suffix:2` | greedy"))
     assert "| 2 of 2 |" in line
     assert page.count("| writing |") == 2
     text = leaderboard_text(record)
-    assert "prompt_lookup:2, coupled, T=1" in text
-    assert text.endswith("prompt_lookup, block, T=1: MemoryError: too much")
+    assert "suffix:2, coupled, T=1" in text
+    assert text.endswith("suffix, block, T=1: MemoryError: too much")
 
 
 def test_time_that_is_over_leaves_the_rest_to_the_same_command(ask, capsys):
@@ -196,7 +201,7 @@ def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
     last, record, _ = measured(ask(audit_rows=8))
     assert last.is_complete
     rejection, block, coupled = (
-        record["rows"][f"prompt_lookup, {rule}, T=1"]["audit"]
+        record["rows"][f"suffix, {rule}, T=1"]["audit"]
         for rule in ("rejection", "block", "coupled")
     )
     assert (rejection["is_lossless"], rejection["failed"]) == (False, ["seeds"])
@@ -205,8 +210,8 @@ def test_rows_are_audited_once_for_the_same_files(ask, monkeypatch):
     _, record, _ = measured(ask(audit_rows=8))
     assert audited == ["rejection", "block", "coupled", "coupled"]
     _, record, _ = measured(ask(audit_rows=0))  # looks up alone
-    assert record["rows"]["prompt_lookup, block, T=1"]["audit"] == block
-    assert "audit" not in record["rows"]["prompt_lookup, coupled, T=1"]
+    assert record["rows"]["suffix, block, T=1"]["audit"] == block
+    assert "audit" not in record["rows"]["suffix, coupled, T=1"]
     assert len(audited) == 4
 
 
@@ -224,7 +229,7 @@ def test_more_rows_decide_an_inconclusive_audit(ask, monkeypatch):
     cells = []
     for num_rows in (4, 2, 8, 16):
         _, record, _ = measured(ask(audit_rows=num_rows))
-        audit = record["rows"]["prompt_lookup, block, T=1"]["audit"]
+        audit = record["rows"]["suffix, block, T=1"]["audit"]
         cells.append(audit_cell(audit))
     assert cells == ["inconclusive, 4 rows"] * 2 + ["1 of 1, 8 rows"] * 2
     assert audited == [4] * 3 + [8] * 3
