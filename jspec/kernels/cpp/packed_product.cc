@@ -1,6 +1,6 @@
-// Products of rows with kernels packed as in GGUF files. The codes of 16 outputs and 256 inputs are
-// taken out at a time, into a tile that stays in the processor's first cache, and all rows are
-// multiplied from there: each code is taken out once, and no sum is taken across lanes.
+// Products of rows with kernels packed as in GGUF files. A few codes of 32 outputs are taken out at a
+// time, into registers, and multiplied by all rows: each code is taken out once, each input is read
+// once for two vectors of outputs, and no sum is taken across lanes.
 //
 // A row's sums are taken in one order, however many rows share a pass: its result does not depend
 // on the rows beside it.
@@ -15,53 +15,94 @@ namespace {
 
 using namespace jspec;
 
-constexpr int kMostGroups = 8;                      // groups of inputs in a tile
+constexpr int kColumns = 2;                         // vectors of outputs that are multiplied together
+constexpr int kKept = kRegisters == 32 ? 8 : 4;     // vectors of weights of a column in registers
 constexpr int kFours = kGroup / 4;                  // vectors of codes in a group
-constexpr int64_t kRowsATile = 64;                  // that use a tile before the next is taken out
-constexpr int kRowsOnce = kRegisters == 32 ? 8 : 2;  // whose sums fit the registers
+constexpr int kStripColumns = kStrip / kLanes;
+constexpr int64_t kRowsATile = 64;                  // that use a strip before the next is taken out
 
-struct Tile {
-  Words codes[kMostGroups * kFours];
-  Lanes factor[2 * kMostGroups], minimum[2 * kMostGroups];
+// Strips beside each other, or columns of one.
+template <typename Format>
+struct Strips {
+  static constexpr int64_t kBlockBytes = kStrip * Format::kBytes;
+  const uint8_t* first;
+  int64_t bytes;  // of each
+
+  Block At(int column, int64_t block) const {
+    const uint8_t* strip = first + column / kStripColumns * bytes;
+    return {strip + block * kBlockBytes, column % kStripColumns * kLanes};
+  }
+
+  // Asks memory for what comes kAhead bytes after these bytes of all strips.
+  template <int kCount>
+  void AskFor(int64_t begin, int64_t count) const {
+    int64_t ahead = begin + kAhead;
+    if (ahead >= bytes) ahead += (kCount - 1) * bytes;  // the next strips'
+    for (int strip = 0; strip < kCount; ++strip, ahead += bytes) {
+      for (int64_t line = 0; line < count; line += kCacheLine) {
+        __builtin_prefetch(first + ahead + line, 0, kIntoL2);
+      }
+    }
+  }
 };
 
-// Takes whole blocks of a strip out.
-template <typename Format>
-void Read(Block block, int groups, Tile& tile) {
-  constexpr int kScales = ScalingOf<Format>::kScales;
-  constexpr int kBytes = kStrip * Format::kBytes;
-  Words* codes = tile.codes;
-  for (int first = 0; first < groups; first += Format::kGroups) {
-    for (int line = 0; line < kBytes; line += kCacheLine) {
-      __builtin_prefetch(block.first + kAhead + line, 0, kIntoL2);
-    }
-    Format::Read(block, {tile.factor + first * kScales, tile.minimum + first * kScales});
+// Adds the products of `count` rows with columns of outputs to the totals, [count kCount].
+template <int kCount, typename Format, typename Rows>
+void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
+                     Lanes* totals) {
+  using Weights = typename Rows::Weights;
+  using Group = typename decltype(rows.groups)::Type;
+  constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales;
+  constexpr int kTaken = std::min(kKept / kVectors, Rows::kShared / 4);  // fours at a time
+  constexpr int kWords = 4 / kVectors;  // inputs of a word
+  constexpr int64_t kGroupBytes = Strips<Format>::kBlockBytes / Format::kGroups;
+  constexpr int kNumStrips = (kCount + kStripColumns - 1) / kStripColumns;
+  Weights sums[kRowsATile * kCount];
+  const int64_t blocks = strips.bytes / Strips<Format>::kBlockBytes;
+  for (int64_t b = 0; b < blocks; ++b) {
+    Lanes factor[kCount][kScales * Format::kGroups], minimum[kCount][kScales * Format::kGroups];
+    for (int c = 0; c < kCount; ++c) Format::Read(strips.At(c, b), {factor[c], minimum[c]});
+#pragma GCC unroll 8
     for (int g = 0; g < Format::kGroups; ++g) {
+      strips.template AskFor<kNumStrips>((b * Format::kGroups + g) * kGroupBytes, kGroupBytes);
+      const Group* groups = &rows.groups.At(row, b * Format::kGroups + g);
 #pragma GCC unroll 8
-      for (int four = 0; four < kFours; ++four) *codes++ = Format::Codes(block, g, four);
+      for (int first = 0; first < kFours; first += kTaken) {
+        Weights weights[kCount][kTaken * kVectors];
+#pragma GCC unroll 2
+        for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 8
+          for (int four = 0; four < kTaken; ++four) {
+            const Words codes = Format::Codes(strips.At(c, b), g, first + four);
+            Rows::Spread(codes, Format::kOffset, weights[c] + four * kVectors);
+          }
+        }
+        const int s = 4 * first / Rows::kShared, scale = g * kScales + s;
+        const bool begins = 4 * first % Rows::kShared == 0;
+        const bool ends = 4 * (first + kTaken) % Rows::kShared == 0;
+        for (int64_t r = 0; r < count; ++r) {
+          const Group& group = groups[r];
+          Weights its[kCount];
+#pragma GCC unroll 2
+          for (int c = 0; c < kCount; ++c) its[c] = begins ? group.Begin(s) : sums[r * kCount + c];
+#pragma GCC unroll 8
+          for (int i = 0; i < kTaken * kVectors; ++i) {
+            const auto* numbers = group.numbers + 4 * first + i * kWords;
+#pragma GCC unroll 2
+            for (int c = 0; c < kCount; ++c) its[c] = AddProducts(its[c], weights[c][i], numbers);
+          }
+#pragma GCC unroll 2
+          for (int c = 0; c < kCount; ++c) {
+            if (ends) {
+              Lanes& total = totals[r * kCount + c];
+              total = group.AddTo(total, its[c], factor[c][scale], minimum[c][scale], s);
+            } else {
+              sums[r * kCount + c] = its[c];
+            }
+          }
+        }
+      }
     }
-    block = block.Next(Format::kBytes);
-  }
-}
-
-// Adds a tile's products with `count` rows to their totals, of which each row has kStrip.
-template <int kRows, typename Rows>
-void MultiplyRows(Tile& tile, int groups, const Rows& rows, int64_t row, int64_t count,
-                  int64_t group, float* totals) {
-  for (; count >= kRows; count -= kRows, row += kRows, totals += kRows * kStrip) {
-    Lanes own[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) own[r] = LoadLanes(totals + r * kStrip);
-    for (int g = 0; g < groups; ++g) {
-      const int scale = g * Rows::kScales;
-      rows.template Multiply<kRows>(row, group + g, tile.codes + g * kFours,
-                                    {tile.factor + scale, tile.minimum + scale}, own);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) std::memcpy(totals + r * kStrip, &own[r], sizeof(Lanes));
-  }
-  if constexpr (kRows > 1) {
-    if (count) MultiplyRows<kRows - 1>(tile, groups, rows, row, count, group, totals);
   }
 }
 
@@ -71,7 +112,7 @@ Rows Prepare(ffi::ThreadPool& pool, const typename Rows::Number* from, const Pro
              int offset, Space<typename Rows::Group>& space) {
   const int64_t groups = shape.inputs / kGroup;
   Rows rows;
-  rows.groups = {space.Take(shape.rows * groups), groups};
+  rows.groups = {space.Take(shape.rows * groups), shape.rows};
   ForRows(pool, shape.rows, shape.inputs, [=](int64_t r) {
     for (int64_t g = 0; g < groups; ++g) {
       Rows::Prepare(from + r * shape.inputs + g * kGroup, offset, rows.groups.At(r, g));
@@ -86,23 +127,21 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
   static thread_local Space<typename Rows::Group> space;
   const auto* numbers = static_cast<const typename Rows::Number*>(from.untyped_data());
   const Rows rows = Prepare<Rows>(pool, numbers, shape, Format::kOffset, space);
-  const int64_t groups = rows.groups.stride;
-  constexpr int64_t kGroupBytes = kStrip * Format::kBytes / Format::kGroups;  // of a strip
-  ForTiles<kStrip>(pool, shape, kStrip, [=](int64_t begin, int64_t end) {
-    const uint8_t* strip = strips + begin / kStrip * groups * kGroupBytes;
-    Tile tile;
+  constexpr int64_t kOutputs = std::max(kStrip, kColumns * kLanes);
+  const int64_t bytes = shape.inputs / kGroup / Format::kGroups * Strips<Format>::kBlockBytes;
+  ForTiles<kOutputs>(pool, shape, kOutputs, [=](int64_t begin, int64_t end) {
+    const Strips<Format> own{strips + begin / kStrip * bytes, bytes};
+    const bool is_one = end - begin <= kStrip && kOutputs > kStrip;
+    const auto multiply =
+        is_one ? MultiplyColumns<1, Format, Rows> : MultiplyColumns<kColumns, Format, Rows>;
     for (int64_t r = 0; r < shape.rows; r += kRowsATile) {
       const int64_t count = std::min(kRowsATile, shape.rows - r);
-      alignas(64) float totals[kRowsATile * kStrip] = {};
-      for (int64_t g = 0; g < groups; g += kMostGroups) {
-        const int own = std::min<int64_t>(kMostGroups, groups - g);
-        for (int output = 0; output < kStrip; output += kLanes) {
-          Read<Format>({strip + g * kGroupBytes, output}, own, tile);
-          MultiplyRows<kRowsOnce>(tile, own, rows, r, count, g, totals + output);
-        }
-      }
+      Lanes totals[kRowsATile * kColumns] = {};
+      multiply(own, rows, r, count, totals);
+      const int64_t width = is_one ? kLanes : kOutputs;
       for (int64_t i = 0; i < count; ++i) {
-        std::copy_n(totals + i * kStrip, end - begin, outputs + (r + i) * shape.outputs + begin);
+        std::memcpy(outputs + (r + i) * shape.outputs + begin,
+                    reinterpret_cast<const float*>(totals) + i * width, (end - begin) * sizeof(float));
       }
     }
   });
