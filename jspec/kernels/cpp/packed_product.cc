@@ -1,6 +1,6 @@
-// Products of rows with kernels packed as in GGUF files. A few codes of 32 outputs are taken out at a
-// time, into registers, and multiplied by all rows: each code is taken out once, each input is read
-// once for two vectors of outputs, and no sum is taken across lanes.
+// Products of rows with kernels packed as in GGUF files. A few codes of two vectors of outputs are
+// taken out at a time, into registers, and multiplied by all rows: each code is taken out once,
+// each input is read once for both vectors, and no sum is taken across lanes.
 //
 // A row's sums are taken in one order, however many rows share a pass: its result does not depend
 // on the rows beside it.
@@ -15,13 +15,13 @@ namespace {
 
 using namespace jspec;
 
-constexpr int kColumns = 2;                         // vectors of outputs that are multiplied together
-constexpr int kKept = kRegisters == 32 ? 8 : 4;     // vectors of weights of a column in registers
-constexpr int kFours = kGroup / 4;                  // vectors of codes in a group
+constexpr int kColumns = 2;  // vectors of outputs that are multiplied together
+constexpr int kKept = kRegisters == 32 ? 8 : 4;  // vectors of a column's weights in registers
+constexpr int kFours = kGroup / 4;               // vectors of codes in a group
 constexpr int kStripColumns = kStrip / kLanes;
-constexpr int64_t kRowsATile = 64;                  // that use a strip before the next is taken out
+constexpr int64_t kRowsATile = 64;  // that use strips before the next are taken out
 
-// Strips beside each other, or columns of one.
+// Strips beside each other, or one, whose columns are vectors of outputs.
 template <typename Format>
 struct Strips {
   static constexpr int64_t kBlockBytes = kStrip * Format::kBytes;
@@ -33,12 +33,13 @@ struct Strips {
     return {strip + block * kBlockBytes, column % kStripColumns * kLanes};
   }
 
-  // Asks memory for what comes kAhead bytes after these bytes of all strips.
+  // Asks memory for what comes kAhead bytes after these bytes of the strips of kCount columns.
   template <int kCount>
   void AskFor(int64_t begin, int64_t count) const {
+    constexpr int kStrips = (kCount + kStripColumns - 1) / kStripColumns;
     int64_t ahead = begin + kAhead;
-    if (ahead >= bytes) ahead += (kCount - 1) * bytes;  // the next strips'
-    for (int strip = 0; strip < kCount; ++strip, ahead += bytes) {
+    if (ahead >= bytes) ahead += (kStrips - 1) * bytes;  // the next strips'
+    for (int strip = 0; strip < kStrips; ++strip, ahead += bytes) {
       for (int64_t line = 0; line < count; line += kCacheLine) {
         __builtin_prefetch(first + ahead + line, 0, kIntoL2);
       }
@@ -46,26 +47,69 @@ struct Strips {
   }
 };
 
-// Adds the products of `count` rows with columns of outputs to the totals, [count kCount].
+// Where the products of some rows with kCount columns go, [rows kCount].
+template <typename Sums>
+struct Results {
+  Lanes* totals;
+  Sums* sums;  // those that are not complete yet
+};
+
+// Adds the products of all rows with weights of some inputs, which stay in registers: the loops
+// over them are unrolled. `begins` and `ends` tell whether these are the first and the last inputs
+// that share a scale.
+template <int kCount, int kVectors, typename Rows>
+[[gnu::always_inline]] inline void MultiplyAll(
+    const typename Rows::Weights (&weights)[kCount][kVectors], const typename Rows::Group* groups,
+    int64_t count, int first, bool begins, bool ends, const Scales (&scales)[kCount],
+    const Results<typename Rows::Weights>& results) {
+  constexpr int kInputs = 4 / Rows::kVectors;  // of a vector
+  const int scale = first / Rows::kShared;
+  for (int64_t r = 0; r < count; ++r) {
+    typename Rows::Weights sums[kCount];
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      sums[c] = begins ? groups[r].Begin(scale) : results.sums[r * kCount + c];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {
+#pragma GCC unroll 2
+      for (int c = 0; c < kCount; ++c) {
+        sums[c] = AddProducts(sums[c], weights[c][i], groups[r].numbers + first + i * kInputs);
+      }
+    }
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      if (ends) {
+        Lanes& total = results.totals[r * kCount + c];
+        total = groups[r].AddTo(total, sums[c], scales[c].factor[scale], scales[c].minimum[scale],
+                                scale);
+      } else {
+        results.sums[r * kCount + c] = sums[c];
+      }
+    }
+  }
+}
+
+// Adds the products of `count` rows with kCount columns of outputs to the totals.
 template <int kCount, typename Format, typename Rows>
 void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
                      Lanes* totals) {
   using Weights = typename Rows::Weights;
-  using Group = typename decltype(rows.groups)::Type;
-  constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales;
+  constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales * Format::kGroups;
   constexpr int kTaken = std::min(kKept / kVectors, Rows::kShared / 4);  // fours at a time
-  constexpr int kWords = 4 / kVectors;  // inputs of a word
   constexpr int64_t kGroupBytes = Strips<Format>::kBlockBytes / Format::kGroups;
-  constexpr int kNumStrips = (kCount + kStripColumns - 1) / kStripColumns;
   Weights sums[kRowsATile * kCount];
-  const int64_t blocks = strips.bytes / Strips<Format>::kBlockBytes;
-  for (int64_t b = 0; b < blocks; ++b) {
-    Lanes factor[kCount][kScales * Format::kGroups], minimum[kCount][kScales * Format::kGroups];
+  for (int64_t b = 0; b < strips.bytes / Strips<Format>::kBlockBytes; ++b) {
+    Lanes factor[kCount][kScales], minimum[kCount][kScales];
     for (int c = 0; c < kCount; ++c) Format::Read(strips.At(c, b), {factor[c], minimum[c]});
 #pragma GCC unroll 8
     for (int g = 0; g < Format::kGroups; ++g) {
-      strips.template AskFor<kNumStrips>((b * Format::kGroups + g) * kGroupBytes, kGroupBytes);
-      const Group* groups = &rows.groups.At(row, b * Format::kGroups + g);
+      const int64_t group = b * Format::kGroups + g;
+      strips.template AskFor<kCount>(group * kGroupBytes, kGroupBytes);
+      Scales scales[kCount];
+      for (int c = 0; c < kCount; ++c) {
+        scales[c] = {factor[c] + g * Rows::kScales, minimum[c] + g * Rows::kScales};
+      }
 #pragma GCC unroll 8
       for (int first = 0; first < kFours; first += kTaken) {
         Weights weights[kCount][kTaken * kVectors];
@@ -77,30 +121,10 @@ void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row
             Rows::Spread(codes, Format::kOffset, weights[c] + four * kVectors);
           }
         }
-        const int s = 4 * first / Rows::kShared, scale = g * kScales + s;
-        const bool begins = 4 * first % Rows::kShared == 0;
-        const bool ends = 4 * (first + kTaken) % Rows::kShared == 0;
-        for (int64_t r = 0; r < count; ++r) {
-          const Group& group = groups[r];
-          Weights its[kCount];
-#pragma GCC unroll 2
-          for (int c = 0; c < kCount; ++c) its[c] = begins ? group.Begin(s) : sums[r * kCount + c];
-#pragma GCC unroll 8
-          for (int i = 0; i < kTaken * kVectors; ++i) {
-            const auto* numbers = group.numbers + 4 * first + i * kWords;
-#pragma GCC unroll 2
-            for (int c = 0; c < kCount; ++c) its[c] = AddProducts(its[c], weights[c][i], numbers);
-          }
-#pragma GCC unroll 2
-          for (int c = 0; c < kCount; ++c) {
-            if (ends) {
-              Lanes& total = totals[r * kCount + c];
-              total = group.AddTo(total, its[c], factor[c][scale], minimum[c][scale], s);
-            } else {
-              sums[r * kCount + c] = its[c];
-            }
-          }
-        }
+        MultiplyAll<kCount, kTaken * kVectors, Rows>(
+            weights, &rows.groups.At(row, group), count, 4 * first,
+            4 * first % Rows::kShared == 0, 4 * (first + kTaken) % Rows::kShared == 0, scales,
+            {totals, sums});
       }
     }
   }
@@ -130,18 +154,19 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
   constexpr int64_t kOutputs = std::max(kStrip, kColumns * kLanes);
   const int64_t bytes = shape.inputs / kGroup / Format::kGroups * Strips<Format>::kBlockBytes;
   ForTiles<kOutputs>(pool, shape, kOutputs, [=](int64_t begin, int64_t end) {
-    const Strips<Format> own{strips + begin / kStrip * bytes, bytes};
-    const bool is_one = end - begin <= kStrip && kOutputs > kStrip;
+    // The last strip may be alone.
+    const bool is_alone = kOutputs > kStrip && end - begin <= kStrip;
     const auto multiply =
-        is_one ? MultiplyColumns<1, Format, Rows> : MultiplyColumns<kColumns, Format, Rows>;
+        is_alone ? MultiplyColumns<1, Format, Rows> : MultiplyColumns<kColumns, Format, Rows>;
+    const int64_t width = is_alone ? kStrip : kOutputs;
     for (int64_t r = 0; r < shape.rows; r += kRowsATile) {
       const int64_t count = std::min(kRowsATile, shape.rows - r);
-      Lanes totals[kRowsATile * kColumns] = {};
-      multiply(own, rows, r, count, totals);
-      const int64_t width = is_one ? kLanes : kOutputs;
+      Lanes totals[kRowsATile * kColumns];
+      std::fill_n(totals, count * width / kLanes, Lanes{});
+      multiply({strips + begin / kStrip * bytes, bytes}, rows, r, count, totals);
+      const auto* from = reinterpret_cast<const float*>(totals);
       for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(outputs + (r + i) * shape.outputs + begin,
-                    reinterpret_cast<const float*>(totals) + i * width, (end - begin) * sizeof(float));
+        std::copy_n(from + i * width, end - begin, outputs + (r + i) * shape.outputs + begin);
       }
     }
   });
