@@ -1,5 +1,6 @@
 """Packed kernels: the weights are those of the gguf library, and the products those of float64."""
 
+import dataclasses
 import functools
 
 import gguf
@@ -160,6 +161,58 @@ def test_a_rows_result_does_not_depend_on_the_others(kind):
     alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(77)])
     for count in (2, 3, 5, 8, 9, 17, 64, 77):
         np.testing.assert_array_equal(packed_product(rows[:count], kernel), alone[:count])
+
+
+@pytest.mark.parametrize("takes_bytes", [False, True])
+@pytest.mark.parametrize("kind", ["q4_k", "q6_k", "q4_0"])
+def test_an_outputs_result_does_not_depend_on_the_others(kind, takes_bytes):
+    """Bit for bit, where the last strip is multiplied alone, and where it is not full."""
+    if not library.has_packed():
+        pytest.skip("no C++ for packed kernels on this processor")
+    raw, _ = random_rows(kind)
+    rows = jnp.asarray(np.random.default_rng(4).normal(size=(66, NUM_INPUTS)), jnp.float32)
+
+    def outputs_of(num_outputs):
+        shape = num_outputs, NUM_INPUTS
+        kernel = make_kernel(raw[:num_outputs], kind, shape, jnp.bfloat16)
+        return np.asarray(packed_product(rows, kernel.replace(takes_bytes=takes_bytes)))
+
+    together = outputs_of(NUM_OUTPUTS)
+    for count in (7, 16, 33, 40, 48):
+        np.testing.assert_array_equal(outputs_of(count), together[:, :count])
+
+
+@pytest.mark.slow  # the products are compiled once more
+@pytest.mark.parametrize(
+    "options",
+    [("-mavx2", "-mfma", "-mf16c"), ("-march=native", "-mno-avx512vnni", "-mno-avx512bf16")],
+    ids=["AVX2", "AVX-512 without VNNI"],
+)
+def test_products_are_the_same_on_other_processors(options, monkeypatch, tmp_path):
+    """Bit for bit: rows of integers have exact sums, whatever instruction adds them up."""
+    if not library.has_packed():
+        pytest.skip("no C++ for packed kernels on this processor")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    recipe = library.cpp_recipe()
+    recipe = dataclasses.replace(
+        recipe,
+        sources=[path for path in recipe.sources if path.name == "packed_product.cc"],
+        options=("-std=gnu++17", "-O0", "-ffp-contract=off", "-fPIC", "-w", *options),
+    )
+    elsewhere = library.load_library(recipe)
+    rows = jnp.asarray(np.random.default_rng(5).normal(size=(9, NUM_INPUTS)), jnp.bfloat16)
+    for kind in FORMATS:
+        raw, weights = random_rows(kind)
+        kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16)
+        for takes_bytes in (False, True):
+            name = f"jspec_{kind}_{'byte_' * takes_bytes}product"
+            target = f"{name}_{options[0]}"
+            handler = jax.ffi.pycapsule(getattr(elsewhere, name))
+            jax.ffi.register_ffi_target(target, handler, platform="cpu")
+            call = jax.jit(jax.ffi.ffi_call(target, library.floats(9, NUM_OUTPUTS)))
+            outputs = call(rows.astype(jnp.float32) if takes_bytes else rows, kernel.strips)
+            here = packed_product(rows, kernel.replace(takes_bytes=takes_bytes))
+            np.testing.assert_array_equal(outputs, here)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q6_k"])

@@ -85,7 +85,7 @@ struct Nibbles {
     if constexpr (!kFifth) return low;
     // Bit i of each output's 32 belongs to input i: the multiplication spreads four over the bytes.
     const Words bits = (LoadFours(block, kCodes - 4) >> (4 * four)) & 0xfu;
-    return low | Bits(bits * 0x00204081u, 0, 1) << 4;
+    return low | (bits * 0x02040810u & 0x10101010u);
   }
 };
 
@@ -140,7 +140,8 @@ struct Q6K {
     const int half = group / 4, quarter = group % 4;
     const Words low = LoadFours(block, 64 * half + quarter % 2 * 32 + 4 * four);
     const Words high = LoadFours(block, 128 + 32 * half + 4 * four);
-    return Bits(low, quarter / 2 * 4, 4) | Bits(high, 2 * quarter, 2) << 4;
+    const Words fifths = quarter < 2 ? high << (4 - 2 * quarter) : high >> (2 * quarter - 4);
+    return Bits(low, quarter / 2 * 4, 4) | (fifths & 0x30303030u);
   }
 };
 

@@ -1,6 +1,6 @@
-// Products of rows with kernels packed as in GGUF files. The codes of 16 outputs and 256 inputs are
-// taken out at a time, into a tile that stays in the processor's first cache, and all rows are
-// multiplied from there: each code is taken out once, and no sum is taken across lanes.
+// Products of rows with kernels packed as in GGUF files. A few codes of two vectors of outputs are
+// taken out at a time, into registers, and multiplied by all rows: each code is taken out once,
+// each input is read once for both vectors, and no sum is taken across lanes.
 //
 // A row's sums are taken in one order, however many rows share a pass: its result does not depend
 // on the rows beside it.
@@ -15,53 +15,118 @@ namespace {
 
 using namespace jspec;
 
-constexpr int kMostGroups = 8;                      // groups of inputs in a tile
-constexpr int kFours = kGroup / 4;                  // vectors of codes in a group
-constexpr int64_t kRowsATile = 64;                  // that use a tile before the next is taken out
-constexpr int kRowsOnce = kRegisters == 32 ? 8 : 2;  // whose sums fit the registers
+constexpr int kColumns = 2;  // vectors of outputs that are multiplied together
+constexpr int kKept = kRegisters == 32 ? 8 : 4;  // vectors of a column's weights in registers
+constexpr int kFours = kGroup / 4;               // vectors of codes in a group
+constexpr int kStripColumns = kStrip / kLanes;
+constexpr int64_t kRowsATile = 64;  // that use strips before the next are taken out
 
-struct Tile {
-  Words codes[kMostGroups * kFours];
-  Lanes factor[2 * kMostGroups], minimum[2 * kMostGroups];
+// Strips beside each other, or one, whose columns are vectors of outputs.
+template <typename Format>
+struct Strips {
+  static constexpr int64_t kBlockBytes = kStrip * Format::kBytes;
+  const uint8_t* first;
+  int64_t bytes;  // of each
+
+  Block At(int column, int64_t block) const {
+    const uint8_t* strip = first + column / kStripColumns * bytes;
+    return {strip + block * kBlockBytes, column % kStripColumns * kLanes};
+  }
+
+  // Asks memory for what comes kAhead bytes after these bytes of the strips of kCount columns.
+  template <int kCount>
+  void AskFor(int64_t begin, int64_t count) const {
+    constexpr int kStrips = (kCount + kStripColumns - 1) / kStripColumns;
+    int64_t ahead = begin + kAhead;
+    if (ahead >= bytes) ahead += (kStrips - 1) * bytes;  // the next strips'
+    for (int strip = 0; strip < kStrips; ++strip, ahead += bytes) {
+      for (int64_t line = 0; line < count; line += kCacheLine) {
+        __builtin_prefetch(first + ahead + line, 0, kIntoL2);
+      }
+    }
+  }
 };
 
-// Takes whole blocks of a strip out.
-template <typename Format>
-void Read(Block block, int groups, Tile& tile) {
-  constexpr int kScales = ScalingOf<Format>::kScales;
-  constexpr int kBytes = kStrip * Format::kBytes;
-  Words* codes = tile.codes;
-  for (int first = 0; first < groups; first += Format::kGroups) {
-    for (int line = 0; line < kBytes; line += kCacheLine) {
-      __builtin_prefetch(block.first + kAhead + line, 0, kIntoL2);
+// Where the products of some rows with kCount columns go, [rows kCount].
+template <typename Sums>
+struct Results {
+  Lanes* totals;
+  Sums* sums;  // those that are not complete yet
+};
+
+// Adds the products of all rows with weights of some inputs, which stay in registers: the loops
+// over them are unrolled. `begins` and `ends` tell whether these are the first and the last inputs
+// that share a scale.
+template <int kCount, int kVectors, typename Rows>
+[[gnu::always_inline]] inline void MultiplyAll(
+    const typename Rows::Weights (&weights)[kCount][kVectors], const typename Rows::Group* groups,
+    int64_t count, int first, bool begins, bool ends, const Scales (&scales)[kCount],
+    const Results<typename Rows::Weights>& results) {
+  constexpr int kInputs = 4 / Rows::kVectors;  // of a vector
+  const int scale = first / Rows::kShared;
+  for (int64_t r = 0; r < count; ++r) {
+    typename Rows::Weights sums[kCount];
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      sums[c] = begins ? groups[r].Begin(scale) : results.sums[r * kCount + c];
     }
-    Format::Read(block, {tile.factor + first * kScales, tile.minimum + first * kScales});
-    for (int g = 0; g < Format::kGroups; ++g) {
 #pragma GCC unroll 8
-      for (int four = 0; four < kFours; ++four) *codes++ = Format::Codes(block, g, four);
+    for (int i = 0; i < kVectors; ++i) {
+#pragma GCC unroll 2
+      for (int c = 0; c < kCount; ++c) {
+        sums[c] = AddProducts(sums[c], weights[c][i], groups[r].numbers + first + i * kInputs);
+      }
     }
-    block = block.Next(Format::kBytes);
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      if (ends) {
+        Lanes& total = results.totals[r * kCount + c];
+        total = groups[r].AddTo(total, sums[c], scales[c].factor[scale], scales[c].minimum[scale],
+                                scale);
+      } else {
+        results.sums[r * kCount + c] = sums[c];
+      }
+    }
   }
 }
 
-// Adds a tile's products with `count` rows to their totals, of which each row has kStrip.
-template <int kRows, typename Rows>
-void MultiplyRows(Tile& tile, int groups, const Rows& rows, int64_t row, int64_t count,
-                  int64_t group, float* totals) {
-  for (; count >= kRows; count -= kRows, row += kRows, totals += kRows * kStrip) {
-    Lanes own[kRows];
+// Adds the products of `count` rows with kCount columns of outputs to the totals.
+template <int kCount, typename Format, typename Rows>
+void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
+                     Lanes* totals) {
+  using Weights = typename Rows::Weights;
+  constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales * Format::kGroups;
+  constexpr int kTaken = std::min(kKept / kVectors, Rows::kShared / 4);  // fours at a time
+  constexpr int64_t kGroupBytes = Strips<Format>::kBlockBytes / Format::kGroups;
+  Weights sums[kRowsATile * kCount];
+  for (int64_t b = 0; b < strips.bytes / Strips<Format>::kBlockBytes; ++b) {
+    Lanes factor[kCount][kScales], minimum[kCount][kScales];
+    for (int c = 0; c < kCount; ++c) Format::Read(strips.At(c, b), {factor[c], minimum[c]});
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) own[r] = LoadLanes(totals + r * kStrip);
-    for (int g = 0; g < groups; ++g) {
-      const int scale = g * Rows::kScales;
-      rows.template Multiply<kRows>(row, group + g, tile.codes + g * kFours,
-                                    {tile.factor + scale, tile.minimum + scale}, own);
+    for (int g = 0; g < Format::kGroups; ++g) {
+      const int64_t group = b * Format::kGroups + g;
+      strips.template AskFor<kCount>(group * kGroupBytes, kGroupBytes);
+      Scales scales[kCount];
+      for (int c = 0; c < kCount; ++c) {
+        scales[c] = {factor[c] + g * Rows::kScales, minimum[c] + g * Rows::kScales};
+      }
+#pragma GCC unroll 8
+      for (int first = 0; first < kFours; first += kTaken) {
+        Weights weights[kCount][kTaken * kVectors];
+#pragma GCC unroll 2
+        for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 8
+          for (int four = 0; four < kTaken; ++four) {
+            const Words codes = Format::Codes(strips.At(c, b), g, first + four);
+            Rows::Spread(codes, Format::kOffset, weights[c] + four * kVectors);
+          }
+        }
+        MultiplyAll<kCount, kTaken * kVectors, Rows>(
+            weights, &rows.groups.At(row, group), count, 4 * first,
+            4 * first % Rows::kShared == 0, 4 * (first + kTaken) % Rows::kShared == 0, scales,
+            {totals, sums});
+      }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) std::memcpy(totals + r * kStrip, &own[r], sizeof(Lanes));
-  }
-  if constexpr (kRows > 1) {
-    if (count) MultiplyRows<kRows - 1>(tile, groups, rows, row, count, group, totals);
   }
 }
 
@@ -71,7 +136,7 @@ Rows Prepare(ffi::ThreadPool& pool, const typename Rows::Number* from, const Pro
              int offset, Space<typename Rows::Group>& space) {
   const int64_t groups = shape.inputs / kGroup;
   Rows rows;
-  rows.groups = {space.Take(shape.rows * groups), groups};
+  rows.groups = {space.Take(shape.rows * groups), shape.rows};
   ForRows(pool, shape.rows, shape.inputs, [=](int64_t r) {
     for (int64_t g = 0; g < groups; ++g) {
       Rows::Prepare(from + r * shape.inputs + g * kGroup, offset, rows.groups.At(r, g));
@@ -86,23 +151,22 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
   static thread_local Space<typename Rows::Group> space;
   const auto* numbers = static_cast<const typename Rows::Number*>(from.untyped_data());
   const Rows rows = Prepare<Rows>(pool, numbers, shape, Format::kOffset, space);
-  const int64_t groups = rows.groups.stride;
-  constexpr int64_t kGroupBytes = kStrip * Format::kBytes / Format::kGroups;  // of a strip
-  ForTiles<kStrip>(pool, shape, kStrip, [=](int64_t begin, int64_t end) {
-    const uint8_t* strip = strips + begin / kStrip * groups * kGroupBytes;
-    Tile tile;
+  constexpr int64_t kOutputs = std::max(kStrip, kColumns * kLanes);
+  const int64_t bytes = shape.inputs / kGroup / Format::kGroups * Strips<Format>::kBlockBytes;
+  ForTiles<kOutputs>(pool, shape, kOutputs, [=](int64_t begin, int64_t end) {
+    // The last strip may be alone.
+    const bool is_alone = kOutputs > kStrip && end - begin <= kStrip;
+    const auto multiply =
+        is_alone ? MultiplyColumns<1, Format, Rows> : MultiplyColumns<kColumns, Format, Rows>;
+    const int64_t width = is_alone ? kStrip : kOutputs;
     for (int64_t r = 0; r < shape.rows; r += kRowsATile) {
       const int64_t count = std::min(kRowsATile, shape.rows - r);
-      alignas(64) float totals[kRowsATile * kStrip] = {};
-      for (int64_t g = 0; g < groups; g += kMostGroups) {
-        const int own = std::min<int64_t>(kMostGroups, groups - g);
-        for (int output = 0; output < kStrip; output += kLanes) {
-          Read<Format>({strip + g * kGroupBytes, output}, own, tile);
-          MultiplyRows<kRowsOnce>(tile, own, rows, r, count, g, totals + output);
-        }
-      }
+      Lanes totals[kRowsATile * kColumns];
+      std::fill_n(totals, count * width / kLanes, Lanes{});
+      multiply({strips + begin / kStrip * bytes, bytes}, rows, r, count, totals);
+      const auto* from = reinterpret_cast<const float*>(totals);
       for (int64_t i = 0; i < count; ++i) {
-        std::copy_n(totals + i * kStrip, end - begin, outputs + (r + i) * shape.outputs + begin);
+        std::copy_n(from + i * width, end - begin, outputs + (r + i) * shape.outputs + begin);
       }
     }
   });

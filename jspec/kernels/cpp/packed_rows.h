@@ -2,8 +2,8 @@
 //
 // bfloat16 rows are multiplied as integers of 15 bits with one unit for each group, a power of two.
 // So a number is exact if the group's largest is less than 64 times as large, and wrong by less
-// than 1 / 16,000 of the largest otherwise: by less, in a sum, than bfloat16's own rounding. An
-// integer is split into two bytes, which one instruction multiplies by codes, four at a time.
+// than 1 / 16,000 of the largest otherwise: by less, in a sum, than bfloat16's own rounding. One
+// instruction multiplies two of them by codes of 16 bits.
 //
 // Where a model asks for it, rows are rounded to one byte instead, with the largest of a group as
 // 127. That is half the work, and what llama.cpp does; it is another model by a little.
@@ -18,34 +18,62 @@ namespace jspec {
 
 constexpr int kGroup = 32;  // inputs
 
-typedef int16_t Shorts __attribute__((vector_size(4 * kLanes)));
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) && !defined(__AVX512F__)
+using Byte = int8_t;
+#else
+using Byte = int16_t;  // no instruction multiplies four bytes at once without losing bits
+#endif
+typedef uint16_t Shorts __attribute__((vector_size(4 * kLanes)));
 
-// Returns sums + the products of each output's four codes, unsigned, with four signed bytes.
-inline Words AddFour(Words sums, Words codes, const int8_t* bytes) {
+// x - 0 is x, where x + 0 is another zero than -0: the compiler drops only the first.
+inline Lanes Broadcast(float number) { return number - Lanes{}; }
+
+#ifdef __AVX512F__
+constexpr bool kHasPowers = true;
+
+// Returns factors * 2 ** exponent, without the units that multiply: those have the most to do.
+inline Lanes TimesPower(Lanes factors, float exponent) {
+  return (Lanes)_mm512_scalef_ps((__m512)factors, (__m512)Broadcast(exponent));
+}
+#else
+constexpr bool kHasPowers = false;
+
+inline Lanes TimesPower(Lanes factors, float) { return factors; }
+#endif
+
+// Returns sums + the products of each output's four codes with four signed bytes.
+inline Words AddProducts(Words sums, Words codes, const int8_t* bytes) {
   uint32_t four;
   std::memcpy(&four, bytes, sizeof(four));
-#if defined(__AVX512VNNI__)
-  return (Words)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
-#else
   const Words numbers = Words{} + four;
-#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
+  return (Words)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, (__m512i)numbers);
+#elif defined(__AVXVNNI__)
   return (Words)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)numbers);
 #else
-  // Bytes at even places, and at odd ones, as integers of 16 bits.
-  const Words even = codes & 0x00ff00ffu, odd = (codes >> 8) & 0x00ff00ffu;
-  const Shorts first = (Shorts)(numbers << 8) >> 8, second = (Shorts)numbers >> 8;
-#ifdef __AVX512F__
-  const auto add = [](Words a, Shorts b) {
-    return (Words)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-  };
+  return sums;  // see Byte
+#endif
+}
+
+// The same of two codes and two integers of 16 bits.
+inline Words AddProducts(Words sums, Words codes, const int16_t* integers) {
+  uint32_t two;
+  std::memcpy(&two, integers, sizeof(two));
+  const Words numbers = Words{} + two;
+#if defined(__AVX512VNNI__)
+  return (Words)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)codes, (__m512i)numbers);
+#elif defined(__AVX512F__)
+  return sums + (Words)_mm512_madd_epi16((__m512i)codes, (__m512i)numbers);
+#elif defined(__AVXVNNI__)
+  return (Words)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)numbers);
 #else
-  const auto add = [](Words a, Shorts b) {
-    return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-  };
+  return sums + (Words)_mm256_madd_epi16((__m256i)codes, (__m256i)numbers);
 #endif
-  return sums + add(even, first) + add(odd, second);
-#endif
-#endif
+}
+
+// The same of one weight and one number.
+inline Lanes AddProducts(Lanes sums, Lanes weights, const float* number) {
+  return MultiplyAdd(sums, weights, Broadcast(*number));
 }
 
 // How groups are scaled, which is all that products know of a format.
@@ -58,78 +86,71 @@ struct Scaling {
 template <typename Format>
 using ScalingOf = Scaling<Format::kHalves ? 2 : 1, Format::kMinimum>;
 
-// The groups of all rows.
+// The groups of all rows; the rows' first groups lie side by side, then their second ones, ...
 template <typename Group>
 struct Groups {
+  using Type = Group;
   Group* first;
-  int64_t stride;  // groups of a row
+  int64_t rows;
 
-  Group& At(int64_t row, int64_t group) const { return first[row * stride + group]; }
+  Group& At(int64_t row, int64_t group) const { return first[group * rows + row]; }
 };
 
-// Rows of integers, each of one or two bytes.
-template <typename Scaling, int kPlanes>
+// Rows of integers of type T; units are powers of two if kPowers.
+template <typename Scaling, typename T, bool kPowers>
 struct IntegerRows {
   static constexpr int kScales = Scaling::kScales, kShared = Scaling::kShared;
+  static constexpr int kVectors = sizeof(T);  // of the codes of four inputs
+  using Weights = Words;
 
   struct Group {
-    int8_t bytes[kPlanes][kGroup];  // a number is 256 * its upper byte + its lower one, in units
-    float unit;
+    T numbers[kGroup];  // in units; of every four, 16 bits each, in the order 0, 2, 1, 3
+    float unit;               // its exponent if kPowers
     int32_t offset[kScales];  // what the sum of the products with codes begins with
     float minimum[kScales];   // minus the sum of the inputs
 
+    T& Number(int input) {
+      return numbers[sizeof(T) == 1 ? input : (input & ~3) | (input & 1) << 1 | (input & 2) >> 1];
+    }
+
     // Completes a group whose numbers, with these sums, have been written; `code_offset` is
     // subtracted from each code.
-    void Finish(const int32_t* sums, float its_unit, int code_offset) {
-      unit = its_unit;
+    void Finish(const int32_t* sums, float its_unit, float exponent, int code_offset) {
+      unit = kPowers ? exponent : its_unit;
       for (int s = 0; s < kScales; ++s) {
         offset[s] = -code_offset * sums[s];
-        minimum[s] = -unit * sums[s];
+        minimum[s] = -its_unit * sums[s];
       }
+    }
+
+    Words Begin(int scale) const { return Words{} + offset[scale]; }
+
+    // Adds a sum of products to a total.
+    Lanes AddTo(Lanes total, Words sum, Lanes factor, Lanes its_minimum, int scale) const {
+      const Lanes scaled = kPowers ? TimesPower(factor, unit) : factor * unit;
+      total = MultiplyAdd(total, ToLanes(sum), scaled);
+      if constexpr (!Scaling::kMinimum) return total;
+      return MultiplyAdd(total, its_minimum, Broadcast(minimum[scale]));
     }
   };
   Groups<Group> groups;
 
-  // Adds kRows rows' products with a group's codes to their totals.
-  template <int kRows>
-  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
-                Lanes* totals) const {
-    for (int s = 0; s < kScales; ++s) {
-      Words sums[kPlanes][kRows] = {};  // the lower bytes' last
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[kPlanes - 1][r] = Words{} + groups.At(row + r, group).offset[s];
-      }
-#pragma GCC unroll 8
-      for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
-        const Words four = codes[i / 4];
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-          for (int p = 0; p < kPlanes; ++p) {
-            sums[p][r] = AddFour(sums[p][r], four, groups.At(row + r, group).bytes[p] + i);
-          }
-        }
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const Group& own = groups.At(row + r, group);
-        Words sum = sums[kPlanes - 1][r];
-        if constexpr (kPlanes == 2) sum += sums[0][r] << 8;
-        totals[r] = MultiplyAdd(totals[r], ToLanes(sum), scales.factor[s] * own.unit);
-        if constexpr (Scaling::kMinimum) {
-          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
-        }
-      }
+  // Spreads the codes of four inputs over vectors.
+  static void Spread(Words codes, int, Words* weights) {
+    if constexpr (sizeof(T) == 1) {
+      weights[0] = codes;
+    } else {
+      weights[0] = codes & 0x00ff00ffu;
+      weights[1] = (Words)((Shorts)codes >> 8);
     }
   }
 };
 
 // Rows of bfloat16 numbers.
 template <typename Scaling>
-struct BFloat16Rows : IntegerRows<Scaling, 2> {
+struct BFloat16Rows : IntegerRows<Scaling, int16_t, kHasPowers> {
   using Number = BFloat16;
-  using Group = typename IntegerRows<Scaling, 2>::Group;
+  using Group = typename IntegerRows<Scaling, int16_t, kHasPowers>::Group;
 
   static void Prepare(const Number* from, int code_offset, Group& group) {
     float numbers[kGroup];
@@ -150,12 +171,13 @@ struct BFloat16Rows : IntegerRows<Scaling, 2> {
       int32_t integer;
       std::memcpy(&integer, &rounded, sizeof(integer));
       integer -= 0x4b400000;  // kRounding's bits
-      const int32_t upper = (integer + 128) >> 8;
-      group.bytes[0][i] = upper;
-      group.bytes[1][i] = integer - 256 * upper;
+      group.Number(i) = integer;
       sums[i / Scaling::kShared] += integer;
     }
-    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf(""), code_offset);
+    const float nan = __builtin_nanf("");
+    const float power = static_cast<int>(exponent) - 127 - 13;
+    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : nan, is_finite ? power : nan,
+                 code_offset);
   }
 
   static float PowerOfTwo(uint32_t exponent) {
@@ -168,9 +190,9 @@ struct BFloat16Rows : IntegerRows<Scaling, 2> {
 
 // Rows of float32 numbers, rounded to bytes.
 template <typename Scaling>
-struct ByteRows : IntegerRows<Scaling, 1> {
+struct ByteRows : IntegerRows<Scaling, Byte, false> {
   using Number = float;
-  using Group = typename IntegerRows<Scaling, 1>::Group;
+  using Group = typename IntegerRows<Scaling, Byte, false>::Group;
 
   static void Prepare(const Number* from, int code_offset, Group& group) {
     uint32_t bits = 0;  // of the largest; integers, because the compiler does not reorder floats
@@ -187,10 +209,10 @@ struct ByteRows : IntegerRows<Scaling, 1> {
     int32_t sums[Scaling::kScales] = {};
     for (int i = 0; i < kGroup; ++i) {
       const int32_t integer = std::nearbyint(from[i] * units);
-      group.bytes[0][i] = integer;
+      group.Number(i) = integer;
       sums[i / Scaling::kShared] += integer;
     }
-    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""), code_offset);
+    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""), 0, code_offset);
   }
 };
 
@@ -198,43 +220,31 @@ struct ByteRows : IntegerRows<Scaling, 1> {
 template <typename Scaling>
 struct FloatRows {
   using Number = float;
-  static constexpr int kScales = Scaling::kScales, kShared = Scaling::kShared;
+  static constexpr int kScales = Scaling::kScales, kShared = Scaling::kShared, kVectors = 4;
+  using Weights = Lanes;
 
   struct Group {
     float numbers[kGroup];
-    float code_offset;       // what is subtracted from each code
     float minimum[kScales];  // minus the sum of the inputs
+
+    Lanes Begin(int) const { return Lanes{}; }
+
+    Lanes AddTo(Lanes total, Lanes sum, Lanes factor, Lanes its_minimum, int scale) const {
+      total = MultiplyAdd(total, sum, factor);
+      if constexpr (!Scaling::kMinimum) return total;
+      return MultiplyAdd(total, its_minimum, Broadcast(minimum[scale]));
+    }
   };
   Groups<Group> groups;
 
-  template <int kRows>
-  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
-                Lanes* totals) const {
-    const float code_offset = groups.At(row, group).code_offset;
-    for (int s = 0; s < kScales; ++s) {
-      Lanes sums[kRows] = {};
-      for (int i = s * kShared; i < (s + 1) * kShared; ++i) {
-        const Words code = (codes[i / 4] >> (i % 4 * 8)) & 0xffu;
-        const Lanes weights = ToLanes(code) - code_offset;
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          sums[r] = MultiplyAdd(sums[r], weights, Lanes{} + groups.At(row + r, group).numbers[i]);
-        }
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        totals[r] = MultiplyAdd(totals[r], sums[r], scales.factor[s]);
-        if constexpr (Scaling::kMinimum) {
-          const Lanes minimum = Lanes{} + groups.At(row + r, group).minimum[s];
-          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], minimum);
-        }
-      }
+  static void Spread(Words codes, int code_offset, Lanes* weights) {
+    for (int i = 0; i < 4; ++i) {
+      weights[i] = ToLanes((codes >> (8 * i)) & 0xffu) - static_cast<float>(code_offset);
     }
   }
 
-  static void Prepare(const Number* from, int code_offset, Group& group) {
+  static void Prepare(const Number* from, int, Group& group) {
     std::copy_n(from, kGroup, group.numbers);
-    group.code_offset = code_offset;
     for (int s = 0; s < kScales; ++s) {
       float sum = 0;
       for (int i = 0; i < kShared; ++i) sum += from[s * kShared + i];

@@ -12,7 +12,7 @@ from jspec.lab.auditing.rows import Rows, choose_context, jit_logits, make_reque
 from jspec.lab.auditing.subject import Subject
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint, oracle_logits
 
 SETTINGS = SamplingParams(max_new_tokens=8, temperature=1.0)
