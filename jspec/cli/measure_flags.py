@@ -182,8 +182,8 @@ def read_flags() -> dict[str, Any]:
 def _read_counts(name: str, texts: Sequence[str]) -> list[int]:
     """Returns the whole numbers of a list; refuses an empty one."""
     if not texts or not all(text.isdecimal() for text in texts):
-        given = ",".join(texts) or "none"
-        raise InputError(f"expected --{name} as whole numbers, got {given!r}")
+        given = repr(",".join(texts)) if texts else "none"
+        raise InputError(f"expected whole numbers in --{name}, got {given}")
     for text in texts:
         check_range(name, int(text), 1, 4096)
     return [int(text) for text in texts]

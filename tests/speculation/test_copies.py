@@ -15,6 +15,7 @@ from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.sampling.settings import SamplingSettings
+from jspec.speculation import round
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
 from jspec.speculation.round import speculative_step
@@ -150,3 +151,25 @@ def test_a_table_is_written_in_place(tiny_pair):
         text = run.lower(ModelParams(tiny_pair.target), state).compile().as_text()
         copies.append(len(re.findall(rf"= s32\[{shape}\]\S* copy\(", text)))
     assert copies == [0, 1]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the program of a CPU")
+def test_logits_stay_as_the_product_leaves_them(tiny_pair, monkeypatch):
+    """Guards against a copy of all logits in every greedy round, for a branch that is not taken.
+
+    Without the layout, the negative control, calls on one token copy them.
+    """
+    drafter, shape = PromptLookupDrafter(3), f"2,1,{CONFIG.vocab_size}"
+    state, copies = make_state(drafter), []
+    for layout in (round.row_major, lambda logits: logits):
+        monkeypatch.setattr(round, "row_major", layout)
+        step = functools.partial(
+            speculative_step, target=tiny_pair.apply, drafter=drafter, rule=get_rule("rejection"),
+            widths=(0, 1),
+        )  # fmt: skip
+        run = jax.jit(step, donate_argnums=1).lower(ModelParams(tiny_pair.target), state)
+        # Fused with a sampler's work they cost nothing: those are not of a parameter.
+        text = run.compile().as_text()
+        copies.append(len(re.findall(rf"= f32\[{shape}\]\S* copy\(%param", text)))
+    assert copies[0] == 0 < copies[1]

@@ -26,11 +26,10 @@ from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prom
 _PROGRAM = "jit_run"  # of `speculation.plain.run_rounds`; prompts are read in others
 _LEAST_SHOWN = 0.05  # milliseconds a round, of any column
 _PARTS = ("draft", "target", "choice", "observe")  # scopes; the rest of a round is "commit"
-_KINDS = {  # by the name of the C++ or CUDA function
-    "product": ("product", "packed_product", "quantized_product", "grouped_product"),
-    "attention": ("attention", "attend_pages"),
-    "cache": ("write_rows", "write_pages"),
-}
+_KINDS = {  # by the name of a C++ or CUDA function; others have their own
+    "attention": "attention", "attend_pages": "attention", "write_rows": "cache",
+    "write_pages": "cache",
+}  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = .*? ([a-z][a-z\-]*)\(")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SCOPES = re.compile(r'op_name="([^"]*)"')
@@ -109,7 +108,7 @@ def _times_by_operation(folder: pathlib.Path) -> dict[Instruction, float]:
         )
     names = {(event.module, event.name) for event in events}
     instructions = _instructions(names)
-    times = collections.Counter[Instruction]()
+    times: dict[Instruction, float] = collections.defaultdict(float)
     for event, nanoseconds in own_times(events):
         known = instructions.get((event.module, event.name), Instruction("commit", "XLA"))
         times[known] += nanoseconds
@@ -176,7 +175,7 @@ def read_instructions(module: str, text: str) -> dict[tuple[str, str], Instructi
         name, opcode = match.groups()
         scopes = _SCOPES.search(line)
         path = scopes[1].split("/") if scopes else []
-        part = next((part for part in reversed(path) if part in _PARTS), "commit")
+        part = next((part for part in path if part in _PARTS), "commit")  # the outermost
         known[module, name] = Instruction(part, _kind(opcode, _TARGET.search(line), name))
     return known
 
@@ -185,7 +184,9 @@ def _kind(opcode: str, target: re.Match[str] | None, name: str) -> str:
     """Returns what an instruction does: products, attention, the cache, another kernel, or XLA."""
     if target is not None:
         function = target[1].removeprefix("jspec_")
-        return next((kind for kind, names in _KINDS.items() if function in names), function)
+        if "product" in function:  # of floats, int8, packed, grouped
+            return "product"
+        return _KINDS.get(function, function)
     if opcode in ("dot", "convolution") or name.startswith(("dot", "gemm")):
         return "product"
     if opcode == "copy" or name.startswith("copy"):

@@ -62,7 +62,7 @@ def measurement(server, tmp_path, prompts, **changes):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     asked = {
-        "url": server.url, "streams": ["1", "3"], "prompts_file": str(path), "num_prompts": 9,
+        "url": server.url, "streams": [1, 3], "prompts_file": str(path), "num_prompts": 9,
         "per_category": None, "max_new_tokens": 3, "temperature": 0.0, "repeats": 2,
     }  # fmt: skip
     return types.SimpleNamespace(**asked | changes)
