@@ -188,7 +188,7 @@ def has_draft() -> bool:
 
 
 def load_models(mesh: Mesh | None = None) -> tuple[LoadedModel, LoadedModel | None]:
-    """Returns the target and the draft model, None without one, that the flags name.
+    """Returns the target and the draft model, or None for no draft, that the flags name.
 
     On a mesh the layers of both are split; a draft model that cannot be is on every device.
     """

@@ -65,7 +65,7 @@ class Session:
         """Compiles the programs, and reads what comes before the first message.
 
         Args:
-          models: the target, and the draft model if there is one.
+          models: the target, and the draft model, if any.
           method: the drafter and the rule.
           settings: how to answer.
           terminal: where messages come from, and answers go to.
@@ -89,7 +89,7 @@ class Session:
             "retry": self._retry, "trace": self._trace, "save": self._save, "load": self._load,
             "clear": self._clear, "help": self._help, "?": self._help,
         }  # fmt: skip
-        # What two messages have in common is what comes before every first one.
+        # What two messages have in common is what comes before every first message.
         first, second = (self._encode([], text) for text in "ab")
         beginning = first[: num_shared(first, second)] or first
         budget = self._conversation.prepare(beginning, settings)

@@ -1,7 +1,7 @@
 """Runs a program's main function: flags, and errors of the user in one line.
 
 absl lists flags by module. Here modules put their flags under a topic with `list_flags`; flags
-without a topic are the program's own. `--help` prints the flags that most people need, `--helpfull`
+without a topic belong to the program. `--help` prints the flags that most people need, `--helpfull`
 all flags of the program.
 """
 
@@ -222,7 +222,7 @@ def _format_help(*, is_full: bool) -> str:
 
 def _format_flag(flag: flags.Flag) -> str:
     name = f"  --[no]{flag.name} " if flag.boolean else f"  --{flag.name} "
-    # absl adds the choices in front and, to a flag that may come twice, a sentence of its own.
+    # absl adds the choices in front and, to a flag that may come twice, another sentence.
     text = " ".join((flag.help or "").split()).removesuffix(_REPEAT)
     if flag.default_as_str and flag.default not in (None, "", []):
         text += f" [{flag.default_as_str.strip(chr(39))}]"

@@ -42,7 +42,7 @@ def read_fields(
 
 
 def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises an `InputError` for the first name that is not known; it suggests another one."""
+    """Raises an `InputError` for the first name that is not known; it suggests a known name."""
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

@@ -176,7 +176,7 @@ def _limit_height(panels: "Sequence[Axes]", curves: Sequence[Curves]) -> None:
     if (top := _top(curves)) is not None:
         panels[0].set_ylim(top=top)
     is_above = top is not None and all(axes.dataLim.y0 >= 0 for axes in panels)
-    if is_above or any(one.begins_at_zero for one in curves):
+    if is_above or any(panel.begins_at_zero for panel in curves):
         panels[0].set_ylim(bottom=0)
 
 
@@ -193,24 +193,24 @@ def _draw_ticks(axes: "Axes", curves: Curves, x: Sequence[float], names: Sequenc
 
 
 def _split(values: Sequence[Known]) -> tuple[list[float], list[list[float]] | None]:
-    """Returns the values and their error bars' lengths, None where no value has one."""
-    triples = [one if isinstance(one, tuple) else (one, one, one) for one in values]
+    """Returns the values and their error bars' lengths, None where no value has a bar."""
+    triples = [v if isinstance(v, tuple) else (v, v, v) for v in values]
     # A median over repeats may lie outside its interval: no length is below 0.
     below = [max(middle - low, 0.0) for middle, low, _ in triples]
     above = [max(high - middle, 0.0) for middle, _, high in triples]
-    has_bars = any(isinstance(one, tuple) for one in values)
+    has_bars = any(isinstance(v, tuple) for v in values)
     return [middle for middle, _, _ in triples], [below, above] if has_bars else None
 
 
 def _top(curves: Sequence[Curves]) -> float | None:
-    """Returns where to cut off a line that would press all others flat; None without one.
+    """Returns where to cut off a line that would press all others flat, or None.
 
-    Lines of one label in several panels are one.
+    Lines of one label in several panels count as one line.
     """
     highest: dict[str, float] = {}
-    for label, line in itertools.chain(*(one.lines.items() for one in curves)):
-        own = [v for v in line if isinstance(v, int | float)]
-        highest |= {label: max([*own, highest.get(label, -math.inf)])} if own else {}
+    for label, line in itertools.chain(*(panel.lines.items() for panel in curves)):
+        numbers = [v for v in line if isinstance(v, int | float)]
+        highest |= {label: max([*numbers, highest.get(label, -math.inf)])} if numbers else {}
     tops = sorted(highest.values())
     return 1.1 * tops[-2] if len(tops) > 1 and tops[-1] > _FAR_APART * tops[-2] > 0 else None
 

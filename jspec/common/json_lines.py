@@ -1,4 +1,4 @@
-"""JSON files of one object, and JSON Lines: read one by one, written as results are finished."""
+"""JSON files of one object, and JSON Lines: read line by line, written as results are finished."""
 
 import contextlib
 import json
@@ -88,7 +88,7 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
 
 
 class JsonLinesWriter:
-    """Writes records to a file, which is opened by the first one.
+    """Writes records to a file, which is opened by the first record.
 
     A run that fails before its first record leaves an older file as it was.
     """
@@ -113,7 +113,7 @@ class JsonLinesWriter:
     def rewrite(self, record: dict[str, Any], *, is_complete: bool) -> None:
         """Replaces the whole content by one record, with `is_complete` in it.
 
-        A reader finds the old record or the new one, whole, even if the program is killed. An
+        A reader finds either record whole, the old or the new, even if the program is killed. An
         output that is not a regular file, such as a pipe, gets only the complete record. Raises as
         `write` does.
         """

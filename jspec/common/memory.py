@@ -23,7 +23,7 @@ _LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give bac
 
 
 class CacheSize(NamedTuple):
-    """The bytes of a batch's caches and of the rest of its rows' states, of `capacity` slots each.
+    """The bytes of a batch's caches and of the rest of its rows' states, of `capacity` slots a row.
 
     A batch of several rows needs memory for one more, whose prompt is being read.
     """

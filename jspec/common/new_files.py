@@ -14,7 +14,7 @@ from jspec.common.errors import InputError
 def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path next to `path`, which replaces it at the end or is removed.
 
-    A reader finds the old file or the new one, whole, even if the program is killed.
+    A reader finds either file whole, the old or the new, even if the program is killed.
 
     Raises:
       OSError: it cannot be written.

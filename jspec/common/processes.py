@@ -137,7 +137,7 @@ def _check(coordinator: str | None, number: int | None, process_id: int | None) 
 
 
 def _take_streams() -> tuple[TextIO, TextIO, io.BufferedRandom]:
-    """Returns the program's output and errors; C++, which writes to both, gets a file instead."""
+    """Returns the program's output and errors; C++, which writes there too, gets a file instead."""
     like = {"buffering": 1, "encoding": sys.stdout.encoding, "errors": "replace"}
     output, errors = (os.fdopen(os.dup(stream), "w", **like) for stream in (1, 2))
     log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -155,8 +155,8 @@ def _end_at_aborts(errors: TextIO, log: io.BufferedRandom) -> None:
         text = log.read().decode(errors="replace")
         said = f"ended by JAX: {' '.join(text.split())[:200]}"
         for pattern, reason in _REASONS.items():
-            if found := re.search(pattern, text):
-                said = reason.format(*(" ".join(group.split()) for group in found.groups()))
+            if match := re.search(pattern, text):
+                said = reason.format(*(" ".join(group.split()) for group in match.groups()))
         _end(said, errors)
 
     # Python's own handlers run after the function that was interrupted: of an abort, never.
@@ -172,10 +172,10 @@ def _end(said: str, errors: TextIO) -> None:
 
 def _check_free(host: str, port: int) -> None:
     """Checks that process 0 can listen; JAX itself ends with a page of text or without any."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind(("", port))
+            listener.bind(("", port))
         except OSError as error:
             expected = f"a port that is free on this machine in --coordinator={host}:{port}"
             raise InputError(f"expected {expected}: {error.strerror}") from None
@@ -205,13 +205,13 @@ def _compare(values: Mapping[str, str]) -> None:
     padded = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
     gathered = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, padded.size)
     first, *others = (json.loads(row.tobytes()) for row in gathered)
-    for number, other in enumerate(others, 1):
-        for name in sorted(first.keys() | other.keys()):
-            one, two = first.get(name), other.get(name)
-            if one != two:
+    for number, record in enumerate(others, 1):
+        for name in sorted(first.keys() | record.keys()):
+            expected, actual = first.get(name), record.get(name)
+            if expected != actual:
                 raise InputError(
-                    f"expected the same flags and versions in all processes, got {name} {one} in "
-                    f"process 0 and {two} in process {number}"
+                    f"expected the same flags and versions in all processes, got {name} {expected} "
+                    f"in process 0 and {actual} in process {number}"
                 )
 
 

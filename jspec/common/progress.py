@@ -32,7 +32,7 @@ class Progress:
         self._printed = -_SECONDS_APART
 
     def show(self, num_finished: int, num_failed: int = 0) -> None:
-        """Prints a line, unless the last one is fresh; the end always gets one."""
+        """Prints a line, unless the last line is fresh; the end always gets a line."""
         seconds = time.monotonic() - self._begun
         is_last = num_finished >= self._num_all
         apart = _SECONDS_APART_IN_PLACE if self._in_place else _SECONDS_APART

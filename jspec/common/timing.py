@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 COMPILE_EVENTS = "/jax/core/compile/"  # prefix of JAX's events, one a stage of a compilation
 _USUAL_TURNS = 32  # of one measurement
-_MOST_SECONDS = 0.12  # of one, about: of turns that take longer there are fewer
-_LEAST_SECONDS = 0.005  # of one: of turns that take less there are more
+_MOST_SECONDS = 0.12  # of a measurement, about: of turns that take longer there are fewer
+_LEAST_SECONDS = 0.005  # of a measurement: of turns that take less there are more
 _Key = TypeVar("_Key", bound=Hashable)
 _Result = TypeVar("_Result")
 Loop: TypeAlias = Callable[[jax.Array], Any]
@@ -93,8 +93,8 @@ def least_seconds(loop: Loop, repeats: int = 6) -> float:
     # For a machine's limits, of which other work on the machine can only take away.
     count = _enough_turns(loop)
     runs = [(_run(loop, 1 + count), _run(loop, 1)) for _ in range(repeats)]
-    many, one = map(min, zip(*runs, strict=True))
-    return (many - one) / count
+    long_run, short_run = map(min, zip(*runs, strict=True))
+    return (long_run - short_run) / count
 
 
 def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> Iterator[dict[_Key, float]]:
@@ -117,7 +117,7 @@ def _enough_turns(loop: Loop) -> int:
 
 
 def _seconds(loop: Loop, count: int) -> float:
-    """Returns the seconds that a number of turns adds to one."""
+    """Returns the seconds that a number of turns adds to a single turn."""
     return _run(loop, 1 + count) - _run(loop, 1)
 
 

@@ -30,7 +30,7 @@ Logits: TypeAlias = Float32[Array, "b t v"]
 Probs: TypeAlias = Float32[Array, "b t v"]
 DraftTokens: TypeAlias = Int32[Array, "b w"]
 DraftProbs: TypeAlias = Float32[Array, "b w v"]
-# Logits, or what is computed of each: an array [b t v], or a device's part, `kernels.SplitLogits`.
+# Logits, or values computed of them: an array [b t v], or a device's part, `kernels.SplitLogits`.
 AnyLogits: TypeAlias = Any
 TargetProbs: TypeAlias = Float32[Array, "b t v"]  # t = w + 1: the last committed token, drafts
 

@@ -54,7 +54,7 @@ def _is_own_folder() -> bool:
 def _rebuild_damaged_entries() -> None:
     """From now on removes an entry that cannot be read, so that it is written again.
 
-    JAX does not write entries atomically: a killed process leaves part of one. JAX alone would
+    JAX does not write entries atomically: a killed process leaves a partial entry. JAX alone would
     then warn and compile at every start, and never write the entry, because a file is there. With a
     version of JAX that lacks the function wrapped here, it still does.
     """
@@ -85,7 +85,7 @@ def _rebuild_damaged_entries() -> None:
 
 
 def _survive_a_full_disk() -> None:
-    """From now on says in one line that programs cannot be kept; JAX would say so of each."""
+    """From now on says in one line that programs cannot be kept; JAX would say so each time."""
     write = getattr(compilation_cache, "put_executable_and_time", None)
     if write is None or hasattr(write, "__wrapped__"):
         return

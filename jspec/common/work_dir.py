@@ -69,7 +69,7 @@ def _show(value: Any) -> str:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes a JSON file, which appears, or replaces an older one, when it is complete."""
+    """Writes a JSON file, which appears, or replaces an older file, when it is complete."""
     try:
         with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
             file.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")

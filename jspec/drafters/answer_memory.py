@@ -1,14 +1,14 @@
 """Earlier answers of a run or a server, in which all rows look up how their texts go on.
 
 The answers are a `Corpus` of a fixed size among the drafter's parameters, which every compiled
-round is given: one for all rows. When an answer ends, the host makes a new one, and the next round
-gets that.
+round is given, shared by all rows. When an answer ends, the host makes a new corpus, which the next
+round gets.
 
     tokens   - answer 3 - answer 4 - answer 5 - ........     room for `max_answers` x 1024 tokens
     order    the places of all answers, sorted               those of a new answer are merged in
 
 The oldest answers go as soon as there are too many, or too many tokens. Places of the others stay
-in their order, as no place is sorted by another text than its own. So adding an answer of n tokens
+in their order, as each place is sorted by its own text alone. So adding an answer of n tokens
 sorts n places, searches for each of them in the order, and copies the rest.
 """
 
@@ -74,7 +74,7 @@ class AnswerMemory(struct.PyTreeNode):
         is_text = np.pad(tokens >= 0, 1).astype(np.int8)
         edges = np.flatnonzero(np.diff(is_text)).reshape(-1, 2)  # of each answer
         end = MAX_MATCH + (edges[-1, 1] if len(edges) else 0)
-        # Without any of the oldest answers, without one, without two: what is kept begins here.
+        # Where the kept answers begin if 0, 1, 2 ... of the oldest are dropped.
         begins = np.append(edges[:, 0], end) - MAX_MATCH
         is_few = len(edges) - np.arange(len(begins)) < self.max_answers
         is_short = end - begins + num_new + MAX_MATCH <= len(tokens)

@@ -7,7 +7,7 @@
     inner -- down of head 0, + the normed output -- the target's own head -->  token i + 2
     inner -- down of head 1, + the normed output -- the target's own head -->  token i + 3
 
-One feed-forward layer of h times the width, h outputs, a residual connection to each, and the same
+One feed-forward layer of h times the width, h outputs with a residual connection each and the same
 projection onto the vocabulary for all (section 6; the paper's first output, for token i + 1, is
 left to the target as it is). Each head proposes its most likely token under the row's processors.
 The draft follows from the context alone, so it has no distribution to report.
@@ -160,7 +160,7 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
-        """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
+        """Asks the heads in turn, in a loop on the device, for as long as any is wanted."""
         target_params = inputs.view.params
         hidden = self.read(target_params, state)
         # The target's own kernel, tied or not: the heads have no vocabulary matrix.

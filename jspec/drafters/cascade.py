@@ -247,7 +247,7 @@ class CascadeDrafter(Drafter):
         counts = [p.num_tokens for p in proposals if p.probs is None]
         if not counts:
             return merged
-        # Where it was not their turn counts are 0: nothing was found, or nothing was wanted.
+        # Where it was not their turn counts are 0: there was nothing to propose, or nothing wanted.
         num_certain = sum(counts[1:], counts[0])
         # Drafts without a distribution are certain: probability 1 on the token itself.
         is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
@@ -315,7 +315,7 @@ def branches_of(
     tree = tree_of(proposal)
     if scores is None:
         scores = jax.vmap(_by_depth)(first, later, tree.depths[:, 1:] - 1)
-    # The slot on each node's path at each depth; the node itself is the last one.
+    # The slot on each node's path at each depth; the node itself comes last.
     depth = jnp.arange(1, proposal.max_depth + 1)
     at_depth = tree.mask[:, 1:, None, 1:] & (tree.depths[:, None, None, 1:] == depth[:, None])
     slot = jnp.argmax(at_depth, axis=-1)  # [b w depth]
@@ -389,7 +389,7 @@ class MergedCascadeDrafter(CascadeDrafter):
         kinds = super().kinds
         # A path may begin as one member has it and go on as another does.
         most = max(min(kind.most, self.num_draft_tokens) for kind in kinds)
-        # All of them end up in one tree, for which no member has to make way for a better one.
+        # All of them end up in one tree, for which no member has to make way for a better member.
         changes = {"most": most, "is_tree": True, "is_certain": False}
         return tuple(kind._replace(**changes) for kind in kinds)
 
@@ -448,7 +448,7 @@ def join_members(
     """
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(member.drafter for member in built if member.drafter is not None)
-    # What is drawn from a distribution has siblings of its own, and is not merged.
+    # What is drawn from a distribution has its own siblings, and is not merged.
     is_drawn = tree_draws != LIKELIEST or any(
         draws_drafts and not drafter.tree_depth
         for draws_drafts, drafter in zip(draws, drafters, strict=True)

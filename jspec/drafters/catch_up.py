@@ -25,7 +25,7 @@ def read_on(
 
     Args:
       call: the model, with its parameters.
-      cache: its own.
+      cache: the model's.
       goal: [b].
       window: returns as many tokens of each row, beginning at a slot.
     """

@@ -1,4 +1,4 @@
-"""Drawing drafts one after another, each from a distribution of its own.
+"""Drawing drafts one after another, each from its own distribution.
 
 A row stops where it has as many as are wanted of it, where there is no distribution (all logits
 -inf: a table without an entry, or with only tokens that the processors forbid), or where its
@@ -166,7 +166,7 @@ class _Chain(struct.PyTreeNode):
         token = jnp.maximum(drawn.token, 0)
         return self.replace(
             token=token,
-            # Penalties and the like see the drafts before the next one.
+            # Penalties and the like see the drafts before the next draft.
             settings=self.settings.after(token),
             count=self.count + 1,
             tokens=self.tokens.at[:, self.count].set(token),
@@ -230,7 +230,7 @@ class ChainDrafter(Drafter):
           inputs: of the round.
           wanted: drafts of each row, [b], if they are known already.
           ids: of the tokens that the logits are of, rising; None for 0 to u-1.
-          draw: for a drafter that has no `draw` of its own.
+          draw: for a drafter without a `draw` method.
           is_sure: (memory, the token before) -> the rows [b] that go on, asked before a draft is
             drawn; in the place of a look at its distribution's largest probability.
 
@@ -244,7 +244,7 @@ class ChainDrafter(Drafter):
 
         def grow(call: LogitsFn, chain: _Chain) -> _Chain:
             logits, memory = call(chain.memory, chain.token)
-            # `count` is also the index of the draft that is drawn now.
+            # `count` is also the index of the draft about to be drawn.
             is_going = chain.is_going
             if is_sure is not None:
                 is_going &= is_sure(memory, chain.token)

@@ -30,7 +30,7 @@ class Corpus(NamedTuple):
     """The texts and the order of their places.
 
     Attributes:
-      tokens: all texts, `MAX_MATCH` negative ids before the first and after each.
+      tokens: all texts, with `MAX_MATCH` negative ids before the first and after every text.
       order: the places that are followed by a token of the same text, sorted; then anything.
       num_sorted: how many places there are.
     """
@@ -62,7 +62,7 @@ def make_corpus(texts: Iterable[Sequence[int]], vocab_size: int) -> Corpus:
     Raises:
       InputError: no text of two tokens, or an id outside the vocabulary.
     """
-    # As much as is compared, so that no place is sorted by another text than its own.
+    # As much as is compared, so that each place is sorted by its own text alone.
     between = np.full(MAX_MATCH, BETWEEN, np.int64)
     parts = [between]
     for text in texts:

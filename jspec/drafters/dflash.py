@@ -11,7 +11,7 @@ on each other's drafts; with a Markov head, each is biased by the draft before. 
 low rank a draft, in the loop that draws them.
 
 With `draft_confidence`, a row stops where the next draft is unlikely to be kept: by the head's
-estimate, if it has one, else by the distribution's largest probability. Both are looked at before
+estimate, if it has one, else by the distribution's largest probability. Either is looked at before
 the draft is drawn. (To drop a draft for what was drawn would bias the output.)
 
 With `tree_depth` it drafts a tree (see `blocks`); a Markov head biases a level by its parents.

@@ -7,7 +7,7 @@
 
 Every layer is one of Qwen3. The context enters it as keys and values, made of the feature by the
 layer's own projections; they do not depend on the block, and are cached. Inside the block all slots
-see each other. The embeddings and the head are the target's, or the folder's own.
+see each other. The embeddings and the head are the target's, or those of the folder.
 
 DSpark (arXiv 2607.05147) adds, as options of the same head,
 
@@ -90,13 +90,13 @@ class DflashConfig:
         i the output of the i-th block.
       block_size: slots of a block at most, that of the newest token included.
       mask_id: the token that stands for a draft; None where an embedding of its own does.
-      says_next: whether a slot says the token after its own, as in DSpark.
-      markov_rank: of the Markov head; 0 without one.
+      says_next: whether a slot predicts the token after its own position, as in DSpark.
+      markov_rank: of the Markov head; 0 if there is none.
       has_confidence: whether it has a confidence head.
       confidence_reads_markov: whether that reads the embedding of the draft before.
-      has_embedding: whether it embeds tokens by a table of its own.
-      has_head: whether its projection onto the vocabulary is its own.
-      causal_layers: layers in which a slot of the block sees no later one.
+      has_embedding: whether it embeds tokens by its own table.
+      has_head: whether it has its own projection onto the vocabulary.
+      causal_layers: layers in which a slot of the block sees no later slot.
       target_num_layers: of the target; 0 if it is not known.
     """
 
@@ -212,7 +212,7 @@ def read_context(
         if cfg.qk_norm is not None:
             flat = keys.reshape(keys.shape[0], -1, cfg.head_dim)
             keys = _norm(config, attention["key_norm"], flat).reshape(keys.shape)
-        # In the place of the query heads stands the key again: `rotate_heads` expects one.
+        # The key again, in the place of the query heads that `rotate_heads` expects.
         parts = jnp.concatenate([keys, keys, heads[:, :, :, 1:]], axis=3)
         _, keys, values = rotate_heads(parts, cos, sin)
         cache = cache.with_layer(index, cache.layer(index).write(keys, values))
@@ -533,8 +533,8 @@ def _read_layers(raw: dict[str, Any]) -> tuple[int, ...]:
 def _read_causal(raw: dict[str, Any]) -> tuple[int, ...]:
     """Takes out of a config.json in which layers a slot sees no later one; see vLLM's DFlash."""
     depth, kinds = raw.get("num_hidden_layers"), raw.get("layer_types") or []
-    is_causal, other = raw.pop("is_causal", None), raw.pop("causal", None)
-    is_causal = other if is_causal is None else is_causal
+    is_causal, causal = raw.pop("is_causal", None), raw.pop("causal", None)
+    is_causal = causal if is_causal is None else is_causal
     sees_later = raw.pop("sliding_window_non_causal", False)
     if type(depth) is not int:
         return ()  # which is refused later, by name

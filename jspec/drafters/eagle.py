@@ -98,7 +98,7 @@ class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
         tokens = jnp.where(is_pair, text.window(cache.length + 1, width), self.config.mask_id)
         features = window(state.features, cache.length, width).astype(jnp.float32)
         features = jnp.where(is_pair[..., None], features, mask_feature(self.config, params))
-        # The newest pair says the first draft, and each mask another one.
+        # The newest pair predicts the first draft, and each mask a later draft.
         at = jnp.maximum(num - 1, 0)[:, None] + jnp.arange(self.block_width)
         logits, _, cache = self.feed(params, inputs, tokens, features, cache, logits_at=at)
         return DraftedBlock(cache.commit(num), logits, jnp.int32(0))

@@ -4,7 +4,7 @@
     feature i, embedding of token i+1  -- layer -->  hidden i  -- norm, head -->  probs of token i+2
 
 Where the target has not been yet, `hidden` takes the feature's place: that is how a chain of drafts
-is made. The embedding is the target's own.
+is made. The embedding is that of the target.
 
 A folder holds config.json and safetensors, in the layout of published heads:
 
@@ -97,7 +97,7 @@ class EagleConfig:
       has_input_norm: whether the target's outputs are normed, together, before they are fused.
       has_output_norm: whether what takes a feature's place is the head's output after its norm.
       has_residual_norm: whether the layer adds to the feature after its norm.
-      has_embedding: whether it has an embedding of its own.
+      has_embedding: whether it has its own embedding.
       mask_id: the token that stands for a draft, of a head that drafts in one pass; else None.
       most_drafts: the drafts that such a head was trained for; 0 if it is not known.
     """
@@ -235,7 +235,7 @@ def fuse(
 ) -> Float32[Array, "b t d"]:
     """Returns one feature a token of the outputs of the target's `feature_layers`, [b t l d].
 
-    `epsilon` is that of the norm before, if there is one.
+    `epsilon` is that of the norm before, if any.
     """
     b, t = features.shape[:2]
     # Layers side by side, [b t l·d], in the order of `feature_layers`.
@@ -268,7 +268,7 @@ def apply_head(
     Args:
       config: the head's.
       params: see `init_eagle_params`.
-      embedded: embeddings of the later tokens, the target's or the head's own.
+      embedded: embeddings of the later tokens, the target's or the head's.
       features: fused features of the earlier ones, or the head's own outputs for them.
       cache: the head's; pair i has position and slot i.
       logits_at: compute logits at this one index of each row's block only, or at these, [b l].
@@ -295,9 +295,8 @@ def apply_head(
 def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     """Returns a head without training that can propose the first tokens; the key is consumed.
 
-    Its parameters: `input_norm`, if it has one, `fc` [d l·d], `head` (the module's) and `ids` [u],
-    the target's ids of the tokens that it can propose; where the config has them `mask` [1 1 l·d]
-    and `embedding` [v d].
+    Its parameters: `fc` [d l·d], `head` (the module's) and `ids` [u], the target's ids of those
+    tokens; where the config has them `input_norm`, `mask` [1 1 l·d] and `embedding` [v d].
     """
     shape, small = config.layer, nn.initializers.normal(0.02)
     head_key, fc_key = jax.random.split(rng_key)
@@ -390,7 +389,7 @@ def _read_config(
         norms = {field: bool(raw.pop(key, False)) for key, field in NORMS.items()}
         layers, depth = pop_layers(raw), raw.pop(DEPTH, None) or 0
         fields = norms | pop_mask(raw) | {"has_embedding": EMBEDDING in tensors}
-        # Apart from its input the layer is Llama's, so its config is read as one.
+        # Apart from its input the layer is Llama's, so its config is read as Llama's.
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         # The layer's vocabulary is what it proposes; the target's goes to `EagleConfig`.
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)

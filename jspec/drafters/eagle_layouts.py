@@ -46,7 +46,7 @@ _OF_TRAINING = (
     "embed_requires_grad",
 )  # fmt: skip
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
-# Those of EAGLE-3.1 (arXiv 2605.09992) but for the last one.
+# All but the last are those of EAGLE-3.1 (arXiv 2605.09992).
 NORMS = {
     "norm_before_fc": "has_input_norm",
     "norm_output": "has_output_norm",
@@ -55,7 +55,7 @@ NORMS = {
 _OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", *NORMS)
 LAYERS_GROUP = "eagle_config"  # in which some published configs have the layers
 DEPTH = "target_num_hidden_layers"  # jspec's own key
-# The target's own, which some folders have a copy of that nothing reads.
+# Tensors of the target, of which some folders have a copy that nothing reads.
 VERIFIER_TENSORS = ("verifier_lm_head.weight", "verifier_norm.weight")
 # Of other programs: nothing that is computed here depends on them. `fc_norm` is looked at apart.
 _IGNORED = frozenset({
@@ -201,8 +201,8 @@ def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     if strangers:
         raise ValueError(f"unknown config keys: {', '.join(sorted(strangers))}")
     # What a missing key means to vLLM it must mean here, too.
-    own = {_NORM: not is_parallel} | {name: raw[name] for name in read if name in raw}
-    return raw[_LAYER] | own | ({_PARALLEL: True} if is_parallel else {})
+    fields = {_NORM: not is_parallel} | {name: raw[name] for name in read if name in raw}
+    return raw[_LAYER] | fields | ({_PARALLEL: True} if is_parallel else {})
 
 
 def published_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Drafters that read the target's hidden states of several layers, with a cache of their own.
+"""Drafters that read the target's hidden states of several layers, with their own cache.
 
     target     | t0  t1  t2 ... tn-1 | last |     features f0 ... fn-1 of its committed tokens
     cache      | of f0 ... fm-1 |                 lags; the rest is read when drafts are wanted
@@ -41,7 +41,7 @@ class ReadingFeatures(ChainDrafter):
 
     Attributes:
       config: the head's, with `feature_layers`, the target's layers that are observed, and `layer`,
-        the shape of its own.
+        the shape of the head's layers.
       dtype: of its cache and of the features that it remembers.
     """
 
@@ -86,7 +86,7 @@ class ReadingFeatures(ChainDrafter):
 
     @property
     def most_committed(self) -> int:
-        """The most tokens that a round commits: the last one, and all drafts or a path of them."""
+        """The most tokens that a round commits: the last, and all drafts or a path of them."""
         return (self.tree_depth or self.num_draft_tokens) + 1
 
     def lag(self, state: FeatureState, kind: RowCounts) -> RowCounts:
@@ -96,7 +96,7 @@ class ReadingFeatures(ChainDrafter):
 
     def init(self, batch_size: int, capacity: int) -> FeatureState:
         """Returns the state of rows that have seen nothing."""
-        # The layout of a cache with one head, so that `write_rows` serves both.
+        # The layout of a cache with one head, so that `write_rows` can write it.
         shape = batch_size, 1, capacity + TAIL, self.layer.embed_dim
         return FeatureState(
             history=History.init(batch_size, capacity),

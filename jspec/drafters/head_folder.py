@@ -60,8 +60,8 @@ class HeadFormat(NamedTuple):
       architecture: as config.json has it.
       keys: entries of config.json with the fields of the head's config, by the field's name; the
         first is an entry that no other kind has.
-      read_config: (config.json, target, tensors) -> the head's config; raises ValueError for a bad
-        one.
+      read_config: (config.json, target, tensors) -> the head's config; raises ValueError if
+        config.json is bad.
       rules: the table from the head's tensors to its parameters.
       file: the name of the safetensors file.
       sizes: what the tensors themselves say of the target, for `check_target`.

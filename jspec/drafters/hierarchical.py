@@ -142,7 +142,7 @@ def _guess(a_round: Round, drafting: Drafting) -> tuple[Proposal, Any]:
     before = drafting.cache.commit(jnp.ones_like(room))  # all but the newest token
     inputs = RoundInputs(
         drafting.newest[:, 1],
-        # The inner drafter's kinds have no limits of their own: only the room counts.
+        # The inner drafter's kinds have no separate limits; only the room counts.
         limit=lambda kind: jnp.broadcast_to(room, kind.shape),
         rng_keys=jnp.take_along_axis(a_round.inputs.rng_keys, offsets, axis=1),
         settings=drafting.settings,
@@ -167,7 +167,7 @@ def _follows(guess: Proposal, tokens: Tokens) -> BlockFlags:
     # The draw at an offset is compared with the guess that was fed after it.
     is_right = guess.tokens == tokens[:, :-1]
     is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
-    # The first draw has no guess before it and is right without one.
+    # The first draw has no guess before it and counts as right.
     return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))
 
 
@@ -264,7 +264,7 @@ class HierarchicalDrafter(Drafter):
         is_wanted = wanted > 0
         # No row that drafts means no draw, so the costly noise can be left out.
         is_random = inputs.settings.is_random & is_wanted.any()
-        # All noise of the round at once: each offset has its own, whichever call draws there.
+        # All noise of the round at once: it depends on the offset, not on which call draws there.
         noise = gumbel_noise(inputs.rng_keys.reshape(-1), vocab_size, is_random)
         noise = noise.reshape(*shape, vocab_size)
         drafting = Drafting(
@@ -277,7 +277,7 @@ class HierarchicalDrafter(Drafter):
             # As wide as the target's distributions, which may have more ids than the draft model.
             probs=inputs.empty_probs(vocab_size),
             num_tokens=jnp.zeros_like(wanted),
-            # No token is -1: a slot never fed can not pass for a committed one.
+            # No token is -1: a slot never fed cannot pass for a committed slot.
             fed=jnp.full(shape, -1, jnp.int32),
             is_going=is_wanted,
         )

@@ -1,13 +1,13 @@
 """Self-speculation: some of the target's own layers, and its head, propose.
 
-The first k layers (LayerSkip, arXiv 2404.16710) need no cache of their own: what they compute while
+The first k layers (LayerSkip, arXiv 2404.16710) need no extra cache, as what they compute while
 drafting is a part of the target's call on [last, d1, ..., dw], which then begins at layer k.
 
     layers 0 .. k-1 | committed | last  d1  d2  d3 |   written while drafting, one token a call
     layers k ..     | committed |                  |   written by the verify call
 
 Other layers (Draft & Verify, arXiv 2309.08168) have other keys and values than the target has: they
-are a draft model with a cache of its own, whose parameters happen to be the target's. So are the
+are a draft model with its own cache, whose parameters happen to be the target's. So are the
 first k in a cascade, where the block may be another member's.
 """
 
@@ -47,7 +47,7 @@ class FirstLayersDrafter(ChainDrafter):
     """Proposes a chain sampled from the target's first layers, in the target's own cache.
 
     It has neither parameters nor state, and nothing to catch up on: the target's cache is whole.
-    `apply` runs the first layers as a model of their own.
+    `apply` runs the first layers as a separate model.
     """
 
     _: dataclasses.KW_ONLY
@@ -98,7 +98,7 @@ class FirstLayersDrafter(ChainDrafter):
 
 @dataclasses.dataclass(frozen=True)
 class LayerSubsetDrafter(ModelDrafter):
-    """Proposes a chain sampled from any of the target's layers, with a cache of their own.
+    """Proposes a chain sampled from any of the target's layers, with their own cache.
 
     They are a draft model, which lags and catches up like any other; its parameters are the
     target's.
@@ -142,7 +142,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     config = spec.target_config
     layers = choose_layers(spec.options.draft_layers, config.num_layers)
     apply, fields = make_apply(config, layers), spec.chain_fields
-    # In a cascade the block may be another member's: these layers then need a cache of their own.
+    # In a cascade the block may be another member's: these layers then need their own cache.
     if layers == tuple(range(len(layers))) and not spec.is_member:
         drafter = FirstLayersDrafter(
             **fields, apply=apply, num_layers=len(layers), embed_dim=config.embed_dim

@@ -4,9 +4,9 @@
     heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
 Head i was trained for the token i + 2 positions after the one whose hidden state it reads: residual
-blocks x + silu(W x + b) on the normed output of the last layer, and a head over the vocabulary of
-its own. Its prediction does not depend on earlier drafts. It is drawn like any other draft, under
-the row's processors and settings, from a known distribution, so the output is exact at any
+blocks x + silu(W x + b) on the normed output of the last layer, and its own head over the
+vocabulary. Its prediction does not depend on earlier drafts. It is drawn like any other draft,
+under the row's processors and settings, from a known distribution, so the output is exact at any
 temperature.
 
 With `tree_depth` every head's best tokens are combined with those of the heads before, in a tree of
@@ -70,7 +70,7 @@ class MedusaConfig(HeadSizes):
       embed_dim: width of the target's residual stream.
       vocab_size: of the target.
       num_heads: how many there are.
-      num_layers: residual blocks of each.
+      num_layers: residual blocks of each head.
     """
 
     embed_dim: int
@@ -104,7 +104,7 @@ def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[
             f"layer_{layer}": {"kernel": jnp.zeros([d, d]), "bias": jnp.zeros([d])}
             for layer in range(config.num_layers)
         }
-        # Each head has a vocabulary matrix of its own, which begins as the target's.
+        # Each head has its own vocabulary matrix, which begins as the target's.
         return blocks | {"head": head.astype(jnp.float32)}
 
     return {f"head_{index}": one_head() for index in range(config.num_heads)}
@@ -212,9 +212,9 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
-        """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
+        """Asks the heads in turn, in a loop on the device, for as long as any is wanted."""
         hidden = self.read(inputs.view.params, state)
-        # `lax.switch` needs one branch a head, as each has parameters of its own.
+        # `lax.switch` needs one branch a head, as each has its own parameters.
         heads = [
             functools.partial(medusa_logits, self.config, params[f"head_{index}"])
             for index in range(self.num_draft_tokens)

@@ -25,7 +25,7 @@ read faster, and its logits are those of the whole head, bit for bit. The drafts
 their softmax, in which every other token has probability 0. As the proposal says so, every
 acceptance rule stays exact: a token that is never drafted comes from the residual.
 
-Which tokens are frequent is counted in a text, if there is one. The other rows are for the first
+Which tokens are frequent is counted in a text, if one is given. The other rows are for the first
 ids: those of a byte-level BPE come in the order in which its merges were learned, the most frequent
 pair first.
 """
@@ -100,8 +100,8 @@ def draft_ids(
     """
     counted = (token_id for token_id in frequent if token_id < vocab_size)
     kept = list(dict.fromkeys([*counted, *range(vocab_size)]))[:size]
-    # Without the tokens that end a text no draft would ever end one.
-    return np.array(sorted({*kept, *(one for one in ends if one < vocab_size)}), np.int64)
+    # Without the tokens that end a text no draft would ever end a text.
+    return np.array(sorted({*kept, *(end for end in ends if end < vocab_size)}), np.int64)
 
 
 def _frequent_ids(spec: DrafterSpec) -> list[int]:

@@ -65,7 +65,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
     tokens = jnp.concatenate([tokens, last_token[:, None]], axis=1)
     followed = tokens[:, 1:]
     rows = jnp.arange(followed.shape[0])[:, None]
-    # The last place of each token; what is no text comes under some label or other.
+    # The last place of each token; what is no text comes under an arbitrary label.
     last_place = jnp.zeros([followed.shape[0], vocab_size], jnp.int32)
     last_place = last_place.at[rows, followed].max(jnp.broadcast_to(places, followed.shape))
     # Labels below u keep the tables of counts as small as the window, not the vocabulary.

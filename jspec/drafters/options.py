@@ -1,4 +1,4 @@
-"""What a user may set of the drafters: a dataclass for each, from which flags and checks are made.
+"""What a user may set of the drafters: dataclasses from which flags and checks are made.
 
 Those of several drafters are bases of theirs. All of them together are `DrafterOptions`.
 """

@@ -39,7 +39,7 @@ _ASSUMED = (0.43, 0.11, 0.046, 0.039, 0.03, 0.014, 0.014, 0.01)
 
 @dataclasses.dataclass(frozen=True)
 class RecycleDrafter(Drafter):
-    """Proposes a chain of the tokens that the target found likeliest after each.
+    """Proposes a chain of the tokens that the target found likeliest after each token.
 
     Attributes:
       num_draft_tokens: drafts a round.
@@ -66,7 +66,7 @@ class RecycleDrafter(Drafter):
     ) -> Table:
         """Writes what followed each token of a block; see `Drafter`.
 
-        Of equal tokens the last one that was kept counts, or else the last one.
+        Of equal tokens the last that was kept counts, or else the last of all.
         """
         place = jnp.arange(tokens.shape[1])
         # What followed a rejected draft was said of a text that is none.
@@ -94,7 +94,7 @@ class RecycleDrafter(Drafter):
 
 @dataclasses.dataclass(frozen=True)
 class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
-    """Proposes a tree of the tokens that the target found likeliest after each.
+    """Proposes a tree of the tokens that the target found likeliest after each token.
 
     Attributes:
       shape: of the tree.

@@ -1,6 +1,6 @@
 """All drafters by name: flags, `--help`, the README's table and every check are read from here.
 
-A drafter is built by its own file, which is imported when it is asked for. To add one, write its
+A drafter is built by its own file, which is imported when it is asked for. A new drafter needs a
 file with a function `build`, and an entry here; its options, if any, are in `options.py`. An option
 that the chosen drafter does not read must be at its default.
 """
@@ -200,7 +200,7 @@ def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
 
 
 def member_names(name: str) -> list[str]:
-    """Returns the drafters that a name stands for: one, or those of a cascade in their order.
+    """Returns the drafters that a name stands for, those of a cascade in their order.
 
     Raises:
       InputError: no such drafter, or a cascade with one of them twice, with two that are trained
@@ -247,7 +247,7 @@ def options_read(drafter: str | DrafterEntry, options: Any) -> set[str]:
     """Returns which of the options a drafter reads, members and inner one included.
 
     Raises:
-      InputError: see `member_names`; or an inner drafter that may not be one.
+      InputError: see `member_names`; or a drafter that is not allowed as an inner drafter.
     """
     return set[str]().union(*(member.options_read(options) for member in entries_of(drafter)))
 
@@ -305,7 +305,7 @@ def drafters_table() -> str:
 
 
 def draws_from_distribution(drafter: str | DrafterEntry, options: DrafterOptions) -> bool:
-    """Returns whether a drafter draws its drafts, at a temperature of its own.
+    """Returns whether a drafter draws its drafts, at its own temperature.
 
     The drafts of the others follow from the context.
     """
@@ -379,8 +379,8 @@ def choose_drafter(
     chosen: _Given | str = "prompt_lookup+model" if drafter is None else drafter
     if drafter is None and not has_draft:
         has_head = shipped_head("eagle", target) is not None
-        own = "+mtp" if has_mtp else ""
-        chosen = "prompt_lookup" + ("+eagle" if has_head else own)
+        mtp = "+mtp" if has_mtp else ""
+        chosen = "prompt_lookup" + ("+eagle" if has_head else mtp)
     is_needed, name = needs_draft_model(chosen), name_of(chosen)
     if is_needed and not has_draft:
         raise InputError(

@@ -55,7 +55,7 @@ class Votes(NamedTuple):
     """What the places say of each continuation.
 
     Attributes:
-      counts: votes for its first tokens, up to each, [b m w].
+      counts: votes for its first tokens, up to and including each, [b m w].
       shares: of all votes, [b m w].
       is_worth: whether the token is worth drafting, [b m w]; those that are come first.
       longest: tokens that agree at the place that agrees longest, [b]; negative without a place.

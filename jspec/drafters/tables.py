@@ -3,7 +3,7 @@
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
 nothing, makes decoding a little faster, and that a model that draws any token at random is the
 limit of no cost and no skill. A table's distribution for the next token follows from the last one
-alone; it goes through the row's processors, temperature and filters like any other. Tables are
+alone; it goes through the row's processors, temperature and filters as usual. Tables are
 parameters, not constants of the compiled program; `scripts/make_answers.py` makes them.
 
 A table is a safetensors file:
@@ -60,7 +60,7 @@ class NgramTable(NamedTuple):
 def count_ngrams(
     texts: Iterable[Sequence[int]], vocab_size: int, *, order: int = 2, num_continuations: int = 32
 ) -> NgramTable:
-    """Counts the tokens of texts, and what follows what within each.
+    """Counts the tokens of texts, and what follows what within a text.
 
     Args:
       texts: token ids.
@@ -107,7 +107,7 @@ def _merge(counts: np.ndarray, new: Sequence[np.ndarray]) -> np.ndarray:
 def _most_frequent(
     counts: np.ndarray, vocab_size: int, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what followed each token most often, and how often, [v number] each."""
+    """Returns what followed each token most often, and how often; of shape [v number]."""
     first, second = np.divmod(counts[0], vocab_size)
     # By first token, then the most frequent, then the smaller id.
     order = np.lexsort((second, -counts[1], first))
@@ -125,7 +125,7 @@ def _most_frequent(
 def save_table(
     table: NgramTable, path: pathlib.Path, tokenizer: TokenizerLike | None = None
 ) -> None:
-    """Writes a table; the file appears, or replaces an older one, when it is complete.
+    """Writes a table; the file appears, or replaces an older file, when it is complete.
 
     The tokenizer says what the ids mean, to be checked where the table is used.
 
@@ -232,8 +232,8 @@ class TableDrafter(ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
-      logits: (parameters, tokens [b]) -> logits of what follows each, [b u]; the ids from u on are
-        never proposed.
+      logits: (parameters, tokens [b]) -> logits of what follows each token, [b u]; the ids from u
+        on are never proposed.
     """
 
     kind: Kind = dataclasses.field(kw_only=True)
@@ -263,7 +263,7 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
     The parameters are `probs` [u] of the unigrams, and `ids` [u k] and `counts` [u k] of what
     followed each token most often, then counts of 0.
     """
-    # [b k] each: a row keeps the most frequent continuations only.
+    # Of shape [b k]: a row keeps the most frequent continuations only.
     ids, counts = params["ids"][token], params["counts"][token]
     rows = jnp.arange(token.shape[0])[:, None]
     followed = jnp.zeros((*token.shape, *params["probs"].shape), jnp.float32)

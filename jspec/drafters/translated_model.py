@@ -182,8 +182,8 @@ class TranslatedDrafter(ChainDrafter):
     ) -> tuple[Proposal, TranslatedState]:
         """Reads what is new, drafts in the draft's tokens, and translates."""
         tables, reading = params.tables, self.reading
-        one = jnp.ones_like(inputs.last_token, bool)[:, None]
-        text, same = state.text.append(tables, reading, inputs.last_token[:, None], one)
+        is_real = jnp.ones_like(inputs.last_token, bool)[:, None]
+        text, same = state.text.append(tables, reading, inputs.last_token[:, None], is_real)
         length = text.length(reading)
         wanted = jnp.where(self._has_room(state.text, length), inputs.wanted(), 0)
         is_wanted = wanted > 0
@@ -256,7 +256,7 @@ class TranslatedDrafter(ChainDrafter):
         tables = params.tables
 
         def single(token: Int32[Array, "*b"]) -> Int32[Array, "*b"]:
-            # A token that was drawn is shared, and is read as one.
+            # A token that was drawn is shared, and is read as one token.
             return jnp.asarray(tables.readings.tokens)[tables.readings.begins[token]]
 
         def first(cache: KVCache, _: RowTokens) -> tuple[Float32[Array, "b u"], KVCache]:
@@ -282,7 +282,7 @@ class TranslatedDrafter(ChainDrafter):
         def first(cache: KVCache, _: RowTokens) -> tuple[Float32[Array, "b v"], KVCache]:
             return begun.logits, cache
 
-        own, cache, _ = drafting.draw_chain(
+        drafted, cache, _ = drafting.draw_chain(
             first,
             lambda cache, token: self._call(params, cache, token),
             begun.cache,
@@ -290,9 +290,11 @@ class TranslatedDrafter(ChainDrafter):
             wanted=wanted,
         )
         width = self.num_draft_tokens
-        tokens, counts = spell(params.tables, own.tokens, own.num_tokens, width, self.num_alike)
+        tokens, counts = spell(
+            params.tables, drafted.tokens, drafted.num_tokens, width, self.num_alike
+        )
         counts = jnp.minimum(counts, wanted)
-        return Proposal(tokens, counts), own.tokens, own.num_tokens, cache
+        return Proposal(tokens, counts), drafted.tokens, drafted.num_tokens, cache
 
     def _call(
         self, params: TranslatedParams, cache: KVCache, token: RowTokens
@@ -318,8 +320,8 @@ class TranslatedDrafter(ChainDrafter):
         # many as the row itself has: what it has yet to read must not depend on its neighbours.
         offset = same[:, None] + jnp.arange(width) - length[:, None]
         index = jnp.clip(offset, 0, drafted.shape[1] - 1)
-        own = jnp.take_along_axis(drafted, index, axis=1)
-        fed = jnp.where(offset < 0, window(same, width), own)
+        drafts = jnp.take_along_axis(drafted, index, axis=1)
+        fed = jnp.where(offset < 0, window(same, width), drafts)
         end = jnp.minimum(length + jnp.maximum(num_drafted - 1, 0), same + width)
         return state.replace(
             cache=cache.rollback(jnp.where(is_wanted, end, state.cache.length)),

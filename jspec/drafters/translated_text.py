@@ -58,11 +58,11 @@ def segment(
     """
     b, n = counts.shape
     ahead = ((0, 0), (0, MOST_JOINED - 1), (0, 0))
-    own, powers = (jnp.pad(leaf, ahead) for leaf in hashes)
-    total, joined = own[:, :n], [jnp.full([b, n], _NOT_JOINED, jnp.int32)]
+    values, powers = (jnp.pad(leaf, ahead) for leaf in hashes)
+    total, joined = values[:, :n], [jnp.full([b, n], _NOT_JOINED, jnp.int32)]
     for size in range(2, MOST_JOINED + 1):
         begin = size - 1
-        total = total * powers[:, begin : begin + n] + own[:, begin : begin + n]
+        total = total * powers[:, begin : begin + n] + values[:, begin : begin + n]
         ends_inside = jnp.arange(n) + size <= length[:, None]
         joined.append(jnp.where(ends_inside, _look_up(table, total, num_alike), _NOT_JOINED))
     by_size = jnp.stack(joined, axis=2)  # [b n s]
@@ -136,7 +136,7 @@ class TranslatedText(struct.PyTreeNode):
       history: the target's tokens.
       joined: for each of them the draft's token for a segment that ends with it, [b s]; `_COVERED`
         for another token of such a segment, `_NOT_JOINED` for one that is read alone.
-      ends: draft tokens up to the end of each, [b s].
+      ends: draft tokens up to the end of each token, [b s].
       first: which token begins the printed text, [b]; `_NEVER` if none has yet.
     """
 
@@ -178,13 +178,13 @@ class TranslatedText(struct.PyTreeNode):
         begin = old // BLOCK * BLOCK
         num_blocks = (t + 2 * BLOCK - 2) // BLOCK
         places = begin[:, None] + jnp.arange(num_blocks * BLOCK)
-        own = history.window(begin, num_blocks * BLOCK)
+        window = history.window(begin, num_blocks * BLOCK)
         is_first = (places == first[:, None]) & reading.has_first
-        hashes = Hashes(*(leaf[own] for leaf in tables.target_hashes))
+        hashes = Hashes(*(leaf[window] for leaf in tables.target_hashes))
         # The text may begin without the space that its first token has elsewhere.
         hashes = hashes._replace(powers=jnp.where(is_first[..., None], 0, hashes.powers),
             hashes=jnp.where(is_first[..., None], jnp.uint32(_NEVER), hashes.hashes))  # fmt: skip
-        counts = _counts(tables.readings, _rows(tables, own, is_first))
+        counts = _counts(tables.readings, _rows(tables, window, is_first))
         is_real = places < history.length[:, None]
         blocks = b * num_blocks, BLOCK
         cut = segment(
@@ -232,8 +232,10 @@ class TranslatedText(struct.PyTreeNode):
         begin = tables.readings.begins[_rows(tables, token, is_first)]
         last = len(tables.readings.tokens) - 1
         alone = tables.readings.tokens[jnp.clip(begin + offset, 0, last)]
-        own = jnp.where(joined >= 0, joined, alone)
-        return own if reading.begin is None else jnp.where(slots == 0, reading.begin, own)
+        draft_ids = jnp.where(joined >= 0, joined, alone)
+        if reading.begin is None:
+            return draft_ids
+        return jnp.where(slots == 0, reading.begin, draft_ids)
 
 
 def _rows(tables: VocabularyMap, tokens: Tokens, is_first: Bool[Array, "b t"]) -> Tokens:

@@ -11,7 +11,7 @@ round (Medusa, arXiv 2401.10774, section 2.3.3; Token Recycling, 2408.08696).
 
 Dynamic: a tree that grows where the drafter is sure (EAGLE-2, arXiv 2406.16858).
 
-    level 1   the likeliest tokens after the last one: as many as there are `branches`
+    level 1   the likeliest tokens after the last, as many as there are `branches`
     level 2   all of them are fed in one call; each has `branches` likeliest successors, of which
               the best ones, by the product of the probabilities on their paths, are fed next
       ...     up to `depth` levels
@@ -407,7 +407,7 @@ def _own_branches(shape: Shape, depth: int, batch_size: int) -> Bool[Array, "b k
 def _assemble(
     levels: list[_Level], shape: Shape, places: np.ndarray, memory: Any, wanted: RowCounts
 ) -> Grown:
-    """Puts the branches one after the other, and what was fed level after level."""
+    """Puts the branches in sequence, and what was fed level by level."""
     num_fed = [*shape.levels[1:], 0]
     offsets = np.cumsum([0, *num_fed])
     parents, fed_parents = [jnp.full_like(levels[0].parents, -1)], [levels[0].parents - 1]

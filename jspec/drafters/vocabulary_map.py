@@ -1,4 +1,4 @@
-"""What the tokens of two vocabularies have to do with each other: tables, made once on the host.
+"""How the tokens of two vocabularies correspond: tables, made once on the host.
 
     target token      its bytes      as the draft reads it      as the draft may propose it
     " return"         " return"      [" return"]                yes: both have it
@@ -31,7 +31,7 @@ _NO_TEXT = 0x5BD1E995, 0x27D4EB2F  # hashes of a token without bytes: no text ha
 
 
 class Lists(NamedTuple):
-    """Lists of tokens, one after the other.
+    """Lists of tokens, joined end to end.
 
     Attributes:
       tokens: of all lists, [n].
@@ -61,7 +61,7 @@ class TextTable(NamedTuple):
 
     Attributes:
       keys: the hashes of all texts that are a token, in rising order, [k 2].
-      ids: the token of each, [k].
+      ids: the token of each text, [k].
     """
 
     keys: UInt32[np.ndarray, "k 2"]
@@ -108,7 +108,7 @@ class Reading(NamedTuple):
 
     @property
     def num_before(self) -> int:
-        """Draft tokens before the text's own."""
+        """Draft tokens before those of the text."""
         return int(self.begin is not None)
 
 
@@ -291,7 +291,7 @@ def _readings(targets: _Vocabulary, drafts: _Vocabulary, shared: dict[int, int])
         )
     if not (targets.tokenizer.strips or drafts.tokenizer.strips):
         return _lists(usual)
-    # The draft's own tokenizer would put a space before the text, if its decoder strips one.
+    # The draft's own tokenizer would put a space before the text, if its decoder strips it.
     before = b" " if drafts.tokenizer.strips else b""
     pieces = (before + targets.tokenizer.piece(i, is_first=True) for i in range(len(usual)))
     # A space that is stripped is nothing to read.
@@ -335,7 +335,7 @@ def _hashes(texts: Sequence[bytes]) -> Hashes:
     multipliers = np.array(_MULTIPLIERS, np.uint32)
     for place in range(lengths.max()):
         left = int(np.sum(lengths > place))
-        # One more than the byte, so that no text of zeros is like a shorter one.
+        # One more than the byte, so that no text of zeros is like a shorter text.
         hashes[:left] = hashes[:left] * multipliers + rows[:left, place, None] + np.uint32(1)
         powers[:left] *= multipliers
     result = Hashes(np.empty_like(hashes), np.empty_like(powers))

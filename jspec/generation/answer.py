@@ -69,7 +69,7 @@ class Answer:
 
     Attributes:
       finish_reason: why the answer ended, as in `Result`; None while it goes on.
-      error: what is wrong with a failed one.
+      error: what is wrong with a failed answer.
       rounds: what its rounds so far did; drafts past its end are not counted.
     """
 

@@ -68,11 +68,11 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
             f"got a fixed number of drafts, {engine.num_draft_tokens}"
         )
     numbers, drafters = list(engine.numbers), drafters_of(engine.drafter.kinds)
-    found = list(costs.numbers), list(costs.drafters)
-    if found != (numbers, drafters):
+    given = list(costs.numbers), list(costs.drafters)
+    if given != (numbers, drafters):
         raise InputError(
-            f"expected costs of rounds with {numbers} drafts by {drafters}, got {found[0]} by "
-            f"{found[1]}"
+            f"expected costs of rounds with {numbers} drafts by {drafters}, got {given[0]} by "
+            f"{given[1]}"
         )
     num_kinds = len(engine.drafter.kinds)
     if costs.accepted and len(costs.accepted) != num_kinds:
@@ -105,8 +105,9 @@ def recall_costs(
 
     Args:
       max_seq_len: the most tokens of any text.
-      length: the most tokens of the texts for which they are needed now. Longer ones' are measured
-        when they are needed, beside what is known: a short text's choices stay the same.
+      length: the most tokens of the texts for which they are needed at once. Those of longer texts
+        are measured when they are needed, beside what is known: a short text's choices stay the
+        same.
     """
     here = environment()
     machine = {
@@ -168,9 +169,9 @@ def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[
 
     if processes.is_first():
         return processes.broadcast((recall(with_others),))[0]
-    while (found := processes.broadcast(None)) is None:
+    while (result := processes.broadcast(None)) is None:
         measure()
-    return found[0]
+    return result[0]
 
 
 def recall_or_measure(

@@ -6,7 +6,7 @@ A round computes the rows up to the last one that runs:
     running   x   x       x |                   the state has rows 0 to 3
 
 A round takes longer with more rows, whether they run or not, and a server has slots for more
-requests than there mostly are. Rows stay at their places: a new request takes the first free one,
+requests than there mostly are. Rows stay at their places: a new request takes the first free row,
 so that those at the end are empty again before long.
 
 Prompts are read chunk by chunk. A row that has the pages of a prompt's first chunks in its table,
@@ -50,7 +50,7 @@ from jspec.speculation.types import ModelParams, SpecState, StepInfo
 def emptied(
     put: Callable[..., SpecState], state: SpecState, row: int, nothing: SpecState
 ) -> SpecState:
-    """Returns the state with an empty row in the place of an ended one, put there by `insert`.
+    """Returns the state with an empty row in the place of an ended row, put there by `insert`.
 
     What the answer asked for would go on to cost the others. The drafter's state stays, as it is
     the largest part, and nobody asks for the row's drafts.
@@ -99,8 +99,8 @@ _STEP = 4  # a round of four rows takes at most half as long again as one of one
 def row_counts(num_rows: int) -> tuple[int, ...]:
     """Returns the numbers of rows for which rounds are compiled, rising to `num_rows`.
 
-    Each is a program, and a quarter of the next; a single row has one of its own, as its products
-    are the fastest. Few rows, up to 7, have no others.
+    Each is a program, and a quarter of the next; a single row has its own program, as its
+    products are the fastest. Few rows, up to 7, have no others.
     """
     counts = [num_rows]
     while counts[0] >= 2 * _STEP:
@@ -249,12 +249,12 @@ class Snapshots:
         self, engine: Engine, params: ModelParams, capacity: int, switches: Switches
     ) -> None:
         """Finds out which leaves a snapshot has; nothing is compiled yet."""
-        one, other = (
+        state, longer = (
             engine.empty_state.eval_shape(1, slots, switches) for slots in (capacity, 2 * capacity)
         )
-        changed = jax.tree.unflatten(jax.tree.structure(one), engine.is_read_into(params, one))
-        axes = jax.tree.map(_token_axis, one, other)
-        # Of the leaves that reading changes: the number, and the axis of tokens if it has one.
+        changed = jax.tree.unflatten(jax.tree.structure(state), engine.is_read_into(params, state))
+        axes = jax.tree.map(_token_axis, state, longer)
+        # Of the leaves that reading changes: the number, and the axis of tokens, if any.
         pairs = zip(*(jax.tree.leaves(bare(tree)) for tree in (axes, changed)), strict=True)
         self._parts = [(n, axis) for n, (axis, is_changed) in enumerate(pairs) if is_changed]
         # The jit boundary. A row's state is donated, a snapshot never: other rows have it, too.
@@ -454,7 +454,7 @@ class Batch:
         with kernels.explained_failures():
             token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         if self._is_told and self._infos is None:
-            # Compiles the loop now: told later, that would stand in the middle of a text.
+            # Compiles the loop at once: told later, that would stand in the middle of a text.
             self.run(0)
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
         scores = reading.scores
@@ -472,7 +472,7 @@ class Batch:
         """Yields what each round of the last run did in a row, where it emitted anything.
 
         Raises:
-          InputError: a tree with wrong parents, or too deep a one.
+          InputError: a tree with wrong parents, or one that is too deep.
         """
         if self._infos is None:
             return

@@ -112,7 +112,7 @@ class BeamSearch:
         """Yields the counts of rounds: the drafts of the beam with the most, and those kept.
 
         Raises:
-          InputError: a tree with wrong parents, or too deep a one.
+          InputError: a tree with wrong parents, or one that is too deep.
         """
         drafter = self._engine.drafter
         names = [""] if drafter is None else [kind.drafter for kind in drafter.kinds]

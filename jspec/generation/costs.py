@@ -123,14 +123,14 @@ class RoundCosts:
         A round costs what the next larger measured number of its drafter's drafts does. None where
         there are no rounds, or drafts of a drafter that was not measured.
         """
-        names = {one.drafter for one in rounds if one.num_proposed}
+        names = {a_round.drafter for a_round in rounds if a_round.num_proposed}
         if not rounds or not names <= set(self.drafters):
             return None
         seconds, most = self.at(context), len(self.numbers) - 1
         total = 0.0
-        for one in rounds:
-            row = self.drafters.index(one.drafter) if one.num_proposed else 0
-            column = min(int(np.searchsorted(self.numbers, one.num_proposed)), most)
+        for a_round in rounds:
+            row = self.drafters.index(a_round.drafter) if a_round.num_proposed else 0
+            column = min(int(np.searchsorted(self.numbers, a_round.num_proposed)), most)
             total += float(seconds[row, column] / seconds[row, 0])
         return total / len(rounds)
 
@@ -168,11 +168,11 @@ class RoundCosts:
 
 def _check_shape(name: str, values: Any, expected: tuple[int, ...]) -> None:
     try:
-        found = np.asarray(values, float).shape
+        shape = np.asarray(values, float).shape
     except (TypeError, ValueError):
-        found = "rows of different lengths"
-    if found != expected or 0 in expected:
-        raise InputError(f"expected {name} of shape {expected}, got {found}")
+        shape = "rows of different lengths"
+    if shape != expected or 0 in expected:
+        raise InputError(f"expected {name} of shape {expected}, got {shape}")
 
 
 def read_costs(path: str) -> RoundCosts:
@@ -271,14 +271,14 @@ def _start_row(engine: Engine, params: ModelParams, context: int, text: Sequence
     length = min(PROMPT_TOKENS, room - 2 * width - 4)
     *prompt, newest, following = itertools.islice(itertools.cycle(text), length + 2)
     row = Row(SamplingParams(), prompt, stop_ids=(), max_length=room)
-    one = engine.prefill(params, row, context, Switches())
-    last = jnp.full_like(one.last_token, newest)
+    prefilled = engine.prefill(params, row, context, Switches())
+    last = jnp.full_like(prefilled.last_token, newest)
     # A drafter that learns from the target has learned what follows this token: itself, usually.
     block = last[:, None]
     logits = jax.nn.one_hot(jnp.full_like(block, following), max(text) + 1)
     is_fed = jnp.ones_like(block, bool)
-    draft = engine.drafter.observe_logits(one.draft, block, logits, is_fed, is_fed)
-    return one.replace(last_token=last, draft=draft)
+    draft = engine.drafter.observe_logits(prefilled.draft, block, logits, is_fed, is_fed)
+    return prefilled.replace(last_token=last, draft=draft)
 
 
 def _catch_up(
@@ -314,14 +314,14 @@ def _time_rounds(
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
     for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
         wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
-        none, one = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
-        samples[repeat, row, column] = one - none
+        overhead, total = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
+        samples[repeat, row, column] = total - overhead
         if progress is not None:
             progress.show(count)
     samples = samples[1:]  # the first one may compile
     plain = np.maximum(samples[:, :, :1], 1e-6)
     # Medians of seconds would not do: under other work, which comes and goes, that of plain rounds
-    # may fall on a slow turn and that of drafts on a fast one.
+    # may fall on a slow turn and that of drafts on a fast turn.
     times_plain = np.median(samples / plain, axis=0)
     times_plain = np.maximum.accumulate(np.maximum(times_plain, 1.0), axis=1)
     return tuple(map(tuple, (np.median(plain) * times_plain).tolist()))
@@ -335,7 +335,7 @@ def _time_reading(
     for name in drafters_of(drafter.kinds):
         kind = jnp.full_like(lagging.last_token, kinds.index(name))
         lag = int(drafter.lag(lagging.draft, kind)[0])
-        wanted = [engine.numbers[1] * (one == name) for one in kinds]
+        wanted = [engine.numbers[1] * (drafter_name == name) for drafter_name in kinds]
         more = [0.0]
         if lag > 0:
             more = [

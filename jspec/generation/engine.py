@@ -60,7 +60,7 @@ class Engine:
       numbers: numbers of drafts among which each row chooses; empty if the number is fixed.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
       empty_state: (batch_size, capacity, switches) -> a state whose rows are done.
-      insert: (state, row, prefilled) -> the state with a row replaced by a prefilled one.
+      insert: (state, row, prefilled) -> the state with a row replaced by a prefilled row.
       finish: (state, row) -> the state with a row done, for an end that only the host can see.
       layout: on which devices all of it runs.
     """
@@ -174,10 +174,10 @@ class Engine:
         return self.layout.num_sharing * (tokens * (scores + activations) + 16 * logits)
 
     def chunks(self, num_tokens: int, *, widest: int | None = None) -> list[tuple[int, int]]:
-        """Returns the calls that read a prompt: the first token of each, and its width in tokens.
+        """Returns the calls that read a prompt: each call's first token and its width in tokens.
 
-        With `widest` no call is wider than that, if there is one, and a wide one is a full one: of
-        what prompts have in common more lies in full chunks. It may take a few more calls.
+        With `widest`, if given, no call is wider than that and every wide call is full, so that
+        more of what prompts have in common lies in full chunks. It may take a few more calls.
         """
         narrow, calls, begin = self._prefill_widths[0], [], 0
         wide, least = self._prefill_widths[-1], NARROW_PROMPT + 1
@@ -191,7 +191,7 @@ class Engine:
 
     @functools.cached_property
     def _read_source(self) -> Any:
-        """The program that reads the source of one row; only an encoder-decoder has one."""
+        """The program that reads the source of one row; only encoder-decoders have it."""
         config, drafter = self._config, self.drafter
 
         def read(
@@ -208,11 +208,11 @@ class Engine:
         return jax.jit(read, donate_argnums=1)
 
     def read_source(self, params: ModelParams, state: SpecState, row: Row) -> SpecState:
-        """Reads a row's source, if it has one, into a state of one row, which is donated."""
+        """Reads a row's source, if any, into a state of one row, which is donated."""
         encoder, source = self._config.encoder, row.source
         if encoder is None or source is None:
             return state
-        # Texts are padded to few lengths; sound has one.
+        # Texts are padded to few lengths; sound always has the same length.
         length = len(source) // 2 if encoder.is_audio else len(source)
         if not encoder.is_audio:
             room = max(_SHORTEST_SOURCE, 1 << (length - 1).bit_length())
@@ -278,7 +278,7 @@ class Engine:
     ) -> tuple[SpecState, TokenLogprobs | None]:  # fmt: skip
         """Reads one of a prompt's `chunks`; the state that is passed is donated.
 
-        With scores, the log-probabilities of the tokens after each, [1 width], are returned, too.
+        With scores, the log-probabilities of the next tokens, [1 width], are returned, too.
         """
         tokens, following = np.zeros([2, 1, width], np.int32)
         for array, first in ((tokens, begin), (following, begin + 1)):

@@ -258,7 +258,7 @@ class Generator:
         Args:
           prompts: one prompt, or a list of them. A `Request` carries its own settings.
           settings: of prompts that are texts, with one seed: `[prompt] * 2` gives equal answers.
-          chat: whether to put texts into the model's chat template; None does so if it has one.
+          chat: whether to put texts into the chat template; None does so if the model has any.
           system: a system message for the template.
           num_samples: number of answers to each prompt, with the seeds `seed`, `seed + 1` and so
             on, in one list: all answers to the first prompt, then those to the second.
@@ -304,7 +304,7 @@ class Generator:
         """Answers many requests, `batch_size` at a time, in chunks as tokens come.
 
         `Chunk.index` is a request's number. The last chunk of each answer carries its result.
-        `rows` are what `make_row` returned for each, where that was called before.
+        `rows` are what `make_row` returned for them, where that was called before.
 
         Raises:
           InputError: before the first chunk, if any of the requests cannot be answered.
@@ -323,7 +323,7 @@ class Generator:
         answers: dict[int, Answer] = {}  # by row
         while waiting or answers:
             for row in batch.rows:
-                # An answer that its first token completes leaves the row free for the next one.
+                # An answer that its first token completes leaves the row free for the next request.
                 while waiting and row not in answers:
                     index = waiting.popleft()
                     answers[row] = Answer(index, requests[index], priced[index], *models)

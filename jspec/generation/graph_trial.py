@@ -3,7 +3,7 @@
 XLA makes a graph when a program runs for the second time, and changes its addresses in later runs.
 It may start a loop too early, or go on with old memory (openxla/xla#33073, openxla/xla#35760). So
 rounds of tiny models, which hold every kind of loop that jspec has, run several times on new
-memory, in a graph and without one, and must do the same token for token. (A loop that counts its
+memory, with and without a graph, and must do the same token for token. (A loop that counts its
 turns, as an earlier trial had, is no test: its condition compares two numbers, and so it waits for
 what comes before it in any case; see `jspec.kernels.loops`.)
 
@@ -123,7 +123,7 @@ def find_problem(make: Callable[[str, Options], Runner]) -> str:
 def make_runner(name: str, options: Options) -> Runner:
     """Returns a function that runs rounds of tiny models; see `find_problem`.
 
-    Every run has texts of its own. Of its rows every other one is at temperature 0; beams all are.
+    Every run has its own texts. Every second row is at temperature 0; beams all are.
     """
     subject, is_search = _SUBJECTS[name], name == "beams"
     target = _make_model(0.0)

@@ -233,7 +233,9 @@ class Layout:
             )
 
         specs = self._specs(argument)  # one may stand for a whole tree
-        return jax.tree.map(of, specs, argument, is_leaf=lambda one: isinstance(one, PartitionSpec))
+        return jax.tree.map(
+            of, specs, argument, is_leaf=lambda node: isinstance(node, PartitionSpec)
+        )
 
 
 def place_model(model: LoadedModel, mesh: Mesh | None) -> LoadedModel:

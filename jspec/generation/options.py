@@ -83,7 +83,7 @@ class Method:
 
     @property
     def rule_name(self) -> str:
-        """The acceptance rule's name; one that was given as an object has none of its own."""
+        """The acceptance rule's name; a rule that was given as an object has no name."""
         return self.acceptance if isinstance(self.acceptance, str) else _RULE_OBJECT
 
 
@@ -101,7 +101,7 @@ def choose_method(
         The drafter None takes "prompt_lookup" and what `choose_drafter` adds.
       target: the name by which the target was asked for, or the target.
       has_draft: whether there is a draft model.
-      known: names of further options, for the message about an unknown one.
+      known: names of further options, for the message about an unknown option.
 
     Raises:
       InputError: a drafter or an option that does not fit, or an unknown option.
@@ -147,20 +147,20 @@ def make_spec(
       InputError: a draft model with another tokenizer, for a drafter that does not translate.
     """
     _check_encoders(target, draft)
-    other = None
+    draft_tokenizer = None
     drafting = [entry for entry in entries_of(drafter) if entry.needs == "draft"]
     if draft is not None and all(entry.takes_any_tokenizer for entry in drafting):
-        other = None if have_same_tokenizer(target, draft) else draft.tokenizer
+        draft_tokenizer = None if have_same_tokenizer(target, draft) else draft.tokenizer
     return DrafterSpec(
         num_draft_tokens=num_draft_tokens,
         target_config=target.own_config,
-        vocab_size=used_vocab_size(target) if other else shared_vocab_size(target, draft),
+        vocab_size=used_vocab_size(target) if draft_tokenizer else shared_vocab_size(target, draft),
         draft_config=None if draft is None else draft.own_config,
         dtype=target.params["embedding"].dtype,
         draft_params=None if draft is None else draft.params,
         options=with_shipped_head(drafter, options, target.name),
         tokenizer=target.tokenizer,
-        draft_tokenizer=other,
+        draft_tokenizer=draft_tokenizer,
         shares_encoder=draft is not None and have_same_encoder(target, draft),
     )
 
@@ -244,7 +244,7 @@ def check_rule_options(options: RuleOptions, acceptance: str, drafter: str) -> N
 
 
 def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:
-    """Checks that an acceptance rule, made for the temperatures `expected`, can be used at one.
+    """Checks that a rule made for the temperatures `expected` can be used at `temperature`.
 
     Raises:
       InputError: if it cannot.

@@ -37,7 +37,7 @@ from jspec.speculation.types import (
 from jspec.weights.resolver import LoadedModel
 
 _LIBRARIES = ("purelib", "platlib", "stdlib")
-_ROWS = 2  # with one, a leaf without a row's axis would look right
+_ROWS = 2  # with 1, a leaf without a row's axis would look right
 
 
 def check_own_code(
@@ -92,7 +92,7 @@ def check_own_code(
 def digest_of_own_code(*parts: object) -> str | None:
     """Returns a digest of the files in which drafters, rules or functions of the user's own are.
 
-    None where all are jspec's. What was changed is another one, though its name is the same.
+    None where all are jspec's. Changed code has another digest, though its name is the same.
     """
     members = [member for part in parts for member in _members(part)]
     modules = {_module(member) for member in members if _is_own(member)}
@@ -169,9 +169,11 @@ def _shapes(
     """Returns the shapes of what the user's code returns, whatever it raises."""
     layout = Layout.of(target, params)
 
-    def run_own(both: ModelParams) -> Any:  # on a mesh, of what one device has
-        shard = dataclasses.replace(target, config=target.own_config, params=both.target, mesh=None)
-        return run(drafter, both.draft, rule, shard)
+    def run_own(shares: ModelParams) -> Any:  # on a mesh, of what one device has
+        shard = dataclasses.replace(
+            target, config=target.own_config, params=shares.target, mesh=None
+        )
+        return run(drafter, shares.draft, rule, shard)
 
     try:
         return jax.eval_shape(layout.spread(run_own), ModelParams(target.params, params))

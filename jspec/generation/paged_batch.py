@@ -163,13 +163,13 @@ class PagedBatch(Batch):
             self.finish(count - 1)
 
     def _fit(self, row: int = 0) -> None:
-        """Gives the state no more rows than those that have pages, and this one, need."""
+        """Gives the state no more rows than those that have pages, and `row`, need."""
         if self._state is not None and len(self.rows) > 1:
             last = int(np.flatnonzero(self.tables[0].any(axis=1)).max(initial=row))
             self._state = fitted(self._state, last + 1, self._counts, self._empty)
 
     def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
-        """Returns the calls that read a prompt: the first token of each, and its width."""
+        """Returns the calls that read a prompt: each call's first token, and its width."""
         return self._engine.chunks(num_tokens, widest=widest)
 
     def begin_in(
@@ -183,7 +183,7 @@ class PagedBatch(Batch):
         calls: Sequence[tuple[int, int]] = (),
         draft_length: int = 0,
     ) -> Reading:
-        """Begins to read a prompt into pages, after the chunks whose snapshots were found.
+        """Begins to read a prompt into pages, after the chunks that have snapshots.
 
         See `Engine.chunks` for `widest`, which says what is read in which `calls`, unless these are
         given. The pages are those of each part. `draft_length` says how many slots in them the
@@ -211,7 +211,7 @@ class PagedBatch(Batch):
         return num_tokens
 
     def snapshot(self, reading: Reading, begin: int, width: int) -> Snapshot:
-        """Returns the snapshot of a chunk, which was read last and must be a full one."""
+        """Returns the snapshot of a chunk, which was read last and must be full."""
         return self._snapshots.copy(reading.state, begin, width)
 
     def _set_draft_length(self, reading: Reading, length: int) -> None:

@@ -96,7 +96,7 @@ def make_tables(
     State 1 is the pattern's beginning. The last class leads on from its ends alone.
 
     Raises:
-      InputError: no pattern that is supported, a larger one, or one that no tokens can spell.
+      InputError: a pattern that is not supported, is too large, or that no tokens can spell.
     """
     automaton = compile_pattern(pattern, MAX_STATES - 1, _MAX_NODES)
     goals, goal_of = _follow(automaton, list(token_bytes)[:vocab_size])

@@ -122,8 +122,8 @@ def encode_conversation(
       model: the model whose tokenizer and chat template are used.
       turns: the user's messages.
       answers: the model's answers to all of them but the last.
-      chat: whether to use the template; None does so if there is one. Without it the texts are
-        joined, with an empty line after each answer.
+      chat: whether to use the template; None does so if there is a template. Without it the
+        texts are joined, with an empty line after each answer.
       system: a system message for the template.
 
     Raises:

@@ -69,7 +69,7 @@ class SamplingParams:
       temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
       top_k: keep only this many of the most likely tokens; 0 keeps all.
       top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all, 0
-        one.
+        only the likeliest.
       min_p: keep tokens whose probability is at least this share of the highest; 0 keeps all.
       draft_temperature: temperature of the drafter; None uses `temperature`. The distribution of
         the answer does not depend on it, nor on the next two.
@@ -97,7 +97,7 @@ class SamplingParams:
         ended; "never", when no longer text could be among them.
       seed: seed of all randomness of the request, -2^63 to 2^63 - 1.
       stop: texts that end the answer, which is cut before them.
-      stop_token_ids: tokens that end the answer, in addition to the model's own.
+      stop_token_ids: tokens that end the answer, in addition to those of the model.
 
     Raises:
       InputError: if a value has the wrong type or is out of range.
@@ -149,7 +149,7 @@ class SamplingParams:
     def draft_sampling(self) -> tuple[float, int, float]:
         """The drafter's temperature, top-k and top-p."""
         pairs = [(getattr(self, f"draft_{name}"), getattr(self, name)) for name in _OF_DRAFTS]
-        temperature, top_k, top_p = (usual if own is None else own for own, usual in pairs)
+        temperature, top_k, top_p = (usual if value is None else value for value, usual in pairs)
         return temperature, top_k, top_p
 
     def without_draft_sampling(self) -> Self:

@@ -238,7 +238,7 @@ class Result:
         `SamplingParams.top_logprobs` are there.
       prompt_logprobs: of the prompt's tokens but the first; None unless they are asked for.
       category: the category of the request.
-      beams: with `num_beams` all that were found, best first; `text` and `token_ids` are those of
+      beams: with `num_beams` all beams, best first; `text` and `token_ids` are those of
         the first. Else None.
       error: what was wrong with an answer that failed, such as logits that are NaN; else None. The
         tokens before are there.

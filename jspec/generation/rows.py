@@ -68,7 +68,7 @@ def page_spec(is_split: bool) -> PartitionSpec:
     """Returns the spec of a layer's pages, whose heads are split or not.
 
     Each row of the mesh holds all of them. All read every prompt, into the same pages; what
-    an answer adds is written by the row of the mesh that it is in, and read by no other.
+    an answer adds is written by the row of the mesh that it is in, and read by that row only.
     """
     return PartitionSpec(None, MODEL_AXIS) if is_split else PartitionSpec()
 

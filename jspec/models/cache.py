@@ -147,7 +147,7 @@ class KVCache(struct.PyTreeNode):
         counted along the path: the tokens of the path after a slot, not the slots after it.
         """
         t, u = block_mask.shape[1:]
-        # Slots relative to the block's first one, which lies elsewhere in every row.
+        # Slots relative to the block's first slot, which lies elsewhere in every row.
         relative = jnp.arange(self.num_slots) - self.length[:, None]
         in_block = (relative >= 0) & (relative < u)
         index = jnp.clip(relative, 0, u - 1)
@@ -309,7 +309,7 @@ class PagedKVCache(KVCache, kw_only=True):
 
 
 class PackedKVCache(PagedKVCache, kw_only=True):
-    """Rows of any number of tokens each, side by side: to the model each token is a row of its own.
+    """Rows of any number of tokens each, side by side: to the model each token is a separate row.
 
         rows of the cache     0: a b c | x y        1: d e | z
         tokens of the call    x y z                 rows with 3, 4 and 2 tokens before them
@@ -366,7 +366,7 @@ def with_layers(tree: Any, layers: Layers, table: Int32[np.ndarray, "b m"]) -> A
 
     def give(cache: PagedKVCache) -> PagedKVCache:
         keys, values = next(left)
-        # A copy for each: a program takes over what it is given, and the host changes its own.
+        # A copy for each cache: a program takes over its arguments, and the host changes its table.
         return cache.replace(keys=keys, values=values, table=jnp.array(table))
 
     return map_caches(give, tree)

@@ -143,10 +143,10 @@ class DecoderConfig:
       tie_embeddings: whether the head is the embedding.
       head_size: outputs of a head of its own; None if it has one for each id.
       qkv_bias: whether queries, keys and values have a bias.
-      out_bias: whether the attention's output has one.
+      out_bias: whether the attention's output has a bias.
       mlp_bias: whether the three feed-forward products have a bias.
       bos_id: the id that begins a text, or None.
-      eos_ids: the ids that end one.
+      eos_ids: the ids that end a text.
       family: what the checkpoint calls its `model_type`; see `models.families`.
       activation: of the feed-forward layer, "silu" or "gelu_tanh"; of an encoder-decoder "relu",
         "gelu" or "gelu_tanh".

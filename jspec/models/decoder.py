@@ -32,7 +32,7 @@ from jspec.models.layers import (
 class Decoder(nn.Module):
     """The decoder of every family. See `ApplyFn` for the call.
 
-    It runs the given layers, in rising order, or all. The cache has one entry for each. Of a split
+    It runs the given layers, in rising order, or all. The cache has one entry a layer. Of a split
     vocabulary it may return `SplitLogits`.
     """
 
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward layer, each added to the residual stream.
 
-    Each is normed before, after, or both, as `config.norms` says.
+    Norms stand before or after each, or in both places, as `config.norms` says.
     """
 
     config: DecoderConfig
@@ -195,7 +195,7 @@ def init_params(config: DecoderConfig, rng_key: Array) -> Params:
 
 
 def mtp_config(config: DecoderConfig) -> DecoderConfig:
-    """Returns the shape of the layer of `apply_mtp`, of which there is one."""
+    """Returns the shape of the single layer of `apply_mtp`."""
     return dataclasses.replace(config, num_layers=1, num_mtp_layers=0)
 
 

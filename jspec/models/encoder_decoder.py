@@ -264,7 +264,7 @@ def _flat(queries: Float[Array, "b t k g h"]) -> Float[Array, "b t n h"]:
 
 
 def _biased(params: Params, name: str, values: Array) -> Array:
-    """Adds a bias if there is one; queries and values may have one, keys never."""
+    """Adds a bias, if any; queries and values may have one, keys never."""
     # A bias of keys adds the same to all scores of a query, which a softmax does not see.
     return values + params[name].astype(jnp.float32) if name in params else values
 

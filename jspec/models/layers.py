@@ -22,7 +22,7 @@ from jspec.models.config import DecoderConfig, RopeScaling
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
-    """Returns a module's kernel of that shape, a float array or a compact one.
+    """Returns a module's kernel of that shape, a float array or a compact kernel.
 
     Raises:
       ValueError: the compact kernel has another shape.
@@ -151,7 +151,7 @@ class Experts(nn.Module):
         rows = inputs.reshape(-1, cfg.embed_dim)
         weights, chosen = route(cfg, kernels.product(rows, router.astype(jnp.float32)))
         # Grouped by expert, each kernel is read once for all tokens that chose it. The sort is
-        # stable, and a token's results are added below in an order of its own, so they do not
+        # stable, and a token's results are added below in its own order, so they do not
         # depend on the other tokens.
         order = jnp.argsort(chosen.reshape(-1), stable=True)
         sizes = jnp.bincount(chosen.reshape(-1), length=experts).astype(jnp.int32)

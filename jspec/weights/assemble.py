@@ -53,7 +53,7 @@ class TensorSource(NamedTuple):
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """Returns the numpy dtype of bfloat16 or float32; raises InputError for any other."""
+    """Returns the numpy dtype of bfloat16 or float32; raises InputError for anything else."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in _DTYPES:
         raise InputError(f"expected the dtype bfloat16 or float32, got {name}")

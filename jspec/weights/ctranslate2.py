@@ -2,7 +2,8 @@
 
     version, name of the model's kind, revision, number of variables
     each variable: name, rank, sizes, type, bytes, data
-    number of aliases, each: name, the variable's name
+    number of aliases
+    each alias: name, the variable's name
 
 Numbers are little-endian; a name is its length in 16 bits and its bytes, of which the last is 0.
 Products of one input are one matrix there: queries, keys and values; of a cross-attention keys and
@@ -203,9 +204,9 @@ def _tensor_names(config: DecoderConfig) -> dict[str, _Rows]:
 
 def _layer(name: str, place: str, side: str) -> dict[str, _Rows]:
     # Each attention: its norm, then its products, as (product, part, of how many parts).
-    own = {"q": (0, 0, 3), "k": (0, 1, 3), "v": (0, 2, 3), "out": (1, 0, 1)}
+    self_attention = {"q": (0, 0, 3), "k": (0, 1, 3), "v": (0, 2, 3), "out": (1, 0, 1)}
     cross = {"q": (0, 0, 1), "k": (1, 0, 2), "v": (1, 1, 2), "out": (2, 0, 1)}
-    attentions = {("self_attn", "self_attention"): own}
+    attentions = {("self_attn", "self_attention"): self_attention}
     if side == "decoder":
         attentions["encoder_attn", "attention"] = cross
     names = dict[str, _Rows]()

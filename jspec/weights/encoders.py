@@ -1,4 +1,4 @@
-"""Which models have an encoder, and whether two have the same, which then runs once for both."""
+"""Which models have an encoder, and whether two have the same encoder, which then runs once."""
 
 import jax
 import numpy as np
@@ -23,8 +23,9 @@ def have_same_encoder(target: LoadedModel, draft: LoadedModel) -> bool:
         parts = [of_encoder for of_encoder, _ in parts]
     (leaves, structure), (others, other_structure) = map(jax.tree.flatten, parts)
     return structure == other_structure and all(
-        one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
-        for one, other in zip(leaves, others, strict=True)
+        target_leaf.shape == draft_leaf.shape
+        and np.array_equal(np.asarray(target_leaf), np.asarray(draft_leaf))
+        for target_leaf, draft_leaf in zip(leaves, others, strict=True)
     )
 
 

@@ -209,7 +209,7 @@ class GgufFile:
 
 
 def _parts_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the file, or all parts where it is named as one.
+    """Returns the file, or all parts where it is named as a part.
 
     Raises:
       InputError: some are missing.
@@ -295,7 +295,7 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
             for key in raw_keys
             if key not in ("expert_count", "expert_used_count")
         }
-    # A damaged number of layers or experts would be listed one by one, for hours.
+    # Every layer and expert is listed: a damaged number would take hours.
     for key in ("block_count", "expert_count"):
         if (count := raw_keys.get(key, 0)) > (limit := max(len(file.tensors), _MAX_EXPERTS)):
             raise ValueError(f"expected {architecture}.{key} to be at most {limit}, got {count}")
@@ -391,7 +391,7 @@ def _with_llama3_scaling(config: DecoderConfig, factors: np.ndarray) -> DecoderC
     return scaled
 
 
-_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # of all experts in one, [e o i]
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # of all experts together, [e o i]
 
 
 def load_gguf(

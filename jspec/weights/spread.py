@@ -107,7 +107,7 @@ def _narrow(parameter: Parameter) -> Parameter:
 
 
 def _take(kernel: Any, shards: list[np.ndarray], name: str) -> Any:
-    """Returns a kernel of the outputs of all shards, one after the other."""
+    """Returns a kernel of the outputs of all shards, in their order."""
     if isinstance(kernel, JoinedKernel):
         begins = np.cumsum([0, *(part.shape[0] for part in kernel.parts)])
         places = [np.asarray(kernel.order)[outputs] for outputs in shards]

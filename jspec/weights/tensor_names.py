@@ -10,7 +10,7 @@ Every checkpoint format is read as Hugging Face tensors. Each tensor fills a sli
 ```
 
 A slice followed by a reshape works in both directions, so one table both loads and saves. Where a
-family fuses several of these tensors into one, each is a range of its rows.
+family fuses several of these tensors, each is a range of rows of the fused tensor.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def _linear(
 def attention_tensors(
     config: DecoderConfig, block: Path, prefix: str, width: int | None = None
 ) -> list[Parameter]:
-    """Returns the attention of a block: queries, keys and values in one, and the output.
+    """Returns the attention of a block: queries, keys and values together, and the output.
 
     `block` is its path and `prefix` that of its tensors' names. The first has `width` inputs, by
     default the model's.

@@ -60,7 +60,7 @@ def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
 def have_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> bool:
     """Returns whether a draft's ids mean what the target's mean; see `check_same_tokenizer`.
 
-    Random weights have no tokenizer of their own, and so the same one.
+    Random weights come without a tokenizer, so they match any.
     """
     if target.is_random or draft.is_random:
         return True
@@ -83,7 +83,7 @@ def shared_vocab_size(target: LoadedModel, draft: LoadedModel | None) -> int:
     if draft is None:
         return used_vocab_size(target)
     if target.is_random or draft.is_random:
-        # Random weights have no tokenizer of their own: only the size can be wrong.
+        # Random weights come without a tokenizer, so only the size can be wrong.
         if target.config.vocab_size != draft.config.vocab_size:
             raise InputError(
                 f"expected draft and target of one vocabulary, got {draft.config.vocab_size} ids "

@@ -1,6 +1,6 @@
 """A family of models: how its config.json and its GGUF files become a `DecoderConfig`.
 
-At the end the list of all families: one file and one line there for each. A family's file is
+The list of all families is at the end: a new family is one file and one line there. The file is
 imported when a model of it is loaded. Also what families share: windows, and the settings of rotary
 embeddings in all their spellings.
 """
@@ -126,7 +126,7 @@ def take_keys(raw: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
 
 
 def take_ends(raw: dict[str, Any], default: int) -> tuple[Any, ...]:
-    """Takes the ids that end a text out of a config.json: one, or a list."""
+    """Takes the ids that end a text, a number or a list, out of a config.json."""
     ends = raw.pop("eos_token_id", default)
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
@@ -142,7 +142,7 @@ def write_window(config: DecoderConfig) -> dict[str, Any]:
 
 
 def window_fields(window: int | None, layers: Any) -> dict[str, Any]:
-    """Returns the fields of a window in those layers; none where no layer has one."""
+    """Returns the fields of a window in those layers; no fields if no layer has a window."""
     layers = tuple(layers)
     return {} if window is None or not layers else {"window": window, "windowed_layers": layers}
 
@@ -212,7 +212,7 @@ def read_rope(raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
     if parameters is not None and scaling is not None and parameters != scaling:
         raise ValueError("config has both rope_parameters and rope_scaling, and they differ")
     rope = as_settings("rope scaling", parameters or scaling)
-    # Inside the RoPE settings in the newer spelling, beside them in the older one.
+    # Inside the RoPE settings in the newer spelling, beside them in the older.
     theta = raw.pop("rope_theta", None)
     theta = rope.pop("rope_theta", 10_000.0 if theta is None else theta)
     return as_number("rope_theta", theta, above=0.0), _read_scaling(

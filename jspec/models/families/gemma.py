@@ -2,7 +2,7 @@
 
 Norms stand before and after each half of a layer, their weights stored less 1. Embeddings are
 scaled, the gate is GELU, and layers with a window alternate with full ones. Gemma 2 caps scores and
-logits. Gemma 3 norms queries and keys, and its windowed layers have rotary angles of their own.
+logits. Gemma 3 norms queries and keys, and its windowed layers have their own rotary angles.
 """
 
 from collections.abc import Mapping

@@ -156,7 +156,7 @@ def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     for key in [key for key in _FIELDS if key not in defaults]:
         if key not in raw:
             raise ValueError(f"config lacks the key {key!r}")
-        # Families list their layers one by one: a damaged number would take hours, or all memory.
+        # Families list every layer, so a damaged number would take hours, or all memory.
         most = _MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
         if type(raw[key]) is not int or not 1 <= raw[key] <= most:
             whole = f"a whole number from 1 to {most}"

@@ -25,7 +25,7 @@ def _read(raw: dict[str, Any]) -> DecoderConfig:
         raise ValueError(f"expected feed_forward_proj among {known}; got {form!r}")
     activation, is_gated = _FORMS[form]
     # The original's head is its embedding, and scaled; newer files say the two apart. Those of
-    # T5 1.1 then call a head tied even where they hold one of its own: see `is_called_tied`.
+    # T5 1.1 then call the head tied even where they hold a separate head: see `is_called_tied`.
     is_tied = raw.pop("tie_word_embeddings", True) is not False
     is_scaled = raw.pop("scale_decoder_outputs", is_tied) is not False
     context = raw.pop("n_positions", None) or _CONTEXT

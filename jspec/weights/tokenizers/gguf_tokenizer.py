@@ -101,7 +101,7 @@ def _merges_from_scores(metadata: dict[str, Any], vocab: dict[str, int]) -> list
     scores, types = metadata["scores"], metadata.get("token_type") or [1] * len(vocab)
     # These are found in a text before any merge.
     is_added = [kind in (_CONTROL, _USER_DEFINED) for kind in types]
-    # Half a million pairs for Gemma: in this order they need no sorting of their own.
+    # Half a million pairs for Gemma: in this order they need no further sorting.
     ranked = sorted(vocab.items(), key=lambda item: scores[item[1]], reverse=True)
     return [
         (left, right)

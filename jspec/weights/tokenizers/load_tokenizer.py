@@ -70,7 +70,7 @@ def _backend_of(folder: pathlib.Path) -> Any:
 def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
     """Loads a folder's tokenizer, its chat template and the ids that end a text.
 
-    All files but tokenizer.json, or those from which transformers makes one, may be missing.
+    All files but tokenizer.json, or those from which transformers makes it, may be missing.
 
     Raises:
       InputError: no tokenizer, or a damaged file.

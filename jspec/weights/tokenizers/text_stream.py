@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_ANCHOR = "x"  # a token before or after another one: every decoder lets it stand
+_ANCHOR = "x"  # a token before or after another token: every decoder lets it stand
 _LONGEST = 4  # bytes of a character
 
 Pieces = Callable[[int, bool], bytes]

@@ -133,7 +133,7 @@ class Tokenizer(TokenTexts):
     Attributes:
       vocab_size: one more than the highest id in use; a model may have more rows (padding).
       bos_id: the id that begins a text, or None.
-      eos_ids: the ids that end one.
+      eos_ids: the ids that end a text.
       special_tokens: `bos_token`, `eos_token` and the like, by these names.
       chat_template: the Jinja2 source for `chat_prompt`, or None.
     """
@@ -146,7 +146,7 @@ class Tokenizer(TokenTexts):
         eos_ids: Sequence[int] = (),
         chat_template: str | None = None,
     ) -> None:
-        """Wraps a `tokenizers.Tokenizer`, whose post-processor adds BOS if the model wants one.
+        """Wraps a `tokenizers.Tokenizer`, whose post-processor adds BOS if the model wants it.
 
         `eos_ids` are ids that end a text, besides that of `special_tokens["eos_token"]`.
         """
@@ -261,7 +261,7 @@ class ByteTokenizer(TokenTexts):
     chat_template = None
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Returns the bytes of a text, after BOS if there is one.
+        """Returns the bytes of a text, after BOS, if any.
 
         Raises:
           InputError: invalid Unicode, or a byte beyond the vocabulary.
