@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
-    """Does so; of several processes the first one writes, and the others train with it."""
+    """Trains; of several processes the first one writes, and the others train with it."""
     config, is_new = read_config(plain), not workdir.exists()
     processes.of_first(functools.partial(_claim, workdir, plain))
     output = workdir / config.OUTPUT

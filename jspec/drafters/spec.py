@@ -115,7 +115,7 @@ class BuiltDrafter(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DrafterEntry:
-    """What the registry knows of a drafter. Each drafter's file exports one.
+    """What the registry knows of a drafter.
 
     Attributes:
       name: as `--drafter` takes it.

@@ -17,12 +17,10 @@ from jspec.weights.vocabulary import mask_padding
 _SMALLEST_WIDTH = 128
 
 
-def make_logits_after(
-    model: LoadedModel, source: np.ndarray | None = None
-) -> Callable[[Sequence[int]], np.ndarray]:
+def make_logits_after(model: LoadedModel) -> Callable[..., np.ndarray]:
     """Returns the function from ids to the logits [v] after them: one pass over all of them.
 
-    `source` is what an encoder-decoder reads, as a `Row` has it.
+    Its second argument, `source`, is what an encoder-decoder reads, as a `Row` has it.
     """
     config, dtype = model.own_config, model.params["embedding"].dtype
     apply = mask_padding(make_apply(config), model)
@@ -38,7 +36,7 @@ def make_logits_after(
 
     program, params = jax.jit(Layout.of(model).spread(run)), ModelParams(model.params, None)
 
-    def logits_after(token_ids: Sequence[int]) -> np.ndarray:
+    def logits_after(token_ids: Sequence[int], source: np.ndarray | None = None) -> np.ndarray:
         # Padded to powers of two: few widths are compiled.
         width = max(_SMALLEST_WIDTH, 1 << (len(token_ids) - 1).bit_length())
         tokens = np.zeros([1, width], np.int32)

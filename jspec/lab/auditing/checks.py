@@ -1,6 +1,7 @@
 """All checks of an audit but that of the emitted distribution, in their order."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,12 +144,12 @@ def check_parity(
     drafted = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
-    gaps = list[float]()
+    gaps, logits_after = list[float](), make_logits_after(speculative.target)
     for request, answer, rival in zip(requests, drafted, expected, strict=True):
         if answer != rival:
             row = speculative.make_row(request)
-            logits_after = make_logits_after(speculative.target, row.source)
-            gaps += parting_gaps([row.prompt], [answer], [rival], logits_after)
+            judge = functools.partial(logits_after, source=row.source)
+            gaps += parting_gaps([row.prompt], [answer], [rival], judge)
     bound = EXCUSED_GAPS[dtype]
     num_tokens = sum(map(len, expected))
     data = {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound}

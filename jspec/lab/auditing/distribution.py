@@ -9,7 +9,7 @@ import numpy as np
 from jspec.common.typing import Params
 from jspec.generation.request import SamplingParams
 from jspec.lab.analysis.goodness import Fit, goodness_of_fit
-from jspec.lab.auditing.rows import Context, Rows, first_tokens, jit_logits
+from jspec.lab.auditing.rows import Context, Rows, first_tokens, jit_logits, rows_at_once
 from jspec.lab.auditing.subject import Check
 from jspec.weights.resolver import LoadedModel
 
@@ -30,10 +30,10 @@ def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.nd
     size, begin = len(context.alphabet), len(context.prompt)
     paths = itertools.product(context.alphabet, repeat=num_tokens - 1)
     blocks = np.array([[*context.prompt, context.first, *path] for path in paths], np.int32)
-    logits_of = jit_logits(target)
+    logits_of, step = jit_logits(target), rows_at_once(target, _PATHS_A_CALL)
     chunks = [
-        np.asarray(logits_of(target.params, blocks[i : i + _PATHS_A_CALL]))[:, begin:]
-        for i in range(0, len(blocks), _PATHS_A_CALL)
+        np.asarray(logits_of(target.params, blocks[i : i + step]))[:, begin:]
+        for i in range(0, len(blocks), step)
     ]
     logits = np.concatenate([chunk[..., context.alphabet] for chunk in chunks])
     return logits.reshape(*[size] * (num_tokens - 1), num_tokens, size)

@@ -116,7 +116,7 @@ def _noise(encoder: EncoderConfig, seed: int | Sequence[int]) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def _rows_at_once(target: LoadedModel, most: int) -> int:
+def rows_at_once(target: LoadedModel, most: int) -> int:
     """Returns how many rows run at once: fewer where the source of each takes much memory."""
     config, dtype = target.config, target.params["embedding"].dtype
     if config.encoder is None:
@@ -157,7 +157,7 @@ class Rows:
         target's ApplyFn; such a drafter gets the parameters of the subject's.
         """
         self.subject, self.context, self.num_rounds = subject, context, num_rounds
-        self._rows_per_run = _rows_at_once(subject.target, rows_per_run)
+        self._rows_per_run = rows_at_once(subject.target, rows_per_run)
         self.settings = self._with_alphabet(subject.settings)
         built = build_drafter(subject)
         self.drafter = drafter or built.drafter

@@ -27,8 +27,8 @@ _PROGRAM = "jit_run"  # of `speculation.plain.run_rounds`; prompts are read in o
 _LEAST_SHOWN = 0.05  # milliseconds a round, of any column
 _PARTS = ("draft", "target", "choice", "observe")  # scopes; the rest of a round is "commit"
 _KINDS = {  # by the name of a C++ or CUDA function; others have their own
-    "attention": "attention", "attend_pages": "attention", "write_rows": "cache",
-    "write_pages": "cache",
+    "attention": "attention", "attend_pages": "attention", "cuda_attention": "attention",
+    "write_rows": "cache", "write_pages": "cache",
 }  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = .*? ([a-z][a-z\-]*)\(")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -71,13 +71,18 @@ def measure_operations(asked: Measurement) -> Iterator[Outcome]:
 
 def _profiled(generator: Generator, requests: list[Request]) -> dict[str, Any]:
     """Returns a round's milliseconds: without the profiler, and by part and kind with it."""
-    generator.generate(requests)  # compiles
-    results = generator.generate(requests)
+
+    def answer() -> list[Result]:
+        generator.forget_answers()  # or the next run would copy them
+        return generator.generate(requests)
+
+    answer()  # compiles
+    results = answer()
     num_rounds = _num_rounds(results)
     stats = [result.stats for result in results]
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            traced = generator.generate(requests)
+            traced = answer()
         times = _times_by_operation(pathlib.Path(folder))
     per_round = {key: 1e-6 * value / _num_rounds(traced) for key, value in times.items()}
     return {
@@ -100,45 +105,44 @@ def _num_rounds(results: Iterable[Result]) -> int:
 
 def _times_by_operation(folder: pathlib.Path) -> dict[Instruction, float]:
     """Returns the nanoseconds of all rounds in a profile, by part and kind."""
-    events = list(_events(folder))
-    if not events:
+    threads = list(_threads(folder))
+    if not any(threads):
         raise InputError(
             f"expected operations of {_PROGRAM} in the profile, got none: the profiler of this "
             "device does not report them"
         )
-    names = {(event.module, event.name) for event in events}
+    names = {(event.module, event.name) for events in threads for event in events}
     instructions = _instructions(names)
     times: dict[Instruction, float] = collections.defaultdict(float)
-    for event, nanoseconds in own_times(events):
-        known = instructions.get((event.module, event.name), Instruction("commit", "XLA"))
-        times[known] += nanoseconds
+    for events in threads:
+        for event, nanoseconds in own_times(events):
+            known = instructions.get((event.module, event.name), Instruction("commit", "XLA"))
+            times[known] += nanoseconds
     return dict(times)
 
 
-def _events(folder: pathlib.Path) -> Iterator[Event]:
-    """Yields the operations of rounds, of each thread in the order in which they began."""
+def _threads(folder: pathlib.Path) -> Iterator[list[Event]]:
+    """Yields the operations of rounds on each thread, or on each stream of a GPU."""
     for path in folder.rglob("*.xplane.pb"):
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
             for line in plane.lines:
-                found = list[Event]()
+                events = list[Event]()
                 for event in line.events:
                     stats = dict(event.stats)
-                    module = str(stats.get("hlo_module", ""))
-                    if module == _PROGRAM and "hlo_op" in stats:
+                    module, name = str(stats.get("hlo_module", "")), stats.get("hlo_op")
+                    if module == _PROGRAM and name is not None:
                         begin = event.start_ns
-                        end = begin + event.duration_ns
-                        found.append(Event(module, str(stats["hlo_op"]), begin, end))
-                yield from sorted(found, key=lambda event: (event.begin, -event.end))
+                        events.append(Event(module, str(name), begin, begin + event.duration_ns))
+                yield events
 
 
 def own_times(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
     """Yields each event with its time, less that of the events inside it.
 
-    A loop's event contains those of its body. Events are in the order of their beginnings, the
-    outer one first; those of another thread begin earlier again.
+    A loop's event contains those of its body. All are of one thread.
     """
     open_events = list[list[Any]]()  # each with the time that is left to it
-    for event in events:
+    for event in sorted(events, key=lambda event: (event.begin, -event.end)):
         while open_events and not (
             open_events[-1][0].begin <= event.begin and event.end <= open_events[-1][0].end
         ):

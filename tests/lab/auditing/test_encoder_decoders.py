@@ -33,7 +33,7 @@ def test_a_parting_is_judged_with_the_source(pair):
     name, oracle, model = pair
     row = Generator(model, drafter="none").make_row(make_request(model, [7, 9, 4], SETTINGS))
     text = [*row.prompt, 11, 12]
-    logits = make_logits_after(model, row.source)(text)
+    logits = make_logits_after(model)(text, row.source)
     source, length = row.source[None], np.array([len(row.source)])
     expected = oracle_logits(oracle, name, source, length, np.array([text]))[0, -1]
     np.testing.assert_allclose(logits, expected, atol=1e-4)
