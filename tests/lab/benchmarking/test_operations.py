@@ -101,7 +101,7 @@ def test_a_profile_of_real_rounds(tmp_path):
     assert plain["num_tokens"] == lookup["num_tokens"] == 24
     assert plain["num_drafts"] == 0
     assert all(one["ms"] > 0 for one in plain["operations_ms"])
-    assert "target: product" in last.text
+    assert "a round, without profiler" in last.text
 
 
 def test_a_device_whose_profiler_says_nothing_is_refused(tmp_path):
