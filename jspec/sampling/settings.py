@@ -55,11 +55,12 @@ class Processor(NamedTuple):
 
 
 Bias: TypeAlias = Float32[Array, "b v"]  # what is added to each token's logit
+TokenIds: TypeAlias = Sequence[int | np.integer[Any]]
 
 
 def _init_bias(
-    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
-) -> Bias:
+    settings: Any, *, prompt: TokenIds, stop_ids: TokenIds, vocab_size: int
+) -> Float32[Array, "v"]:
     del prompt, stop_ids
     bias = np.zeros([vocab_size], np.float32)
     for token_id, value in settings.logit_bias:
@@ -90,7 +91,7 @@ def _has_penalty(settings: Any) -> bool:
 
 
 def _init_penalties(
-    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
+    settings: Any, *, prompt: TokenIds, stop_ids: TokenIds, vocab_size: int
 ) -> PenaltyState:
     del stop_ids
     in_prompt = np.zeros([vocab_size], bool)
@@ -143,7 +144,7 @@ def _has_suppression(settings: Any) -> bool:
 
 
 def _init_suppression(
-    settings: Any, *, prompt: Sequence[int], stop_ids: Sequence[int], vocab_size: int
+    settings: Any, *, prompt: TokenIds, stop_ids: TokenIds, vocab_size: int
 ) -> SuppressionState:
     del prompt
     is_forbidden = np.zeros([vocab_size], bool)
