@@ -12,7 +12,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.request import Request, SamplingParams
-from jspec.kernels import attend, contest, verdicts
+from jspec.kernels import attend, backend, verdicts
 from jspec.lab.auditing.checks import _TEXTS, check_seeds, run_checks
 from jspec.lab.auditing.subject import cast
 from jspec.models import causal_mask, init_cache, make_apply
@@ -114,11 +114,11 @@ def test_an_audit_of_trees_finds_nothing():
     audit(subject, "float32", num_rows=8192, untold={"tree control, siblings seen"})
 
 
-@pytest.mark.parametrize("kernels", contest.NAMES)
+@pytest.mark.parametrize("kernels", backend.NAMES)
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_an_audit_of_any_kernels_finds_nothing(rule, kernels, monkeypatch):
     """In bfloat16, of sizes that they take: on a GPU they do, in calls of few rows."""
-    if jax.default_backend() != "gpu" and kernels != contest.XLA:
+    if jax.default_backend() != "gpu" and kernels != backend.XLA:
         pytest.skip("only a GPU has other kernels")
     monkeypatch.setenv("JSPEC_KERNELS", kernels)
     jax.clear_caches()

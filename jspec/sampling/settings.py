@@ -55,7 +55,7 @@ class Processor(NamedTuple):
 
 
 Bias: TypeAlias = Float32[Array, "b v"]  # what is added to each token's logit
-TokenIds: TypeAlias = Sequence[int | np.integer[Any]]
+TokenIds: TypeAlias = Sequence[Any]  # integers, Python's or NumPy's
 
 
 def _init_bias(

@@ -16,8 +16,10 @@ from jspec.common.errors import InputError
 from jspec.common.memory import tree_bytes
 from jspec.kernels import JoinedKernel, PackedKernel, library
 from jspec.models import init_cache, make_apply
+from jspec.weights import gguf as gguf_files
 from jspec.weights import load_model, resolver
 from jspec.weights.gguf import load_gguf
+from jspec.weights.tokenizers import gguf_tokenizer
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType
@@ -154,7 +156,9 @@ def test_loading_takes_little_more_memory_than_the_file(tmp_path):
 
 def test_gguf_files_stay_packed_unless_floats_are_asked_for(tmp_path, monkeypatch):
     """Guards against a default that is slow where there is no C++ for packed kernels."""
-    monkeypatch.setattr("jspec.weights.resolver.build_tokenizer", lambda file: _Ends())
+    monkeypatch.setattr(
+        "jspec.weights.tokenizers.gguf_tokenizer.build_tokenizer", lambda file: _Ends()
+    )
     path = _write(tmp_path / "m.gguf", {"": _KINDS.Q8_0})
     for fast in (True, False):
         monkeypatch.setattr(
@@ -170,9 +174,12 @@ def test_a_file_of_experts_becomes_floats(tmp_path, monkeypatch, capsys):
     """Guards against a model that is said to be packed, most of whose weights are floats."""
     path = _write(tmp_path / "m.gguf", {"": _KINDS.Q8_0})
     sparse = types.SimpleNamespace(num_experts=4)
-    monkeypatch.setattr(resolver, "build_tokenizer", lambda file: _Ends())
+    monkeypatch.setattr(gguf_tokenizer, "build_tokenizer", lambda file: _Ends())
     monkeypatch.setattr(resolver, "has_fast_packed_products", lambda: True)
-    monkeypatch.setattr(resolver, "read_gguf_config", lambda file: (sparse, None))
+    # As the choice of a kind reads the file, and then, between the two, as it is loaded.
+    dense = gguf_files.read_gguf_config(gguf_files.GgufFile(path))
+    told = iter([(sparse, None), dense, (sparse, None)])
+    monkeypatch.setattr(gguf_files, "read_gguf_config", lambda file: next(told))
     assert load_model(path).quantization is None
     assert "m.gguf has experts: its weights become floats" in capsys.readouterr().err
     with pytest.raises(InputError, match="'packed' expects a model without experts"):
