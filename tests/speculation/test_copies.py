@@ -1,6 +1,7 @@
 """No branch of a round carries a cache: `lax.cond` would copy it. Nor is one used again."""
 
 import functools
+import os
 import re
 
 import jax
@@ -162,6 +163,9 @@ def test_logits_stay_as_the_product_leaves_them(tiny_pair, monkeypatch):
     """
     drafter, shape = PromptLookupDrafter(3), f"2,1,{CONFIG.vocab_size}"
     state, copies = make_state(drafter), []
+    # As users compile it: the tests switch this off, where it is an option at all.
+    name = "xla_cpu_use_fusion_emitters"
+    options = {name: True} if name in os.environ.get("XLA_FLAGS", "") else None
     for layout in (round.row_major, lambda logits: logits):
         monkeypatch.setattr(round, "row_major", layout)
         step = functools.partial(
@@ -170,6 +174,6 @@ def test_logits_stay_as_the_product_leaves_them(tiny_pair, monkeypatch):
         )  # fmt: skip
         run = jax.jit(step, donate_argnums=1).lower(ModelParams(tiny_pair.target), state)
         # Fused with a sampler's work they cost nothing: those are not of a parameter.
-        text = run.compile({"xla_cpu_use_fusion_emitters": True}).as_text()
+        text = run.compile(options).as_text()
         copies.append(len(re.findall(rf"= f32\[{shape}\]\S* copy\(%param", text)))
     assert copies[0] == 0 < copies[1]
