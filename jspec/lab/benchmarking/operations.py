@@ -2,8 +2,8 @@
 
 The device's time comes from JAX's profiler, which gives each operation of a compiled program its
 own time. What an operation is for is read from the program: the part of the round from the scopes
-in `speculation.round`, the kind from the kernel that it calls. The profiler itself takes a
-microsecond or two an operation, so a round is also timed without it.
+in `speculation.round`, the kind from the kernel that it calls. The profiler itself takes
+time for each, so a round is also timed without it.
 """
 
 import collections
