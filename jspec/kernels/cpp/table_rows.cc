@@ -1,5 +1,5 @@
-// Rows of a table by their ids. XLA takes this for a reading of the whole table, and shares it out:
-// for a few rows that takes longer than copying them, and moves the program to another thread.
+// Rows of a table by their ids. XLA takes this for a reading of the whole table, and shares it out
+// over its threads; the program then goes on in another thread.
 
 #include <algorithm>
 
