@@ -1,9 +1,8 @@
 """A draft model's weights where nobody says how.
 
-On a GPU they are in int8, if its blocks are faster so. On a CPU, packed weights take inputs that
-are rounded to bytes: on an AMD EPYC of Zen 4, Qwen2.5-Coder 0.5B reads a prompt in three quarters
-of the time, and a step takes no longer. By a lossless rule, rounding a draft changes no answer's
-distribution.
+On a GPU they are in int8, if its blocks are faster so. On a CPU, packed weights are rounded to Q4_0
+where that saves bits, and take inputs that are rounded to bytes: see docs/measurements.md. By a
+lossless rule, rounding a draft changes no answer's distribution.
 """
 
 import dataclasses
@@ -22,8 +21,8 @@ from jspec.models.decoder import Block, init_cache
 from jspec.models.layers import rope_cos_sin
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import AcceptanceRule
-from jspec.weights.packed_weights import round_inputs_to_bytes
-from jspec.weights.quantize import PACKED, PACKED_A8, is_kernel, quantize
+from jspec.weights.packed_weights import round_packed_params
+from jspec.weights.quantize import PACKED, Q4_0, is_kernel, quantize
 from jspec.weights.resolver import LoadedModel
 
 _KIND = "int8"
@@ -36,7 +35,7 @@ def with_fast_weights(
 ) -> LoadedModel:
     """Returns a draft model of floats, or rounded to int8 where the device is faster with that.
 
-    Of packed weights, the products round their inputs to bytes. Of floats, a block of each is timed
+    Packed weights become "q4_0". Of floats, a block of each is timed
     once on a device, by programs as rounds are; see `kernels.choose_weights`. By a lossy rule the
     answers depend on the draft: it stays as it is.
     `load_rounded(quantization=...)` loads it again: its weights are rounded once, from the file's.
@@ -45,9 +44,9 @@ def with_fast_weights(
     if not rule.is_lossless:
         return draft
     if draft.quantization == PACKED:
-        params = round_inputs_to_bytes(draft.params)
+        params = round_packed_params(draft.params)
         return dataclasses.replace(
-            draft, params=params, quantization=PACKED_A8, is_quantization_chosen=True
+            draft, params=params, quantization=Q4_0, is_quantization_chosen=True
         )
     check_one_graph()
     config, dtype = draft.config, draft.params["embedding"].dtype

@@ -94,9 +94,7 @@ def pack(
       The strips, uint8 [s bytes], in memory that JAX can use without copying it.
     """
     num_strips, row_bytes = -(-len(order) // STRIP), tensors[0].shape[1]
-    space = np.empty(num_strips * STRIP * row_bytes + _ALIGNMENT, np.uint8)
-    begin = -space.ctypes.data % _ALIGNMENT
-    strips = space[begin : begin + num_strips * STRIP * row_bytes].reshape(num_strips, -1)
+    strips = _empty_strips(num_strips, STRIP * row_bytes)
     padding = np.zeros(row_bytes, np.uint8)
     addresses = np.full(num_strips * STRIP, padding.ctypes.data, np.uint64)
     addresses[: len(order)] = np.concatenate([_row_addresses(tensor) for tensor in tensors])[order]
@@ -106,6 +104,28 @@ def pack(
         _pack_rows(addresses[first * STRIP :][: len(chunk) * STRIP], kind, chunk)
         release()
     return strips
+
+
+def _empty_strips(num_strips: int, num_bytes: int) -> np.ndarray:
+    space = np.empty(num_strips * num_bytes + _ALIGNMENT, np.uint8)
+    begin = -space.ctypes.data % _ALIGNMENT
+    return space[begin : begin + num_strips * num_bytes].reshape(num_strips, num_bytes)
+
+
+def round_strips(strips: UInt8[np.ndarray, "s bytes"], kind: str) -> UInt8[np.ndarray, "s n"]:
+    """Rounds strips of a format to Q4_0, in C++; see `has_fast_packed_products`.
+
+    Returns:
+      The strips, in memory that JAX can use without copying it.
+    """
+    function = library.host_function(f"round_{kind}")
+    assert function is not None
+    num_blocks = strips.shape[1] // (STRIP * FORMATS[kind].num_bytes)
+    rounded_blocks = num_blocks * FORMATS[kind].inputs // FORMATS["q4_0"].inputs
+    rounded = _empty_strips(len(strips), STRIP * rounded_blocks * FORMATS["q4_0"].num_bytes)
+    total = ctypes.c_int64(num_blocks * len(strips))
+    function(ctypes.c_void_p(strips.ctypes.data), total, ctypes.c_void_p(rounded.ctypes.data))
+    return rounded
 
 
 def _row_addresses(tensor: np.ndarray) -> np.ndarray:

@@ -17,17 +17,17 @@ from jspec.kernels import CompactKernel
 from jspec.models.config import DecoderConfig
 from jspec.weights.packed_weights import (
     PackedSource,
-    is_as_small,
+    is_all_packed,
     make_packed,
     num_packed_bytes,
     round_inputs_to_bytes,
+    round_packed,
 )
 from jspec.weights.parameter import Parameter, Path, Shape, tensor_shapes
 from jspec.weights.quantize import (
     PACKED,
     PACKED_KINDS,
     Q4_0,
-    block_format,
     check_kind,
     is_quantizable,
     num_bytes,
@@ -164,14 +164,14 @@ def load_params(
     check_room(config, dtype, quantization)
 
     def read(parameter: Parameter, wanted: np.dtype) -> Any:
-        # A second rounding would lose bits, and save none.
+        # Never as floats: of what is small a second rounding would lose bits, and save none.
         if (
             quantization == Q4_0
             and source.packed is not None
-            and is_as_small(parameter, source.packed, block_format(parameter.path))
+            and is_all_packed(parameter, source.packed)
         ):
             kernel = make_packed(parameter, source.packed, source.read, dtype)
-            return round_inputs_to_bytes(kernel)
+            return round_packed(kernel, parameter.path)
         names = {part.name for part in parameter.parts}
         return parameter.pack({name: source.read(name, wanted) for name in names}, wanted)
 

@@ -5,18 +5,31 @@ together. Where the formats differ, as in Q4_K_M files whose values have more bi
 queries and keys, the parameter is a `JoinedKernel`, a part for each format.
 """
 
+import concurrent.futures
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jspec.common.typing import Params
 from jspec.kernels import Kernel
-from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
+from jspec.kernels.packed import (
+    STRIP,
+    JoinedKernel,
+    PackedKernel,
+    as_in_file,
+    has_fast_packed_products,
+    pack,
+    round_strips,
+    unpack,
+)
 from jspec.kernels.packed_formats import FORMATS
-from jspec.weights.parameter import Parameter
-from jspec.weights.quantize import is_quantizable
+from jspec.weights.parameter import Parameter, Path
+from jspec.weights.quantize import block_format, is_quantizable, quantize_blocks
 
 Read = Callable[[str, np.dtype], np.ndarray]  # a tensor by its Hugging Face name, in floats
 
@@ -51,14 +64,9 @@ def num_packed_bytes(parameter: Parameter, source: PackedSource, float_bytes: in
     return num_floats * float_bytes + strips
 
 
-def is_as_small(parameter: Parameter, source: PackedSource, kind: str) -> bool:
-    """Returns whether a file holds all of a kernel in no more bits a weight than a format takes."""
-
-    def num_bits(kind: str) -> float:
-        return 8 * FORMATS[kind].num_bytes / FORMATS[kind].inputs
-
-    formats = _names_by_format(parameter, source)
-    return all(stored is not None and num_bits(stored) <= num_bits(kind) for stored in formats)
+def is_all_packed(parameter: Parameter, source: PackedSource) -> bool:
+    """Returns whether a file holds no part of a kernel in floats."""
+    return None not in _names_by_format(parameter, source)
 
 
 def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: np.dtype) -> Kernel:
@@ -98,6 +106,50 @@ def round_inputs_to_bytes(params: Any) -> Any:
         return leaf.replace(takes_bytes=True) if isinstance(leaf, PackedKernel) else leaf
 
     return jax.tree.map(rounds, params, is_leaf=lambda leaf: isinstance(leaf, PackedKernel))
+
+
+def round_packed(kernel: Kernel, path: Path) -> Kernel:
+    """Returns a packed kernel rounded as "q4_0" has it (see `quantize`), where that saves bits.
+
+    Its products round their inputs to bytes. One that is partly floats stays.
+    """
+    kind = block_format(path)
+    parts = kernel.parts if isinstance(kernel, JoinedKernel) else (kernel,)
+    formats = [part.kind if isinstance(part, PackedKernel) else None for part in parts]
+    if None in formats or all(_num_bits(name) <= _num_bits(kind) for name in formats):
+        return round_inputs_to_bytes(kernel)
+    rounded = [_round_part(part, kind) for part in parts]
+    if not isinstance(kernel, JoinedKernel):
+        return rounded[0]
+    rows = [np.asarray(as_in_file(part.strips, kind)) for part in rounded]
+    rows = [row.reshape(-1, row.shape[2] * row.shape[3]) for row in rows]
+    rows = [row[: part.shape[0]] for row, part in zip(rows, parts, strict=True)]
+    strips = jax.device_put(pack(rows, kind, np.asarray(kernel.order)))
+    return rounded[0].replace(strips=strips, shape=kernel.shape)
+
+
+def _num_bits(kind: str | None) -> float:
+    assert kind is not None
+    return 8 * FORMATS[kind].num_bytes / FORMATS[kind].inputs
+
+
+def _round_part(part: PackedKernel, kind: str) -> PackedKernel:
+    if part.kind == kind:
+        return part.replace(takes_bytes=True)
+    if has_fast_packed_products():
+        strips = jax.device_put(round_strips(np.asarray(part.strips), part.kind))
+        return part.replace(strips=strips, kind=kind, takes_bytes=True)
+    weights = unpack(part.strips, part.kind)[: math.prod(part.shape[:-1])]
+    return quantize_blocks(weights, kind, part.dtype).replace(shape=part.shape)
+
+
+def round_packed_params(params: Params) -> Params:
+    """Returns a model's parameters, each kernel as by `round_packed`."""
+    leaves = flatten_dict(params)
+    paths = [path for path, leaf in leaves.items() if isinstance(leaf, PackedKernel | JoinedKernel)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        rounded = pool.map(lambda path: round_packed(leaves[path], path), paths)
+        return unflatten_dict(leaves | dict(zip(paths, rounded, strict=True)))
 
 
 def _names_by_format(parameter: Parameter, source: PackedSource) -> dict[str | None, list[str]]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from gguf import GGMLQuantizationType
@@ -96,21 +97,22 @@ def test_a_draft_that_was_asked_for_stays(times):
     assert with_fast_weights(draft, "rejection", never) is draft
 
 
-def test_a_packed_draft_rounds_its_inputs_to_bytes(tmp_path):
-    """As "packed_a8" does, without loading it again; by a lossy rule the answers would change."""
+def test_a_packed_draft_is_rounded_to_q4_0(tmp_path):
+    """As "q4_0" does, without loading it again; by a lossy rule the answers would change."""
     path = tmp_path / "draft.gguf"
-    kinds = {"ffn_up": GGMLQuantizationType.Q4_0}
+    kinds = {"ffn_up": GGMLQuantizationType.Q4_0, "": GGMLQuantizationType.Q8_0}
     write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG), kinds=kinds)
     draft, expected = (
         dataclasses.replace(
             make_model(), params=load_gguf(path, "float32", kind)[1], quantization=kind
         )
-        for kind in ("packed", "packed_a8")
+        for kind in ("packed", "q4_0")
     )
     rounded = with_fast_weights(draft, "rejection", never)
-    assert (rounded.quantization, rounded.is_quantization_chosen) == ("packed_a8", True)
+    assert (rounded.quantization, rounded.is_quantization_chosen) == ("q4_0", True)
     assert jax.tree.structure(rounded.params) == jax.tree.structure(expected.params)
     assert jax.tree.structure(rounded.params) != jax.tree.structure(draft.params)
+    jax.tree.map(np.testing.assert_array_equal, rounded.params, expected.params)
     assert with_fast_weights(draft, "lenient", never) is draft
 
 

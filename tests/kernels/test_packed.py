@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from jspec.kernels import library
-from jspec.kernels.packed import PackedKernel, pack, packed_product, packed_rows, unpack
+from jspec.kernels.packed import (
+    JoinedKernel,
+    PackedKernel,
+    pack,
+    packed_product,
+    packed_rows,
+    unpack,
+)
 from jspec.kernels.packed_formats import FORMATS
+from jspec.weights.packed_weights import round_packed
 
 NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips
 # Where the float16 numbers of a block are: random bytes there could be infinite, or NaN.
@@ -239,3 +247,54 @@ def test_weights_are_decoded_inside_the_loop(monkeypatch):
     program = jax.jit(steps).lower(jnp.ones([1, 1024]), kernel).compile().as_text()
     assert "while(" in program
     assert "fusion(" not in program[program.index("ENTRY") :]
+
+
+def weights_of(kernel):
+    """Returns the weights of a packed kernel, [o i]."""
+    outputs = int(np.prod(kernel.shape[:-1]))
+    return np.asarray(unpack(kernel.strips, kernel.kind))[:outputs]
+
+
+@pytest.mark.skipif(not library.has_packed(), reason="no C++ for packed kernels")
+@pytest.mark.parametrize("kind", ["q4_1", "q5_0", "q5_1", "q8_0", "q5_k", "q6_k"])
+def test_cpp_rounds_to_q4_0_as_xla_does(kind, monkeypatch):
+    """Guards against a scale of other inputs, a minimum that is added, exchanged outputs."""
+    rows, exact = random_rows(kind)
+    kernel = make_kernel(rows, kind, exact.shape, "float32")
+    by_cpp = round_packed(kernel, ("qkv",))
+    without_cpp(monkeypatch)
+    by_xla = round_packed(kernel, ("qkv",))
+    assert by_cpp.kind == by_xla.kind == "q4_0"
+    assert by_cpp.takes_bytes
+    assert by_xla.takes_bytes
+    # Sums in another order may choose another of two scales that are about as good.
+    errors = [np.mean((weights_of(rounded) - exact) ** 2, axis=1) for rounded in (by_cpp, by_xla)]
+    np.testing.assert_allclose(*errors, rtol=1e-2)
+    assert np.mean(weights_of(by_cpp) == weights_of(by_xla)) > 0.99
+
+
+def test_a_joined_kernel_is_rounded_to_one():
+    """Guards against outputs in another order, and the padding of a format's last strip."""
+    parts, weights = [], []
+    for kind, num_outputs in (("q8_0", 18), ("q4_k", 21)):
+        rows, exact = random_rows(kind, num_outputs)
+        parts.append(make_kernel(rows, kind, exact.shape, "float32"))
+        weights.append(exact)
+    order = np.random.default_rng(1).permutation(39).astype(np.int32)
+    joined = JoinedKernel(tuple(parts), jnp.asarray(order), (3, 13, NUM_INPUTS))
+    rounded = round_packed(joined, ("qkv",))
+    assert (rounded.kind, rounded.shape) == ("q4_0", joined.shape)
+    exact = np.concatenate(weights)[order]
+    errors = np.sum((weights_of(rounded) - exact) ** 2, axis=1) / np.sum(exact**2, axis=1)
+    assert np.all(errors < 0.02)
+
+
+def test_what_is_as_small_is_not_rounded_again():
+    """A second rounding would lose bits and save none; of an embedding only floats are large."""
+    for kind, path in (("q4_k", "qkv"), ("q3_k", "qkv"), ("q8_0", "embedding")):
+        rows, exact = random_rows(kind, 5)
+        kernel = make_kernel(rows, kind, exact.shape, "float32")
+        rounded = round_packed(kernel, (path,))
+        assert rounded.kind == kind
+        assert rounded.takes_bytes
+        np.testing.assert_array_equal(rounded.strips, kernel.strips)
