@@ -209,8 +209,8 @@ class HierarchicalDrafter(Drafter):
 
     @property
     def has_slot_per_token(self) -> bool:
-        """Whether the inner drafter's caches have."""
-        return self.inner.has_slot_per_token
+        """Whether the caches of both have."""
+        return self.model.has_slot_per_token and self.inner.has_slot_per_token
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

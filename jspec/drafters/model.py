@@ -8,6 +8,9 @@ The drafter remembers every committed token and how many of them its cache holds
 it reads those that are missing, the prompt among them, but for the newest committed token: the
 round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 
+With `draft_context` it never reads more than that many of the last tokens: where more are missing,
+its cache begins anew with these. It then guesses from less, which changes no distribution.
+
 With `tree_depth` the model drafts a tree.
 
     cache   | committed tokens | last | level 1: k drafts | level 2: k drafts | ...
@@ -138,12 +141,14 @@ class ModelDrafter(ChainDrafter):
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
       has_head_ids: whether its head is over some ids only, which its parameters name.
+      context: the most tokens that it reads before drafts, the text's last ones; 0 for all.
       make_source: of an encoder-decoder: its own constants of a source, given its parameters.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
     has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
+    context: int = dataclasses.field(default=0, kw_only=True)
     make_source: Callable[[Params, SourceView], Source] | None = dataclasses.field(
         default=None, kw_only=True
     )
@@ -151,19 +156,39 @@ class ModelDrafter(ChainDrafter):
     has_lag = True
     can_roll_back = True
 
+    @property
+    def has_slot_per_token(self) -> bool:
+        """Whether it reads all of a text."""
+        return self.context == 0
+
     def ids(self, params: Params) -> Int32[Array, "u"] | None:
         """Returns the ids of the tokens that its logits are of; None for the first ones."""
         return params[HEAD_IDS] if self.has_head_ids else None
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
-        return tokens_read(jnp.maximum(state.history.length - 1 - state.cache.length, 0))
+        missing = jnp.maximum(state.history.length - 1 - state.cache.end, 0)
+        if self.context:
+            missing = jnp.where(self._begins_anew(state), self.context, missing)
+        return tokens_read(missing)
+
+    def _begins_anew(self, state: ModelState) -> RowFlags:
+        """Returns which rows' caches would begin anew, were drafts wanted."""
+        cache, num_before = state.cache, state.history.length - 1
+        # A cache that has begun and is empty is that of an answer that goes on after a pause.
+        has_room = (cache.begin >= 0) & (cache.length == 0)  # type: ignore[operator]
+        return (num_before - cache.end > self.context) & ~has_room
+
+    def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
+        """Returns the cache of rows of which nothing was read."""
+        cache = self.init_cache(batch_size, capacity)
+        return cache.replace(begin=jnp.full_like(cache.length, -1)) if self.context else cache
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
         return ModelState(
             history=History.init(batch_size, capacity),
-            cache=self.init_cache(batch_size, capacity),
+            cache=self.empty_cache(batch_size, capacity),
             fed=jnp.full([batch_size, self.num_draft_tokens], -1, jnp.int32),
         )
 
@@ -174,7 +199,7 @@ class ModelDrafter(ChainDrafter):
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
-        is_fed &= (state.cache.length == state.history.length)[:, None]
+        is_fed &= (state.cache.end == state.history.length)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
         return ModelState(
             history=state.history.append(tokens, valid),
@@ -218,7 +243,7 @@ class ModelDrafter(ChainDrafter):
         cache = self._catch_up(params, state, is_wanted)
         # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
         before_newest = jnp.maximum(state.history.length - 1, 0)
-        return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
+        return cache.rollback(jnp.where(is_wanted, before_newest - cache.first, cache.length))
 
     def remember(
         self,
@@ -232,7 +257,7 @@ class ModelDrafter(ChainDrafter):
 
         `cache` may have any length; `fed` are the tokens in it after the committed ones.
         """
-        length = jnp.where(is_wanted, state.history.length, state.cache.length)
+        length = jnp.where(is_wanted, state.history.length - cache.first, state.cache.length)
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
         # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
@@ -243,8 +268,19 @@ class ModelDrafter(ChainDrafter):
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
         history, cache = state.history, state.cache
-        goal = jnp.where(is_wanted, history.length - 1, cache.length)
-        return read_on(functools.partial(self.apply, params), cache, goal, history.window)
+        num_before = history.length - 1
+        if self.context:
+            is_new = is_wanted & self._begins_anew(state)
+            begin = jnp.where(is_new, num_before - self.context, cache.begin)
+            begin = jnp.where(is_wanted, jnp.maximum(begin, 0), begin)
+            cache = cache.replace(begin=begin, length=jnp.where(is_new, 0, cache.length))
+        first = cache.first
+        goal = jnp.where(is_wanted, num_before - first, cache.length)
+
+        def window(slot: RowCounts, width: int) -> Tokens:
+            return history.window(first + slot, width)
+
+        return read_on(functools.partial(self.apply, params), cache, goal, window)
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDrafter, Params]:
@@ -262,6 +298,7 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
         has_head_ids=config.head_size is not None,
+        context=spec.options.draft_context,
         make_source=None if config.encoder is None else _source_reader(spec, config),
     )
     return drafter, spec.draft_params
@@ -320,7 +357,7 @@ class ModelTreeDrafter(GrowingTrees, ModelDrafter):
         none = jnp.full([batch_size, self.shape.num_fed], -1, jnp.int32)
         return ModelTreeState(
             history=History.init(batch_size, capacity),
-            cache=self.init_cache(batch_size, capacity + self.shape.num_fed),
+            cache=self.empty_cache(batch_size, capacity + self.shape.num_fed),
             last=jnp.full([batch_size], -1, jnp.int32),
             fed=none,
             parents=none,
@@ -332,7 +369,7 @@ class ModelTreeDrafter(GrowingTrees, ModelDrafter):
     ) -> ModelTreeState:  # fmt: skip
         """Remembers committed tokens; a path of those that were fed counts as cached."""
         is_fed = (state.last == tokens[:, 0]) & valid[:, 0]
-        is_fed &= state.cache.length == state.history.length
+        is_fed &= state.cache.end == state.history.length
         path, num_drafts = self._fed_path(state, tokens[:, 1:], valid[:, 1:])
         return state.replace(
             history=state.history.append(tokens, valid),
@@ -383,7 +420,7 @@ class ModelTreeDrafter(GrowingTrees, ModelDrafter):
             self, self.shape, feed, cache, logits[:, 0, : self.vocab_size], inputs, wanted=wanted,
             ids=self.ids(params),
         )  # fmt: skip
-        length = jnp.where(is_wanted, history.length, state.cache.length)
+        length = jnp.where(is_wanted, history.length - cache.first, state.cache.length)
         return grown.proposal, state.replace(
             cache=grown.memory.rollback(length),
             last=jnp.where(is_wanted, inputs.last_token, -1),

@@ -296,8 +296,15 @@ class PatternOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftVocabularyOptions(ConfidenceOptions):
+class DraftModelOptions(ConfidenceOptions):
     """Of the drafters that draft with a second model."""
+
+    draft_context: int = option(
+        0,
+        "The draft model reads at most this many of a text's last tokens before it drafts; 0 reads "
+        "all. Its drafts are checked as ever.",
+        between=(0, 10_000_000),
+    )
 
     draft_vocab_size: int = option(
         0,
@@ -331,12 +338,12 @@ class TranslationOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions(TranslationOptions, DraftVocabularyOptions, TreeOptions):
+class ModelOptions(TranslationOptions, DraftModelOptions, TreeOptions):
     """Of `model`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalOptions(DraftVocabularyOptions):
+class HierarchicalOptions(DraftModelOptions):
     """Of `hierarchical`."""
 
     inner_drafter: str = option(

@@ -78,7 +78,10 @@ def run_alone(
             :, jnp.array([names.index(kind.drafter) for kind in control.kinds])
         ]
         control = control.replace(forced=jnp.where(reading > 0, control.numbers[-1], 0))
-    row_state = read.replace(last_token=saved.last_token, control=control)
+    # A drafter begins to read again where it began.
+    begins = iter([cache.begin for cache in caches_in(saved.draft)])
+    draft = map_caches(lambda cache: cache.replace(begin=next(begins)), read.draft)
+    row_state = read.replace(last_token=saved.last_token, control=control, draft=draft)
     state = insert(state, row, row_state)
     return state.replace(is_done=jnp.arange(len(state.is_done)) != row)
 
@@ -160,8 +163,12 @@ def rolled_back(target_cache: KVCache, draft: Any, length: RowCounts | int) -> t
     def cut(node: Any) -> Any:
         if not is_text(node):
             return node
-        most = in_draft if isinstance(node, KVCache) else length
-        return node.replace(length=jnp.minimum(node.length, most))
+        if not isinstance(node, KVCache):
+            return node.replace(length=jnp.minimum(node.length, length))
+        kept = jnp.minimum(node.length, jnp.maximum(in_draft - node.first, 0))
+        if node.begin is None:
+            return node.rollback(kept)
+        return node.replace(length=kept, begin=jnp.where(kept > 0, node.begin, -1))
 
     def is_text(node: Any) -> bool:
         return isinstance(node, KVCache | History)
@@ -309,7 +316,7 @@ def bare(state: Any, table: Any = False) -> Any:
     """Returns a state with paged caches in place of its caches: with this table, and no layers."""
 
     def to_pages(cache: KVCache) -> PagedKVCache:
-        kept = {"length": cache.length, "is_split": cache.is_split}
+        kept = {"length": cache.length, "is_split": cache.is_split, "begin": cache.begin}
         return PagedKVCache(keys=(), values=(), table=table, **kept)
 
     return map_caches(to_pages, state)

@@ -83,6 +83,8 @@ class KVCache(struct.PyTreeNode):
       length: committed slots, [b].
       is_split: whether these heads are one device's, and others have the rest.
       source: what the encoder made of each row's source; None without an encoder.
+      begin: tokens of the text before the first slot's, -1 where none was read yet, [b]; None in a
+        cache of the whole text.
     """
 
     keys: tuple[Float[Array, "b k s h"], ...]
@@ -90,6 +92,7 @@ class KVCache(struct.PyTreeNode):
     length: RowCounts
     is_split: bool = struct.field(pytree_node=False, default=False)
     source: Source | None = None
+    begin: RowCounts | None = None
 
     @classmethod
     def init(cls, num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Self:
@@ -110,6 +113,16 @@ class KVCache(struct.PyTreeNode):
     def num_slots(self) -> int:
         """Slots of a row."""
         return self.keys[0].shape[2]
+
+    @property
+    def first(self) -> RowCounts:
+        """The place in the text of the first slot's token, [b]."""
+        return jnp.zeros_like(self.length) if self.begin is None else jnp.maximum(self.begin, 0)
+
+    @property
+    def end(self) -> RowCounts:
+        """Tokens of the text up to the last committed slot, from its beginning on, [b]."""
+        return self.first + self.length
 
     def layer(self, index: int) -> Self:
         """Returns the cache of one layer, which `write` and `attend` take."""

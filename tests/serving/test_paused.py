@@ -6,6 +6,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
+from jspec.drafters.options import DrafterOptions
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
@@ -28,10 +29,11 @@ SETTINGS = [
 PROMPTS = [[1 + n * n % 97 for n in range(length)] for length in (100, 40, 90, 30, 20)]
 # Drafter, options, and so many pages that some answer must wait.
 CASES = [
-    ("model", {}, 7),
+    ("model", {"drafter_options": DrafterOptions(draft_context=24)}, 7),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
+            ("model", {}, 7),
             ("model", {"acceptance": "coupled"}, 7),
             ("model", {"num_draft_tokens": "auto"}, 7),
             ("none", {}, 7),

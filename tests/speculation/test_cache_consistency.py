@@ -44,8 +44,10 @@ def check_caches(engine, state, texts, fresh_cache):
     for row, text in enumerate(texts):
         assert draft.history.tokens[row, : lengths[row]].tolist() == text[:-1]
     assert_committed_equal(state.target_cache, fresh_cache(engine.params.target, texts))
-    assert (np.asarray(draft.cache.length) <= lengths).all()
-    assert_committed_equal(draft.cache, fresh_cache(params, texts))
+    assert (np.asarray(draft.cache.end) <= lengths).all()
+    firsts = draft.cache.first.tolist()
+    tails = [text[first:] for text, first in zip(texts, firsts, strict=True)]
+    assert_committed_equal(draft.cache, fresh_cache(params, tails))
 
 
 def run_checked(engine, prompts, num_rounds, fresh_cache, **options):
@@ -80,6 +82,18 @@ def test_caches_equal_a_fresh_prefill_after_every_round(
     engine = make_engine(name, WIDTH).with_params(tiny_pair.target, nearer)
     accepted, _ = run_checked(engine, prompts, 10, fresh_cache, temperature=temperature)
     assert set(accepted.flat) >= {0, 1, 2, WIDTH}
+
+
+def test_caches_of_a_part_equal_a_fresh_prefill_of_that_part(
+    make_engine, tiny_pair, prompts, fresh_cache
+):
+    """With `draft_context` below the prompts' lengths, and above one of them."""
+    engine = make_engine("model", WIDTH)
+    drafter = dataclasses.replace(engine.drafter, context=4)
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, engine.params, drafter)
+    assert min(map(len, prompts)) <= 4 < max(map(len, prompts)) - 1
+    accepted, _ = run_checked(engine, prompts, 8, fresh_cache, temperature=1.0)
+    assert len(set(accepted.flat)) > 2
 
 
 @pytest.mark.parametrize("name", ["self", "hierarchical"])

@@ -89,6 +89,9 @@ def _largest_error(
     `layers` of the model have run; None means all.
     """
     batch_size, width = texts.shape
+    # A cache may hold a text's last tokens only.
+    firsts = np.asarray(cache.first)[:batch_size]
+    texts = np.stack([np.roll(text, -first) for text, first in zip(texts, firsts, strict=True)])
     dtype = model.params["embedding"].dtype
     config, layout = model.own_config, Layout.of(model)
     kept = dataclasses.replace(config, num_layers=len(cache.keys))
