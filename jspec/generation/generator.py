@@ -175,7 +175,7 @@ class Generator:
             the inputs of products to 8 bits, which is faster, and another model, too; "none" makes
             them floats. None or "auto": "packed" for a .gguf file where that is fast, else "none".
           draft_quantization: the same for the draft model, which changes no answer's distribution;
-            None or "auto" takes "packed_a8" for "packed", and on a GPU "int8" where the draft's
+            None or "auto" takes "q4_0" for "packed", and on a GPU "int8" where the draft's
             blocks are faster with it.
           **options: keyword arguments of the constructor; and options of drafters and rules by the
             names of their flags, such as `draft_layers=20` or `lenience=0.3`.
