@@ -114,7 +114,7 @@ def round_packed(kernel: Kernel, path: Path) -> Kernel:
     Its products round their inputs to bytes. One that is partly floats stays.
     """
     kind = block_format(path)
-    parts = kernel.parts if isinstance(kernel, JoinedKernel) else (kernel,)
+    parts: tuple[Any, ...] = kernel.parts if isinstance(kernel, JoinedKernel) else (kernel,)
     formats = [part.kind if isinstance(part, PackedKernel) else None for part in parts]
     if None in formats or all(_num_bits(name) <= _num_bits(kind) for name in formats):
         return round_inputs_to_bytes(kernel)
@@ -145,7 +145,7 @@ def _round_part(part: PackedKernel, kind: str) -> PackedKernel:
 
 def round_packed_params(params: Params) -> Params:
     """Returns a model's parameters, each kernel as by `round_packed`."""
-    leaves = flatten_dict(params)
+    leaves: dict[Any, Any] = flatten_dict(params)
     paths = [path for path, leaf in leaves.items() if isinstance(leaf, PackedKernel | JoinedKernel)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         rounded = pool.map(lambda path: round_packed(leaves[path], path), paths)
