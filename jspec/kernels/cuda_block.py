@@ -32,8 +32,7 @@ from jspec.kernels.cuda_product import (
     storage_of,
     takes_kernel,
 )
-from jspec.kernels.gate import geglu, swiglu
-from jspec.kernels.norm import rms_norm
+from jspec.kernels.layer import geglu, rms_norm, swiglu
 from jspec.kernels.packed import JoinedKernel, PackedKernel
 from jspec.kernels.product import product
 from jspec.kernels.quantized import QuantizedKernel
