@@ -14,7 +14,7 @@ a model is decided by a trial; see `contest`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,26 +47,6 @@ _MOST_SPLITS = 32
 _BLOCKS = 256  # twice the multiprocessors of the largest GPUs
 _GATES = {"silu": swiglu, "gelu_tanh": geglu}
 _KERNELS = "qkv", "out", "gate_up", "down"
-
-
-class LayerOperands(NamedTuple):
-    """What a layer computes on.
-
-    Attributes:
-      params: its parameters.
-      x: the residual stream.
-      rope: cosines and sines of every token's angles.
-      visible: which slots each token sees.
-      cache: of one layer. Its memory is taken over.
-      inputs: what attention reads, as it is, instead of `x` after its norm.
-    """
-
-    params: Any
-    x: Float32[Array, "b t d"]
-    rope: Rope
-    visible: Bool[Array, "b t s"]
-    cache: Any
-    inputs: Float32[Array, "b t i"] | None = None
 
 
 def attend(
@@ -108,9 +88,9 @@ def run_block(
       multiply: computes products; see `cuda_product.multiply`.
       config: a decoder's.
       block_offset: slots of the block that earlier calls have written.
-      operands: those of `LayerOperands`.
+      operands: those of `kernels.compute_block`.
     """
-    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
+    params, x, rope, visible, cache, *inputs = operands
     b, t, _ = x.shape
     k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
     attention, mlp, epsilon = params["attention"], params["mlp"], config.norm_epsilon
@@ -131,10 +111,10 @@ def run_block(
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")
-    if inputs is None:
-        qkv = multiply(rows, attention["qkv"], normed("attention_norm", bias=bias))
+    if inputs:  # what attention reads as it is, instead of x after its norm
+        qkv = multiply(inputs[0].reshape(b * t, -1), attention["qkv"], Fused(bias=bias))
     else:
-        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], Fused(bias=bias))
+        qkv = multiply(rows, attention["qkv"], normed("attention_norm", bias=bias))
     qkv = qkv.reshape(b, t, k, g + 2, h)
     mixed, cache = attend(
         config, qkv, rope, visible, cache, block_offset, _head_norms(config, attention)
@@ -175,8 +155,7 @@ def run_layer(
 
     `overlaps` lets each of its kernels start while the one before it still runs.
     """
-    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
-    assert inputs is None  # else XLA's norm is left out, and `takes_layer` has seen one
+    params, x, rope, visible, cache = operands
     b, t, d = x.shape
     attention, mlp = params["attention"], params["mlp"]
     (keys,), (values,) = cache.keys, cache.values

@@ -16,7 +16,7 @@ from jspec.models.families.family import (
     window_fields,
     write_layer_types,
 )
-from jspec.models.families.mistral import EXPERT_COUNTS, EXPERT_KEYS, IGNORED
+from jspec.models.families.llama import EXPERT_COUNTS, EXPERT_KEYS, IGNORED
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
