@@ -126,12 +126,10 @@ def _pack_rows(addresses: np.ndarray, kind: str, strips: np.ndarray) -> None:
         num_strips, row_bytes, num_fields = map(ctypes.c_int64, sizes)
         function(rows_at, num_strips, row_bytes, fields_at, num_fields, to)
     else:
-        rows = [np.ctypeslib.as_array(_bytes_at(place), (row_bytes,)) for place in addresses]
+        kind_of = ctypes.POINTER(ctypes.c_uint8)
+        starts = [ctypes.cast(int(place), kind_of) for place in addresses]
+        rows = [np.ctypeslib.as_array(start, (row_bytes,)) for start in starts]
         strips[...] = _pack_by_numpy(np.stack(rows), fields)
-
-
-def _bytes_at(address: np.uint64) -> Any:
-    return ctypes.cast(int(address), ctypes.POINTER(ctypes.c_uint8))
 
 
 def _pack_by_numpy(rows: np.ndarray, fields: np.ndarray) -> np.ndarray:

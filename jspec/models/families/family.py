@@ -123,9 +123,9 @@ def take_ends(raw: dict[str, Any], default: int) -> tuple[Any, ...]:
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
 
-def read_window(raw: dict[str, Any]) -> dict[str, Any]:
+def read_window(raw: dict[str, Any], default: int | None = None) -> dict[str, Any]:
     """Takes the window of all layers out of a config.json; returns its fields."""
-    return window_fields(raw.pop("sliding_window", None), range(raw["num_hidden_layers"]))
+    return window_fields(raw.pop("sliding_window", default), range(raw["num_hidden_layers"]))
 
 
 def write_window(config: DecoderConfig) -> dict[str, Any]:

@@ -40,14 +40,6 @@ OLMO2 = Family(
 )
 
 
-def _read_granite(raw: dict[str, Any]) -> dict[str, Any]:
-    return {"logits_scale": 1 / raw.pop("logits_scaling", 1.0)}
-
-
-def _write_granite(config: DecoderConfig) -> dict[str, Any]:
-    return {"logits_scaling": round(1 / config.logits_scale, 9)}
-
-
 GRANITE = Family(
     "GraniteForCausalLM",
     "granite",
@@ -72,8 +64,8 @@ GRANITE = Family(
         },
         is_permuted=True,
     ),
-    read=_read_granite,
-    write=_write_granite,
+    read=lambda raw: {"logits_scale": 1 / raw.pop("logits_scaling", 1.0)},
+    write=lambda config: {"logits_scaling": round(1 / config.logits_scale, 9)},
 )
 
 
@@ -140,16 +132,11 @@ PHI3 = Family(
 )
 
 
-def _read_mistral(raw: dict[str, Any]) -> dict[str, Any]:
-    raw.setdefault("sliding_window", 4096)  # null says that there is none
-    return read_window(raw)
-
-
 MISTRAL = Family(
     "MistralForCausalLM",
     "mistral",
     defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    read=_read_mistral,
+    read=lambda raw: read_window(raw, 4096),  # null says that there is none
     write=write_window,
 )
 
@@ -159,10 +146,6 @@ EXPERT_KEYS = {
 }
 EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 IGNORED = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-
-
-def _read_mixtral(raw: dict[str, Any]) -> dict[str, Any]:
-    return read_window(raw) | {"expert_dim": raw["intermediate_size"]}
 
 
 MIXTRAL = Family(
@@ -178,7 +161,7 @@ MIXTRAL = Family(
         "rope_theta": 1_000_000.0,
     },
     ignored=IGNORED,
-    read=_read_mixtral,
+    read=lambda raw: read_window(raw) | {"expert_dim": raw["intermediate_size"]},
     write=write_window,
     gguf=GgufForm("llama", keys=EXPERT_COUNTS, is_permuted=True, has_experts=True),
     sparse_names=("block_sparse_moe", "w1", "w3", "w2"),
