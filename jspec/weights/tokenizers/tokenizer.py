@@ -85,20 +85,17 @@ def _with_marks(
         if message.get("content"):
             copy["content"] = mark(f"content of the role {message.get('role')!r} in {where}")
         if message.get("tool_calls"):
-            copy["tool_calls"] = [
-                dict(call)
-                | {"function": _marked_call(call["function"], mark(f"tool_calls in {where}"))}
-                for call in message["tool_calls"]
-            ]
+            copy["tool_calls"] = []
+            for call in message["tool_calls"]:
+                name = mark(f"tool_calls in {where}")
+                arguments = dict.fromkeys(call["function"]["arguments"], name)
+                function = {"name": name, "arguments": arguments}
+                copy["tool_calls"].append(dict(call) | {"function": function})
         marked.append(copy)
     named = [
         dict(tool) | {"function": tool["function"] | {"name": mark("tools")}} for tool in tools
     ]
     return marked, named, places
-
-
-def _marked_call(function: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {"name": name, "arguments": dict.fromkeys(function["arguments"], name)}
 
 
 def _render(
