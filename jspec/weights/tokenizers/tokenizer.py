@@ -5,7 +5,7 @@ import datetime
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -121,9 +121,6 @@ def _render(
         raise InputError(f"the chat template refuses the messages: {message}") from None
 
 
-NUM_BYTES = 256
-
-
 class Tokenizer(TokenTexts):
     """A `tokenizers.Tokenizer` with its special tokens, chat template and ids that end a text.
 
@@ -225,23 +222,6 @@ def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
         )
-
-
-def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> Tokenizer:
-    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included.
-
-    The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
-    encoded text begins with `bos`; `eos` is not added.
-    """
-    import tokenizers
-
-    learnt = tokenizers.ByteLevelBPETokenizer()
-    learnt.train_from_iterator(
-        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
-    )
-    backend = tokenizers.Tokenizer.from_str(learnt.to_str())
-    add_bos(backend, bos, True)
-    return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
 
 
 @dataclasses.dataclass(frozen=True)
