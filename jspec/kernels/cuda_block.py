@@ -254,7 +254,6 @@ def _shapes_of(*arrays: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _split_shapes(config: Any, visible: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the shapes of what each split of attention leaves for their sum."""
     b, t, s = visible.shape
     k = config.num_kv_heads
     parts = b, k, t * config.num_groups, num_splits(b * k, s)
@@ -285,7 +284,6 @@ def _head_norms(config: Any, attention: Any) -> tuple[Array, Array] | None:
 
 
 def _num_inputs(config: Any) -> dict[str, int]:
-    """Returns the inputs of a layer's kernels."""
     heads = config.num_heads * config.head_dim
     stream, hidden = config.embed_dim, config.hidden_dim
     return {"qkv": stream, "out": heads, "gate_up": stream, "down": hidden}

@@ -109,7 +109,6 @@ def pack(
 
 
 def _row_addresses(tensor: np.ndarray) -> np.ndarray:
-    """Returns where in memory each row of a tensor begins."""
     first, stride = np.uint64(tensor.ctypes.data), np.uint64(tensor.strides[0])
     return first + stride * np.arange(len(tensor), dtype=np.uint64)
 

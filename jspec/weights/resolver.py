@@ -114,7 +114,6 @@ def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
 
 
 def _parse_random(name: str) -> tuple[str, int]:
-    """Returns the preset and the seed."""
     preset, _, seed = name.removeprefix(_RANDOM).partition(":")
     if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
         known = ", ".join(PRESETS)

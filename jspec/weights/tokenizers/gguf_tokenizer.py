@@ -129,14 +129,6 @@ def _sentencepiece(metadata: dict[str, Any], vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _num_used(types: list[int]) -> int:
-    """Returns how many tokens there are before the padding at the end.
-
-    llama.cpp fills the embedding's untrained rows with unused tokens, [PAD151665] and so on.
-    """
-    return next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
-
-
 def _eos_ids(metadata: dict[str, Any], types: list[int]) -> list[int]:
     """Returns the ids that end a text: those that the file names, then those known by name."""
     named = [metadata.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -173,7 +165,9 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     try:
         types = metadata.get("token_type") or [1] * len(tokens)
         eos_ids = _eos_ids(metadata, types)
-        vocab = {token: i for i, token in enumerate(tokens[: _num_used(types)])}
+        # llama.cpp fills the embedding's untrained rows with unused tokens, [PAD151665] and so on.
+        used = next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
+        vocab = {token: i for i, token in enumerate(tokens[:used])}
         backend = builders[kind](metadata, vocab)
         # Decoding skips the control tokens, but not those that users define.
         backend.add_tokens(
