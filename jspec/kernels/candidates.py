@@ -49,7 +49,7 @@ def product_candidates() -> Sequence[Candidate]:
     if not _may_compete():
         return ()
     # Here, because other devices need not wait for it.
-    from jspec.kernels.cuda_product import multiply, takes_kernel
+    from jspec.kernels.cuda_block import multiply, takes_kernel
 
     def takes(rows: Array, kernel: Any) -> bool:
         # As many rows as are tried: more of them read the weights several times.

@@ -85,8 +85,7 @@ def load_hf_shards(
     check_source(config, source)
     check_room(config, dtype, None, share=share_of(mesh))
     assert source.read_slice is not None
-    read = source.read_slice
-    return make_shards(config, mesh, dtype, lambda _: read)
+    return make_shards(config, mesh, dtype, source.read_slice)
 
 
 def _read_model(folder: pathlib.Path) -> tuple[DecoderConfig, TensorSource]:

@@ -22,8 +22,7 @@ import zlib
 from collections.abc import Iterator
 
 from jspec.common.errors import InputError
-from jspec.common.offline import is_offline
-from jspec.common.user_cache import cache_dir, note
+from jspec.common.user_cache import cache_dir, is_offline, note
 
 SMOLLM2 = "smollm2-135m-instruct"
 

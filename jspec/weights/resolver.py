@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.offline import is_offline
 from jspec.common.typing import Params
-from jspec.common.user_cache import note
+from jspec.common.user_cache import is_offline, note
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
@@ -196,7 +195,7 @@ def load_model(
         else:
             config, params, tokenizer = _read(path, dtype, quantization, mesh)
         if mesh is not None:  # what lies there already stays
-            from jspec.weights.spread import spread_params
+            from jspec.weights.shards import spread_params
 
             config, params = spread_params(config, params, mesh)
     except OSError as error:  # of the system, such as "Permission denied"

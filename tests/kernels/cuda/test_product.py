@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.kernels import PackedKernel, QuantizedKernel
-from jspec.kernels.cuda_product import ACTIVATIONS, PACKED, Fused, multiply, takes_kernel
+from jspec.kernels.cuda_block import ACTIVATIONS, PACKED, Fused, multiply, takes_kernel
 from jspec.kernels.packed import packed_product, round_to_bytes, unpack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import quantized_rows
