@@ -8,10 +8,9 @@ from jaxtyping import Array, Bool, Float
 
 from jspec.common.typing import RowCounts
 from jspec.kernels import library
-from jspec.kernels.backend import backend, pinned
+from jspec.kernels.backend import backend, exact_float32, pinned
 from jspec.kernels.cudnn import in_cudnn
 from jspec.kernels.library import in_cpp
-from jspec.kernels.precision import exact_float32
 
 _FEW_QUERIES = 16  # up to which C++ is faster than XLA on any CPU
 _NATIVE_DIMS = (32, 64, 128, 256)  # widths of a head that the C++ computes

@@ -25,8 +25,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from jspec.kernels import library
 from jspec.kernels.contest import Candidate
 from jspec.kernels.layer import geglu, rms_norm, swiglu
-from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP, JoinedKernel, PackedKernel
 from jspec.kernels.product import Kernel, product
 from jspec.kernels.quantized import GROUP, QuantizedKernel
 

@@ -55,15 +55,25 @@ def attend_fused(
 
     Queries are rounded to the type of the keys.
     """
+    by_head = queries.astype(keys.dtype).transpose(0, 2, 1, 3)
+    with jax.numpy_dtype_promotion("standard"):  # JAX's function mixes types itself
+        mixed = _cudnn(by_head, keys, values, visible[:, None])
+    return mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
+
+
+def _cudnn(
+    queries: Float[Array, "b n t h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    mask: Bool[Array, "b 1 t s"],
+) -> Float[Array, "b n t h"]:
     # JAX's public function knows [b s k h] only, for which every layer's cache would be transposed.
     from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
 
-    by_head = queries.astype(keys.dtype).transpose(0, 2, 1, 3)
-    with jax.numpy_dtype_promotion("standard"):  # JAX's function mixes types itself
-        mixed: Any = dot_product_attention(
-            by_head, keys, values, mask=visible[:, None], scale=1.0, qkv_layout="BNTH"
-        )
-    return mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
+    mixed: Any = dot_product_attention(
+        queries, keys, values, mask=mask, scale=1.0, qkv_layout="BNTH"
+    )
+    return mixed
 
 
 def _is_on() -> bool:

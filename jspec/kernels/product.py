@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from jspec.kernels import library
-from jspec.kernels.backend import backend
+from jspec.kernels.backend import backend, dot, exact_float32, padded
 from jspec.kernels.candidates import compute_product
 from jspec.kernels.packed import (
     STRIP,
@@ -22,7 +22,6 @@ from jspec.kernels.packed import (
     packed_product,
     packed_rows,
 )
-from jspec.kernels.precision import dot, exact_float32, padded
 from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
 from jspec.kernels.split import MODEL_AXIS, SplitKernel
 

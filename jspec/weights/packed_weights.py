@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from jspec.kernels import Kernel
-from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP, JoinedKernel, PackedKernel, pack
 from jspec.weights.parameter import Parameter
 from jspec.weights.quantize import is_quantizable
 

@@ -26,8 +26,7 @@ from jaxtyping import Array, Float32, UInt8
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.kernels import CompactKernel, PackedKernel
-from jspec.kernels.packed import STRIP, pack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP, pack
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
 from jspec.weights.parameter import Parameter, Path

@@ -40,8 +40,7 @@ from jspec.kernels import (
     QuantizedKernel,
     devices_per_memory,
 )
-from jspec.kernels.packed import STRIP
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP
 from jspec.kernels.quantized import GROUP
 from jspec.models.config import DecoderConfig
 from jspec.models.sharding import (

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.kernels import library
-from jspec.kernels.packed import PackedKernel, pack, packed_product, packed_rows, unpack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, PackedKernel, pack, packed_product, packed_rows, unpack
 
 NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips
 # Where the float16 numbers of a block are: random bytes there could be infinite, or NaN.
