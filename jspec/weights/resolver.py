@@ -82,22 +82,19 @@ def _read(
         return config, params, build_tokenizer(file)
     from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
-    by_share = {"mesh": mesh} if mesh is not None and quantization is None else {}
+    mesh = mesh if quantization is None else None
     if (path / "params").is_dir():
         from jspec.weights.orbax_checkpoint import load_orbax
 
-        config, params = load_orbax(path, dtype, quantization, **by_share)
+        config, params = load_orbax(path, dtype, quantization, mesh)
     elif (path / "model.bin").is_file() and not (path / "model.safetensors").exists():
         from jspec.weights.ctranslate2 import load_ctranslate2
 
         config, params = load_ctranslate2(path, dtype, quantization)
     else:
-        from jspec.weights.hf import load_hf, load_hf_shards
+        from jspec.weights.hf import load_hf
 
-        if by_share:
-            config, params = load_hf_shards(path, dtype, **by_share)
-        else:
-            config, params = load_hf(path, dtype, quantization)
+        config, params = load_hf(path, dtype, quantization, mesh)
     return config, params, load_tokenizer(path)
 
 
