@@ -14,7 +14,7 @@ from jspec.cli.program import list_flags
 from jspec.cli.terminal import Terminal
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_unicode
-from jspec.weights.encoders import check_decoder
+from jspec.weights.resolver import check_decoder
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)

@@ -28,7 +28,7 @@ from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
-from jspec.weights.encoders import check_decoder
+from jspec.weights.resolver import check_decoder
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)

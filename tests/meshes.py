@@ -85,7 +85,7 @@ def draft():
 def spread(model, text):
     """Returns a model on the mesh of that text, the same one for None."""
     from jspec.models.sharding import make_mesh
-    from jspec.weights.spread import spread_params
+    from jspec.weights.shards import spread_params
 
     if text is None:
         return model

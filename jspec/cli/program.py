@@ -23,7 +23,7 @@ from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.offline import forbid_network
+from jspec.common.user_cache import forbid_network
 
 _INTERRUPTED = 130  # the exit status
 _MOMENT = 0.05  # seconds until an interrupt is sent again

@@ -96,7 +96,7 @@ def joined(
             raise InputError(f"expected a cluster that JAX knows, such as SLURM: {error}") from None
         process_id = jax.process_index()
         _take_part(process_id, jax.process_count(), output, errors)
-        _compare(dict(flags) | {name: _version(name) for name in _LIBRARIES})
+        _compare(dict(flags) | {name: version_of(name) or "unknown" for name in _LIBRARIES})
         yield
         jax.distributed.shutdown()
         return
@@ -215,10 +215,11 @@ def _compare(values: Mapping[str, str]) -> None:
                 )
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    return "unknown"
+    return None
 
 
 _SIGN = 5  # seconds between signs that a call in process 0 goes on

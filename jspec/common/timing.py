@@ -1,7 +1,7 @@
 """The one way to time: a call, a turn of a compiled loop, and compiling, which never counts.
 
 JAX returns before the device has finished, so `timed` waits for the result. What is too short to be
-timed once runs many times inside one compiled loop (`make_loop`); a run of the loop with a single
+timed once runs many times inside one compiled loop (`TurnLoop`); a run of the loop with a single
 turn is taken off, so that neither the host's call nor its waiting counts. What is compared takes
 turns: a machine that slows down for a while slows all alike.
 """
@@ -33,7 +33,15 @@ def timed(do: Callable[[], _Result]) -> tuple[float, _Result]:
 
 
 class TurnLoop:
-    """A compiled loop over a number of turns; see `make_loop`."""
+    """A compiled loop over a number of turns.
+
+    Args:
+      turn: (constants, carry) -> carry; only what the carry depends on is sure to be computed.
+      constants: arrays that every turn reads, such as a model's parameters.
+      carry: what the first turn begins with. It is given away, so that caches in it are written in
+        place; each run of the loop goes on from where the one before ended.
+      options: XLA's; None takes its defaults.
+    """
 
     def __init__(
         self,
@@ -63,24 +71,6 @@ class TurnLoop:
             self._run = lowered.compile()
 
         return compile_it
-
-
-def make_loop(
-    turn: Callable[[Any, Any], Any],
-    constants: Any,
-    carry: Any,
-    options: Mapping[str, Any] | None = None,
-) -> TurnLoop:
-    """Returns a compiled loop over a number of turns.
-
-    Args:
-      turn: (constants, carry) -> carry; only what the carry depends on is sure to be computed.
-      constants: arrays that every turn reads, such as a model's parameters.
-      carry: what the first turn begins with. It is given away, so that caches in it are written in
-        place; each run of the loop goes on from where the one before ended.
-      options: XLA's; None takes its defaults.
-    """
-    return TurnLoop(turn, constants, carry, options)
 
 
 def seconds_each(loop: Loop, repeats: int = 5) -> float:

@@ -1,4 +1,7 @@
-"""The user's cache folder: XLA's compiled programs, and what was measured once, in JSON."""
+"""The user's cache folder: XLA's compiled programs, and what was measured once, in JSON.
+
+Also whether the network may be used, to put models there: nothing else is ever fetched.
+"""
 
 import contextlib
 import functools
@@ -15,6 +18,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_files import new_file
 
+_OFFLINE = "JSPEC_OFFLINE"
 compile_listeners: list[Callable[[str], object]] = []
 """Called with a program's key, which begins with `jit_NAME`, before it is compiled: it is not in
 the cache."""
@@ -58,12 +62,8 @@ def _rebuild_damaged_entries() -> None:
     then warn and compile at every start, and never write the entry, because a file is there. With a
     version of JAX that lacks the function wrapped here, it still does.
     """
-    read = getattr(compilation_cache, "get_executable_and_time", None)
-    if read is None or hasattr(read, "__wrapped__"):
-        return
 
-    @functools.wraps(read)
-    def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
+    def read_or_remove(read: Any, cache_key: str, *args: Any, **kwargs: Any) -> Any:
         entry = None, None  # what JAX returns for a missing entry
         try:
             entry = read(cache_key, *args, **kwargs)
@@ -81,17 +81,13 @@ def _rebuild_damaged_entries() -> None:
                 listener(cache_key)
         return entry
 
-    compilation_cache.get_executable_and_time = read_or_remove
+    _replace("get_executable_and_time", read_or_remove)
 
 
 def _survive_a_full_disk() -> None:
     """From now on says in one line that programs cannot be kept; JAX would say so each time."""
-    write = getattr(compilation_cache, "put_executable_and_time", None)
-    if write is None or hasattr(write, "__wrapped__"):
-        return
 
-    @functools.wraps(write)
-    def write_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> None:
+    def write_or_remove(write: Any, cache_key: str, *args: Any, **kwargs: Any) -> None:
         try:
             write(cache_key, *args, **kwargs)
         except OSError as error:
@@ -101,7 +97,15 @@ def _survive_a_full_disk() -> None:
                 _entry(cache_key).unlink()  # a part of it would be damaged at the next start
             _warn_once(f"cannot be written: {_folder()}: {error.strerror}")
 
-    compilation_cache.put_executable_and_time = write_or_remove
+    _replace("put_executable_and_time", write_or_remove)
+
+
+def _replace(name: str, around: Callable[..., Any]) -> None:
+    """Has a function of JAX's called by another one, unless it is already."""
+    function = getattr(compilation_cache, name, None)
+    if function is not None and not hasattr(function, "__wrapped__"):
+        replacement = functools.update_wrapper(functools.partial(around, function), function)
+        setattr(compilation_cache, name, replacement)
 
 
 def _entry(cache_key: str) -> pathlib.Path:
@@ -140,3 +144,21 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
     except OSError as error:
         note(f"note: cannot keep {what} in {path}: {error.strerror}")
         return False
+
+
+def forbid_network() -> None:
+    """Forbids the network to this process and to those that it starts, as --offline does."""
+    os.environ[_OFFLINE] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"  # which other libraries read, too
+
+
+def is_offline() -> bool:
+    """Returns whether the network is forbidden.
+
+    Raises:
+      InputError: the variable has another value than 0 or 1.
+    """
+    value = os.environ.get(_OFFLINE, "")
+    if value not in ("", "0", "1"):
+        raise InputError(f"expected {_OFFLINE} as 0 or 1, got {value!r}")
+    return value == "1"

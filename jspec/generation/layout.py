@@ -28,8 +28,7 @@ from jspec.speculation.beam import BeamState
 from jspec.speculation.plain import insert
 from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.shards import is_placed, place_everywhere
-from jspec.weights.spread import spread_params
+from jspec.weights.shards import is_placed, place_everywhere, spread_params
 
 _EVERYWHERE = PartitionSpec()
 Results = Callable[[Any, PartitionSpec], Any]  # specs of a state, and of its rows -> of results

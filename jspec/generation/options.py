@@ -27,8 +27,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.request import SamplingParams
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.types import AcceptanceRule, Temperatures
-from jspec.weights.encoders import have_same_encoder
-from jspec.weights.resolver import LoadedModel, has_mtp_layer
+from jspec.weights.resolver import LoadedModel, has_mtp_layer, have_same_encoder
 from jspec.weights.vocabulary import have_same_tokenizer, shared_vocab_size, used_vocab_size
 
 RULE_DEFAULTS = RuleOptions()

@@ -1,6 +1,6 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
-Each lives in its own file, written in JAX, which is the reference. On CPU the C++ of `cpp/`
+Each is written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
 a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
 which device or processor it runs on: what follows from that is answered here by purpose, too
@@ -9,11 +9,9 @@ which device or processor it runs on: what follows from that is answered here by
 
 from jspec.kernels.attention import (
     TAIL,
-    apply_rope,
     attend,
     attend_capped,
     reads_rows_in_place,
-    rotate_heads,
     write_rows,
 )
 from jspec.kernels.backend import (
@@ -42,36 +40,33 @@ from jspec.kernels.device import (
     prefers_unrolled_loops,
     timed_products,
 )
-from jspec.kernels.gate import geglu, swiglu
-from jspec.kernels.grouped import grouped_product
+from jspec.kernels.layer import apply_rope, geglu, rms_norm, rotate_heads, swiglu
 from jspec.kernels.loops import run_if, while_any
-from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.kernels.product import (
     NARROW_CHUNK,
     CompactKernel,
     Kernel,
+    grouped_product,
     prefill_widths,
     product,
     table_rows,
+    take_rows,
 )
 from jspec.kernels.quantized import QuantizedKernel
-from jspec.kernels.rows import take_rows
 from jspec.kernels.split import (
     MODEL_AXIS,
     SplitKernel,
     SplitLogits,
-    first_argmax,
     first_largest,
     own_part,
     own_part_of,
     whole,
     with_own_part,
 )
-from jspec.kernels.threshold import smallest_rank
-from jspec.kernels.unwritten import zeros_if
 from jspec.kernels.verdicts import Verdict, decide, driver_version, sources_digest
+from jspec.kernels.vocabulary import first_argmax, smallest_rank, zeros_if
 
 __all__ = [
     "MODEL_AXIS",

@@ -49,7 +49,7 @@ def product_candidates() -> Sequence[Candidate]:
     if not _may_compete():
         return ()
     # Here, because other devices need not wait for it.
-    from jspec.kernels.cuda_product import multiply, takes_kernel
+    from jspec.kernels.cuda_block import multiply, takes_kernel
 
     def takes(rows: Array, kernel: Any) -> bool:
         # As many rows as are tried: more of them read the weights several times.
@@ -59,9 +59,7 @@ def product_candidates() -> Sequence[Candidate]:
     return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
 
 
-def compute_block(
-    reference: Callable[..., Any], config: Any, block_offset: int, *operands: Any
-) -> Any:
+def compute_block(block: Callable[..., Any], config: Any, block_offset: int, *operands: Any) -> Any:
     """Returns what a decoder block of the model returns, computed by the chosen candidate.
 
     The operands are its parameters, `x`, `rope`, `visible` and `cache`, and for a layer whose
@@ -70,7 +68,15 @@ def compute_block(
     computes these; where the chosen one does not, as a prompt's chunk, the reference does.
     """
     params, x, _, _, cache, *_ = operands
-    reference = _within(config, reference)
+
+    @functools.wraps(block)
+    def reference(*operands: Any) -> Any:
+        token = _CONFIG.set(config)  # the products in it are listed with the block's model
+        try:
+            return block(*operands)
+        finally:
+            _CONFIG.reset(token)
+
     everyone = () if _HAS_FAILED.is_set() else block_candidates()
     taking = [c for c in everyone if c.takes(config, params, x, cache)]
     if not taking:
@@ -138,7 +144,8 @@ def _choose(
     name = asked_kernels() or choose(key, names, contest.hold)
     taking = {candidate.name for candidate in contest.candidates}
     chosen = next((c for c in everyone if c.name == name and name in taking), None)
-    _record(config, XLA if chosen is None else name)
+    if not is_trial():
+        _CHOICES.setdefault(config, set()).add(XLA if chosen is None else name)
     return chosen
 
 
@@ -230,14 +237,14 @@ class Fallback:
                 raise
             _leave_to_xla()
             note(f"jspec: {problem}: XLA computes everything from now on")
-            state = jax.tree.map(_put_like, kept, state)
+            state = jax.tree.map(
+                lambda leaf, before: jax.device_put(leaf, getattr(before, "sharding", None)),
+                kept,
+                state,
+            )
             results = program(params, state, *operands)
         self._has_run.add(key)
         return results
-
-
-def _put_like(leaf: np.ndarray, before: Any) -> Array:
-    return jax.device_put(leaf, getattr(before, "sharding", None))
 
 
 def _problem(error: Exception) -> str:
@@ -269,26 +276,6 @@ def _may_compete() -> bool:
     asked = asked_kernels()
     is_allowed = asked != XLA and not _HAS_FAILED.is_set()
     return _has_choice() and is_allowed and not (is_foreign() and asked is None)
-
-
-def _record(config: Any, name: str) -> None:
-    """Remembers what computes a part of a model, unless it is only tried."""
-    if not is_trial():
-        _CHOICES.setdefault(config, set()).add(name)
-
-
-def _within(config: Any, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Has the products that a block's reference takes listed with the block's model."""
-
-    @functools.wraps(reference)
-    def named(*operands: Any) -> Any:
-        token = _CONFIG.set(config)
-        try:
-            return reference(*operands)
-        finally:
-            _CONFIG.reset(token)
-
-    return named
 
 
 def _shapes(tree: Any) -> Any:

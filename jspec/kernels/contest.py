@@ -149,10 +149,7 @@ def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
 
 
 def _are_equal(results: Any, expected: Any) -> bool:
-    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True)
-    return all(
-        np.array_equal(np.asarray(result), np.asarray(expectation)) for result, expectation in pairs
-    )
+    return jax.tree.all(jax.tree.map(np.array_equal, results, expected))
 
 
 def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:

@@ -7,8 +7,9 @@
     layer-pdl     CUDA C++   CUDA C++    the same; each kernel starts before the last one has ended
 
 All write the block's keys and values into the cache themselves, and read pages through their
-table. A token's result does not depend on how many tokens stand beside it. Which candidate computes
-a model is decided by a trial; see `contest`.
+table. A token's result does not depend on the tokens beside it, nor on how many there are. Which
+candidate computes a model is decided by a trial; see `contest`. A packed product outside of blocks
+has a candidate, too: `multiply` alone.
 """
 
 import functools
@@ -23,51 +24,132 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.kernels import library
 from jspec.kernels.contest import Candidate
-from jspec.kernels.cuda_product import (
-    ACTIVATIONS,
-    MOST_ROWS,
-    NOTHING_FUSED,
-    Fused,
-    multiply,
-    storage_of,
-    takes_kernel,
-)
-from jspec.kernels.gate import geglu, swiglu
-from jspec.kernels.norm import rms_norm
-from jspec.kernels.packed import JoinedKernel, PackedKernel
-from jspec.kernels.product import product
-from jspec.kernels.quantized import QuantizedKernel
+from jspec.kernels.layer import geglu, rms_norm, swiglu
+from jspec.kernels.packed import FORMATS, STRIP, JoinedKernel, PackedKernel
+from jspec.kernels.product import Kernel, product
+from jspec.kernels.quantized import GROUP, QuantizedKernel
 
 Rope = tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]
 
 _MOST_TOKENS = 16  # of a row
 _HEAD_SIZES = range(32, 257, 32)
 _TILE = 64  # slots; they and the next three are those of cuda/attention.cu
-_STRIP = 16  # slots that follow each other in a page
+_SLOTS_A_STRIP = 16  # that follow each other in a page
 _MOST_SPLITS = 32
 _BLOCKS = 256  # twice the multiprocessors of the largest GPUs
 _GATES = {"silu": swiglu, "gelu_tanh": geglu}
 _KERNELS = "qkv", "out", "gate_up", "down"
+MOST_ROWS = 64  # every 16 read all weights; products of more are bound by arithmetic
+# The numbers are those of `Activation` and `Storage` in cuda/product.cuh.
+ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
+_BFLOAT16, _INT8, _INT4 = 0, 1, 2
+PACKED = {"q4_0": 3, "q5_0": 4, "q8_0": 5, "q4_k": 6, "q5_k": 7, "q6_k": 8}
 
 
-class LayerOperands(NamedTuple):
-    """What a layer computes on.
+def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
+    """Returns whether `multiply` takes a kernel: of a bfloat16 model, a known format, whole tiles.
+
+    It then has a multiple of 32 outputs, two tiles, so that it can be gates and what they multiply.
+    """
+    if isinstance(kernel, PackedKernel):
+        inputs = FORMATS[kernel.kind].inputs if kernel.kind in PACKED else 0
+    elif isinstance(kernel, QuantizedKernel) or hasattr(kernel, "ndim"):
+        inputs = GROUP
+    else:
+        inputs = 0
+    if not inputs or kernel.dtype != jnp.bfloat16 or num_inputs % inputs:
+        return False
+    return math.prod(kernel.shape) % (2 * STRIP * num_inputs) == 0
+
+
+class Fused(NamedTuple):
+    """What is computed with a product: residual + scale · act(norm(rows) · kernelᵀ + bias).
 
     Attributes:
-      params: its parameters.
-      x: the residual stream.
-      rope: cosines and sines of every token's angles.
-      visible: which slots each token sees.
-      cache: of one layer. Its memory is taken over.
-      inputs: what attention reads, as it is, instead of `x` after its norm.
+      norm: the scales [i] of an RMSNorm (arXiv 1910.07467) of the rows, which is summed in float32.
+      epsilon: of the norm.
+      bias: of the outputs.
+      activation: of the gate; then the first half of the outputs are gates and the second what they
+        multiply, and the result has half as many.
+      residual: what the result is added to.
+      scale: of the result, before the residual is added.
+      dtype: of the result, float32 or bfloat16.
     """
 
-    params: Any
-    x: Float32[Array, "b t d"]
-    rope: Rope
-    visible: Bool[Array, "b t s"]
-    cache: Any
-    inputs: Float32[Array, "b t i"] | None = None
+    norm: Float[Array, "i"] | None = None
+    epsilon: float = 0.0
+    bias: Float[Array, "..."] | None = None
+    activation: str | None = None
+    residual: Float32[Array, "r p"] | None = None
+    scale: float = 1.0
+    dtype: Any = jnp.float32
+
+
+NOTHING_FUSED = Fused()
+
+
+def multiply(
+    rows: Float[Array, "r i"],
+    kernel: Kernel,
+    fused: Fused = NOTHING_FUSED,
+    *,
+    overlaps: bool = False,
+) -> Float[Array, "r p"]:
+    """Returns the product of rows, and what is fused with it.
+
+    Rows, float32 or bfloat16, are rounded to bfloat16 for the product, after the norm.
+
+    Args:
+      rows: the inputs.
+      kernel: that `takes_kernel` takes.
+      fused: what is computed with the product.
+      overlaps: whether the product may start, and fetch its weights, while the kernel before it on
+        the GPU still runs.
+
+    Raises:
+      ValueError: the activation is not in `ACTIVATIONS`.
+    """
+    activation, bias, residual = fused.activation, fused.bias, fused.residual
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"expected an activation among {[*ACTIVATIONS]}, got {activation!r}")
+    num_rows, num_inputs = rows.shape
+    num_outputs = math.prod(kernel.shape) // num_inputs // (1 if activation is None else 2)
+    storage, weights, units, multipliers = storage_of(kernel, num_inputs)
+    optional = units, multipliers, fused.norm, None if bias is None else bias.reshape(-1), residual
+    # XLA has no operands that are left out: they are empty.
+    empty = np.zeros([0], np.float32)
+    operands = [empty if operand is None else operand for operand in optional]
+    # The result may take the residual's memory: an element is read by the thread that writes it.
+    # XLA copies a residual that is needed later, or is the rows, too.
+    is_in_place = residual is not None and jnp.dtype(fused.dtype) == residual.dtype
+    call = jax.ffi.ffi_call(
+        "jspec_cuda_product",
+        jax.ShapeDtypeStruct((num_rows, num_outputs), fused.dtype),
+        input_output_aliases={1 + len(operands): 0} if is_in_place else None,
+    )
+    return call(
+        rows,
+        weights,
+        *operands,
+        storage=np.int32(storage),
+        activation=np.int32(ACTIVATIONS[activation]),
+        epsilon=np.float32(fused.epsilon),
+        scale=np.float32(fused.scale),
+        takes_bytes=isinstance(kernel, PackedKernel) and kernel.takes_bytes,
+        overlaps=overlaps,
+    )
+
+
+def storage_of(
+    kernel: Kernel, num_inputs: int
+) -> tuple[int, jax.Array, jax.Array | None, jax.Array | None]:
+    """Returns the number of its format, the weights, and the units and multipliers of integers."""
+    if isinstance(kernel, PackedKernel):
+        return PACKED[kernel.kind], kernel.strips, None, None
+    if isinstance(kernel, QuantizedKernel):
+        storage = _INT8 if kernel.multipliers is None else _INT4
+        return storage, kernel.values, kernel.scales, kernel.multipliers
+    return _BFLOAT16, kernel.reshape(-1, num_inputs), None, None  # type: ignore[union-attr]
 
 
 def attend(
@@ -106,12 +188,12 @@ def run_block(
     """Returns what the model's `Block` returns, with one call for each operation.
 
     Args:
-      multiply: computes products; see `cuda_product.multiply`.
+      multiply: computes products; see `multiply`.
       config: a decoder's.
       block_offset: slots of the block that earlier calls have written.
-      operands: those of `LayerOperands`.
+      operands: those of `kernels.compute_block`.
     """
-    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
+    params, x, rope, visible, cache, *inputs = operands
     b, t, _ = x.shape
     k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
     attention, mlp, epsilon = params["attention"], params["mlp"], config.norm_epsilon
@@ -132,10 +214,10 @@ def run_block(
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")
-    if inputs is None:
-        qkv = multiply(rows, attention["qkv"], normed("attention_norm", bias=bias))
+    if inputs:  # what attention reads as it is, instead of x after its norm
+        qkv = multiply(inputs[0].reshape(b * t, -1), attention["qkv"], Fused(bias=bias))
     else:
-        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], Fused(bias=bias))
+        qkv = multiply(rows, attention["qkv"], normed("attention_norm", bias=bias))
     qkv = qkv.reshape(b, t, k, g + 2, h)
     mixed, cache = attend(
         config, qkv, rope, visible, cache, block_offset, _head_norms(config, attention)
@@ -151,7 +233,7 @@ def run_block(
 def multiply_by_xla(
     rows: Float[Array, "r i"], kernel: Any, fused: Fused = NOTHING_FUSED
 ) -> Float32[Array, "r p"]:
-    """Returns what `cuda_product.multiply` returns, by XLA, and in float32.
+    """Returns what `multiply` returns, by XLA, and in float32.
 
     The next product rounds its rows itself.
     """
@@ -176,8 +258,7 @@ def run_layer(
 
     `overlaps` lets each of its kernels start while the one before it still runs.
     """
-    params, x, rope, visible, cache, inputs = LayerOperands(*operands)
-    assert inputs is None  # else XLA's norm is left out, and `takes_layer` has seen one
+    params, x, rope, visible, cache = operands
     b, t, d = x.shape
     attention, mlp = params["attention"], params["mlp"]
     (keys,), (values,) = cache.keys, cache.values
@@ -232,7 +313,7 @@ def takes_attention(config: Any, params: Any, x: Float32[Array, "b t d"], cache:
         return False
     if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > MOST_ROWS:
         return False
-    has_pages = not hasattr(cache, "table") or keys.shape[2] % _STRIP == 0
+    has_pages = not hasattr(cache, "table") or keys.shape[2] % _SLOTS_A_STRIP == 0
     has_heads = config.head_dim in _HEAD_SIZES and keys.dtype == jnp.bfloat16
     return has_heads and has_pages and library.is_cuda_available()
 
@@ -276,7 +357,6 @@ def _shapes_of(*arrays: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _split_shapes(config: Any, visible: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the shapes of what each split of attention leaves for their sum."""
     b, t, s = visible.shape
     k = config.num_kv_heads
     parts = b, k, t * config.num_groups, num_splits(b * k, s)
@@ -307,7 +387,6 @@ def _head_norms(config: Any, attention: Any) -> tuple[Array, Array] | None:
 
 
 def _num_inputs(config: Any) -> dict[str, int]:
-    """Returns the inputs of a layer's kernels."""
     heads = config.num_heads * config.head_dim
     stream, hidden = config.embed_dim, config.hidden_dim
     return {"qkv": stream, "out": heads, "gate_up": stream, "down": hidden}

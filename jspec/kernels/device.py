@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import importlib.metadata
 import logging
 import os
 import pathlib
@@ -18,6 +17,7 @@ from jax.extend.backend import backends, clear_backends
 from jax.typing import DTypeLike
 
 from jspec.common.errors import InputError
+from jspec.common.processes import version_of
 from jspec.kernels import library
 from jspec.kernels.backend import asked_kernels, backend
 
@@ -85,14 +85,8 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: version_of(name) for name in _PACKAGES},
     }
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
 
 
 def _processor() -> str:

@@ -109,18 +109,11 @@ def load_library(recipe: Recipe) -> ctypes.CDLL:
       OSError: the library cannot be built or loaded; the text says why.
     """
     path = recipe.path()
-    if _is_whole(path):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        # To load a damaged library crashes the process.
+        if path.with_suffix(".sha256").read_text() == _digest(path):
             return ctypes.CDLL(str(path))
     return _build(recipe, path)
-
-
-def _is_whole(path: pathlib.Path) -> bool:
-    """Returns whether a library is as it was built; loading a damaged one crashes the process."""
-    try:
-        return path.with_suffix(".sha256").read_text() == _digest(path)
-    except OSError:
-        return False
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -182,7 +175,6 @@ def cpp_recipe() -> Recipe:
 
 
 def _cpp_compiler() -> str | None:
-    """Returns `$CXX`, or the first C++ compiler of this machine, or None."""
     return os.environ.get("CXX") or next(filter(None, map(shutil.which, _CPP_COMPILERS)), None)
 
 
@@ -236,16 +228,15 @@ def _cpp_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def _prepare_cpp() -> ctypes.CDLL | None:
-    return _prepare(_load_cpp, "cpu")
+    def load() -> tuple[ctypes.CDLL, Iterable[str]]:
+        library = load_library(cpp_recipe())
+        for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
+            has.restype = ctypes.c_bool
+        kinds = _PACKED if library.jspec_has_packed() else ()
+        packed = (f"{kind}_{name}" for kind in kinds for name in ("product", "byte_product"))
+        return library, [f"jspec_{function}" for function in (*_FUNCTIONS, *packed)]
 
-
-def _load_cpp() -> tuple[ctypes.CDLL, Iterable[str]]:
-    library = load_library(cpp_recipe())
-    for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
-        has.restype = ctypes.c_bool
-    kinds = _PACKED if library.jspec_has_packed() else ()
-    packed = (f"{kind}_{name}" for kind in kinds for name in ("product", "byte_product"))
-    return library, [f"jspec_{function}" for function in (*_FUNCTIONS, *packed)]
+    return _prepare(load, "cpu")
 
 
 def _prepare(
@@ -272,8 +263,10 @@ def is_cuda_available() -> bool:
     """
     if backend() != "gpu" or os.environ.get("JSPEC_NATIVE") == "0":
         return False
+    # The text of what is no number, too.
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
     with _LOCK:
-        return _prepare_cuda(None if is_foreign() else _capability()) is not None
+        return _prepare_cuda(None if is_foreign() else capability) is not None
 
 
 def architecture_of(capability: str) -> str:
@@ -331,25 +324,20 @@ def cuda_handlers() -> list[str]:
     return [name for text in texts for name in define.findall(text)]
 
 
-def _capability() -> str:
-    """Returns the compute capability of the default device; the text of what is no number, too."""
-    return str(getattr(jax.devices()[0], "compute_capability", ""))
-
-
 @functools.cache
 def _prepare_cuda(capability: str | None) -> ctypes.CDLL | None:
     """Returns the library for a compute capability; for none, that for programs to be compiled."""
-    return _prepare(functools.partial(_load_cuda, capability), "CUDA")
 
+    def load() -> tuple[ctypes.CDLL, Iterable[str]]:
+        if capability is None:
+            return load_library(cuda_recipe(_FOREIGN_ARCHITECTURE)), cuda_handlers()
+        library = load_library(cuda_recipe(architecture_of(capability)))
+        library.jspec_cuda_problem.restype = ctypes.c_char_p
+        if problem := library.jspec_cuda_problem():
+            raise OSError(f"the CUDA C++ kernels do not load: {problem.decode()}")
+        return library, cuda_handlers()
 
-def _load_cuda(capability: str | None) -> tuple[ctypes.CDLL, Iterable[str]]:
-    if capability is None:
-        return load_library(cuda_recipe(_FOREIGN_ARCHITECTURE)), cuda_handlers()
-    library = load_library(cuda_recipe(architecture_of(capability)))
-    library.jspec_cuda_problem.restype = ctypes.c_char_p
-    if problem := library.jspec_cuda_problem():
-        raise OSError(f"the CUDA C++ kernels do not load: {problem.decode()}")
-    return library, cuda_handlers()
+    return _prepare(load, "CUDA")
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:

@@ -20,8 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int, Int8, Shaped, UInt8
 
 from jspec.kernels import library
-from jspec.kernels.backend import backend
-from jspec.kernels.precision import dot, padded
+from jspec.kernels.backend import backend, dot, padded
 
 GROUP = 32  # inputs that share a multiplier
 _HALF = GROUP // 2  # of a group: the inputs in the low bits, and those in the high bits

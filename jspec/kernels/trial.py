@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jspec.kernels.attention import TAIL
-from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, unpack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP, JoinedKernel, PackedKernel, unpack
 from jspec.kernels.quantized import QuantizedKernel, quantized_rows
 
 WIDTHS = (1, 5, 16)  # tokens of a call: a plain step, a usual verify call, the widest of few

@@ -149,9 +149,7 @@ def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     return {"machine": machine, "verdicts": {}}
 
 
-@functools.cache
-def _note_once(text: str) -> None:
-    note(text)
+_note_once = functools.cache(note)
 
 
 def _path() -> pathlib.Path:
@@ -168,11 +166,8 @@ def _machine() -> dict[str, str]:
 
 def sources_digest(folder: pathlib.Path) -> str:
     """Returns a digest of the sources in a folder: Python, C++ and CUDA C++."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in _SUFFIXES:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    sources = (path for path in sorted(folder.rglob("*")) if path.suffix in _SUFFIXES)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def driver_version() -> str:

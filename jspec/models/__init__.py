@@ -2,7 +2,7 @@
 
 from jspec.kernels import CompactKernel, QuantizedKernel
 from jspec.models.cache import KVCache, causal_mask
-from jspec.models.config import PRESETS, DecoderConfig, EncoderConfig, RopeScaling, get_preset
+from jspec.models.config import PRESETS, DecoderConfig, EncoderConfig, RopeScaling
 from jspec.models.decoder import Decoder, init_cache, init_params, make_apply
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "QuantizedKernel",
     "RopeScaling",
     "causal_mask",
-    "get_preset",
     "init_cache",
     "init_params",
     "make_apply",

@@ -319,10 +319,3 @@ PRESETS: Mapping[str, DecoderConfig] = {
         tie_embeddings=True, bos_id=1, eos_ids=(2,),
     ),
 }  # fmt: skip
-
-
-def get_preset(name: str) -> DecoderConfig:
-    """Returns the preset of that name; raises ValueError if there is none."""
-    if name not in PRESETS:
-        raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")
-    return PRESETS[name]

@@ -18,9 +18,8 @@ from jspec.common.errors import InputError
 from jspec.kernels import MODEL_AXIS
 from jspec.models.sharding import DATA_AXIS, split_spec, spread_config
 from jspec.training.packing import Rows
-from jspec.weights.encoders import check_decoder
 from jspec.weights.hf import read_config
-from jspec.weights.resolver import LoadedModel, find_model, load_model
+from jspec.weights.resolver import LoadedModel, check_decoder, find_model, load_model
 
 
 @dataclasses.dataclass(frozen=True)

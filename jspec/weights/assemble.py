@@ -190,14 +190,13 @@ def _mismatch(expected: Mapping[str, Shape], actual: Mapping[str, Shape]) -> str
         "unknown tensors: ": sorted(actual.keys() - expected.keys()),
         "": wrong,
     }
-    return "; ".join(text + _listed(names) for text, names in problems.items() if names)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    # A damaged file may hold names of several lines.
-    shown = [name if name.isprintable() else repr(name) for name in names[:_NUM_NAMED]]
-    return ", ".join(shown) + more
+    texts = []
+    for text, names in problems.items():
+        more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+        # A damaged file may hold names of several lines.
+        shown = [name if name.isprintable() else repr(name) for name in names[:_NUM_NAMED]]
+        texts += [text + ", ".join(shown) + more] if names else []
+    return "; ".join(texts)
 
 
 def check_params(config: DecoderConfig, params: Params) -> None:

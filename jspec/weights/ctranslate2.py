@@ -33,8 +33,6 @@ _FLOATS = (0, 4, 5)
 
 
 class _Variable(NamedTuple):
-    """Where a variable lies in the file."""
-
     shape: Shape
     kind: int
     offset: int
@@ -128,8 +126,6 @@ def _read_index(path: pathlib.Path) -> dict[str, _Variable]:
 def _config_of(
     folder: pathlib.Path, path: pathlib.Path, variables: dict[str, _Variable]
 ) -> DecoderConfig:
-    """Returns the config that the sizes of variables, the file config.json and tokenizer give."""
-
     def sizes(name: str, rank: int) -> Shape:
         if name not in variables or len(variables[name].shape) != rank:
             raise InputError(f"{path}: expected a variable {name} of {rank} sizes")
@@ -187,7 +183,6 @@ def _config_of(
 
 
 def _tensor_names(config: DecoderConfig) -> dict[str, _Rows]:
-    """Returns the rows that each Hugging Face tensor is."""
     assert config.encoder is not None
     names = {"model.decoder.embed_tokens.weight": _Rows("decoder/embeddings/weight")}
     for kind in ("weight", "bias"):

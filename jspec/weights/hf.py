@@ -66,34 +66,25 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
 
 
 def load_hf(
-    folder: pathlib.Path, dtype: Any, quantization: str | None = None
+    folder: pathlib.Path,
+    dtype: Any,
+    quantization: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[DecoderConfig, Params]:
-    """Returns the config and the parameters of a Hugging Face folder; see `load_params`."""
-    config, source = _read_model(folder)
-    return config, load_params(config, source, dtype, quantization)
+    """Returns the config and the parameters of a Hugging Face folder; see `load_params`.
 
-
-def load_hf_shards(
-    folder: pathlib.Path, dtype: Any, mesh: jax.sharding.Mesh
-) -> tuple[DecoderConfig, Params]:
-    """Returns them on a mesh; of the files only what its devices here hold is read.
-
-    Raises:
-      InputError: see `make_shards`; or the files do not hold the model.
+    With a mesh, of floats, only what its devices here hold is read; see `make_shards`.
     """
-    (config, source), dtype = _read_model(folder), as_dtype(dtype)
-    check_source(config, source)
-    check_room(config, dtype, None, share=share_of(mesh))
-    assert source.read_slice is not None
-    read = source.read_slice
-    return make_shards(config, mesh, dtype, lambda _: read)
-
-
-def _read_model(folder: pathlib.Path) -> tuple[DecoderConfig, TensorSource]:
     config, source = read_config(folder), _open(folder)
     if is_called_tied(config) and HEAD in source.shapes:
         config = dataclasses.replace(config, tie_embeddings=False)
-    return config, source
+    if mesh is None:
+        return config, load_params(config, source, dtype, quantization)
+    dtype = as_dtype(dtype)
+    check_source(config, source)
+    check_room(config, dtype, None, share=share_of(mesh))
+    assert source.read_slice is not None
+    return make_shards(config, mesh, dtype, source.read_slice)
 
 
 def _open(folder: pathlib.Path) -> TensorSource:

@@ -100,7 +100,6 @@ def load_orbax(
 
 
 def _shardings(config: DecoderConfig, mesh: jax.sharding.Mesh | None) -> list[Any]:
-    """Returns where each parameter is read to, in the order of the table."""
     if mesh is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return [sharding for _ in parameter_table(config)]

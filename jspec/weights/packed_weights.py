@@ -8,7 +8,7 @@ queries and keys, the parameter is a `JoinedKernel`, a part for each format.
 import concurrent.futures
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jspec.common.typing import Params
 from jspec.kernels import Kernel
 from jspec.kernels.packed import (
+    FORMATS,
     STRIP,
     JoinedKernel,
     PackedKernel,
@@ -27,7 +28,6 @@ from jspec.kernels.packed import (
     round_strips,
     unpack,
 )
-from jspec.kernels.packed_formats import FORMATS
 from jspec.weights.parameter import Parameter, Path
 from jspec.weights.quantize import block_format, is_quantizable, quantize_blocks
 
@@ -73,24 +73,22 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
     """Returns a parameter on the default device, packed unless the file holds floats."""
     names_of = _names_by_format(parameter, source)
     if names_of.keys() == {None}:
-        # Norms whose weights are stored less 1 lose bits when the 1 is added in bfloat16.
-        has_offset = any(part.offset for part in parameter.parts)
-        exact = np.dtype(np.float32) if has_offset else dtype
-        floats = {name: read(name, exact) for name in names_of[None]}
+        floats = {name: read(name, parameter.dtype_in(dtype)) for name in names_of[None]}
         return jax.device_put(parameter.pack(floats, dtype))
     outputs, kernels, places = _outputs(parameter), [], []
     for kind, names in names_of.items():
         rows_of_format = np.concatenate([outputs[name] for name in names])
-        order = np.argsort(
-            rows_of_format
-        )  # of these tensors' outputs: they stay in the parameter's order
+        order = np.argsort(rows_of_format)  # their outputs stay in the parameter's order
         places.append(rows_of_format[order])
         if kind is None:
             rows = np.concatenate([read(name, dtype) for name in names])
             kernels.append(jax.device_put(rows[order]))
         else:
             tensors = [source.find(name) for name in names]
-            strips = _pack(tensors, order, source.release)
+            begins = np.cumsum([0, *(len(tensor.blocks) for tensor in tensors)])
+            pairs = zip(begins, tensors, strict=False)  # the last is the end
+            rows = np.concatenate([begin + tensor.order for begin, tensor in pairs])[order]
+            strips = pack([tensor.blocks for tensor in tensors], kind, rows, source.release)
             shape = len(order), parameter.parts[0].shape[1]
             kernels.append(PackedKernel(jax.device_put(strips), kind, shape, dtype))
     if len(kernels) == 1:
@@ -172,13 +170,3 @@ def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
             np.concatenate([by_name[part.name], rows]) if part.name in by_name else rows
         )
     return by_name
-
-
-def _pack(
-    tensors: Sequence[PackedTensor], order: np.ndarray, release: Callable[[], None]
-) -> np.ndarray:
-    """Returns the strips of tensors of one format, with their outputs in that order."""
-    begins = np.cumsum([0, *(len(tensor.blocks) for tensor in tensors)])
-    pairs = zip(begins, tensors, strict=False)  # the last is the end
-    rows = np.concatenate([begin + tensor.order for begin, tensor in pairs])[order]
-    return pack([tensor.blocks for tensor in tensors], tensors[0].kind, rows, release)

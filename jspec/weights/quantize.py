@@ -26,8 +26,7 @@ from jaxtyping import Array, Float32, UInt8
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.kernels import CompactKernel, PackedKernel
-from jspec.kernels.packed import STRIP, pack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.packed import FORMATS, STRIP, pack
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
 from jspec.weights.parameter import Parameter, Path
@@ -53,7 +52,8 @@ def quantize_blocks(kernel: jax.Array, kind: str, dtype: Any) -> PackedKernel:
 @functools.partial(jax.jit, static_argnums=1)
 def _to_blocks(weights: Array, kind: str) -> UInt8[Array, "o bytes"]:
     groups = weights.astype(jnp.float32).reshape(len(weights), -1, BLOCK)
-    scales = (_q4_scales if kind == "q4_0" else _q8_scales)(groups).astype(jnp.float16)
+    largest = jnp.max(jnp.abs(groups), axis=-1)
+    scales = (_q4_scales(groups) if kind == "q4_0" else largest / 127).astype(jnp.float16)
     # The codes are those of the scale as it is stored.
     codes = _codes(groups, scales.astype(jnp.float32), kind).astype(jnp.int8)
     stored = jax.lax.bitcast_convert_type(codes, jnp.uint8)
@@ -70,10 +70,6 @@ def _codes(
     least, most = (-8, 7) if kind == "q4_0" else (-127, 127)
     nearest = jnp.round(groups / jnp.where(scales == 0, 1.0, scales)[..., None])
     return jnp.clip(nearest, least, most)
-
-
-def _q8_scales(groups: Float32[Array, "o g 32"]) -> Float32[Array, "o g"]:
-    return jnp.max(jnp.abs(groups), axis=-1) / 127
 
 
 def _q4_scales(groups: Float32[Array, "o g 32"]) -> Float32[Array, "o g"]:
@@ -120,7 +116,6 @@ def is_quantizable(parameter: Parameter) -> bool:
 
 
 def _is_packed(parameter: Parameter, kind: str | None) -> bool:
-    """Returns whether a parameter becomes 4-bit integers."""
     return kind == "int4" and is_quantizable(parameter) and parameter.path[-1] not in _TABLES
 
 
@@ -192,21 +187,19 @@ def dequantize(kernel: QuantizedKernel) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantize(kernel: jax.Array, kind: str, dtype: Any) -> QuantizedKernel:
     weights = kernel.astype(jnp.float32).reshape(-1, kernel.shape[-1])
-    to_integers = _to_int8 if kind == "int8" else _to_int4
-    return QuantizedKernel(*to_integers(weights), kernel.shape, dtype)
+    multipliers = None
+    if kind == "int8":
+        scales = _scales(weights, 127)
+        values = jnp.clip(jnp.round(weights / scales[:, None]), -127, 127).astype(jnp.int8)
+    else:
+        values, scales, multipliers = _to_int4(weights)
+    return QuantizedKernel(values, scales, multipliers, kernel.shape, dtype)
 
 
 def _scales(weights: jax.Array, limit: int) -> jax.Array:
     """Returns the scales [o] that map each output's largest weight to `limit`; 1 for zeros."""
     largest = jnp.max(jnp.abs(weights), axis=1)
     return jnp.where(largest == 0, 1.0, largest / limit)
-
-
-def _to_int8(weights: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    """Returns values [o i] and scales [o] for weights [o i]."""
-    scales = _scales(weights, 127)
-    integers = jnp.clip(jnp.round(weights / scales[:, None]), -127, 127)
-    return integers.astype(jnp.int8), scales, None
 
 
 def _to_int4(weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -4,14 +4,14 @@ import dataclasses
 import os
 import pathlib
 import re
-import sys
 from typing import Any
 
 import jax
+import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.offline import is_offline
 from jspec.common.typing import Params
+from jspec.common.user_cache import is_offline, note
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
@@ -82,22 +82,19 @@ def _read(
         return config, params, build_tokenizer(file)
     from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
-    by_share = {"mesh": mesh} if mesh is not None and quantization is None else {}
+    mesh = mesh if quantization is None else None
     if (path / "params").is_dir():
         from jspec.weights.orbax_checkpoint import load_orbax
 
-        config, params = load_orbax(path, dtype, quantization, **by_share)
+        config, params = load_orbax(path, dtype, quantization, mesh)
     elif (path / "model.bin").is_file() and not (path / "model.safetensors").exists():
         from jspec.weights.ctranslate2 import load_ctranslate2
 
         config, params = load_ctranslate2(path, dtype, quantization)
     else:
-        from jspec.weights.hf import load_hf, load_hf_shards
+        from jspec.weights.hf import load_hf
 
-        if by_share:
-            config, params = load_hf_shards(path, dtype, **by_share)
-        else:
-            config, params = load_hf(path, dtype, quantization)
+        config, params = load_hf(path, dtype, quantization, mesh)
     return config, params, load_tokenizer(path)
 
 
@@ -105,8 +102,7 @@ def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
     from jspec.weights.random_weights import random_params
     from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
-    warning = f"{name} has RANDOM WEIGHTS, its text is noise: good for timing only"
-    print(f"jspec: WARNING: {warning}", file=sys.stderr, flush=True)
+    note(f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only")
     preset, seed = _parse_random(name)
     config = PRESETS[preset]
     params = random_params(config, seed, dtype, quantization)
@@ -114,7 +110,6 @@ def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
 
 
 def _parse_random(name: str) -> tuple[str, int]:
-    """Returns the preset and the seed."""
     preset, _, seed = name.removeprefix(_RANDOM).partition(":")
     if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
         known = ", ".join(PRESETS)
@@ -183,7 +178,9 @@ def load_model(
     check_device()
     is_asked = quantization not in (None, "auto")
     if not is_asked:
-        quantization = PACKED if path is not None and _stays_packed(name, path) else None
+        # The figures published for the small preset are those of bfloat16.
+        is_file = path is not None and path.suffix == ".gguf" and name != SMOLLM2
+        quantization = PACKED if is_file and has_fast_packed_products() else None
     quantization = None if quantization == "none" else quantization
     if mesh is not None and not is_asked:
         quantization = None
@@ -195,7 +192,7 @@ def load_model(
         else:
             config, params, tokenizer = _read(path, dtype, quantization, mesh)
         if mesh is not None:  # what lies there already stays
-            from jspec.weights.spread import spread_params
+            from jspec.weights.shards import spread_params
 
             config, params = spread_params(config, params, mesh)
     except OSError as error:  # of the system, such as "Permission denied"
@@ -232,14 +229,6 @@ def has_mtp_layer(target: str | os.PathLike[str] | LoadedModel) -> bool:
         return False
 
 
-def _stays_packed(name: str, path: pathlib.Path) -> bool:
-    """Returns whether a model is used packed where nobody says how.
-
-    The figures published for the small preset are those of bfloat16.
-    """
-    return path.suffix == ".gguf" and name != SMOLLM2 and has_fast_packed_products()
-
-
 def _unless_experts(kind: str, path: pathlib.Path, is_asked: bool) -> str | None:
     """Returns the kind, or None where a GGUF file has experts, which are used as floats.
 
@@ -253,8 +242,7 @@ def _unless_experts(kind: str, path: pathlib.Path, is_asked: bool) -> str | None
         return kind
     if is_asked:
         check_kind(config, kind)
-    text = f"jspec: {path.name} has experts: its weights become floats, which take more memory"
-    print(text, file=sys.stderr, flush=True)
+    note(f"jspec: {path.name} has experts: its weights become floats, which take more memory")
     return None
 
 
@@ -290,3 +278,35 @@ def find_model(spec: str) -> pathlib.Path | None:
         f"no model {spec!r}: expected an existing folder, a .gguf file, {', '.join(MODELS)}, a "
         f"hub name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"
     )
+
+
+def have_same_encoder(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Returns whether a draft's encoder gives what the target's gives, weight by weight.
+
+    So it is where a draft was trained on the frozen encoder of its target, as distilled Whispers
+    are.
+    """
+    encoder = target.config.encoder
+    if encoder is None or encoder != draft.config.encoder:
+        return False
+    if target.config.embed_dim != draft.config.embed_dim:
+        return False
+    parts = [(model.params["encoder"], model.params["embedding"]) for model in (target, draft)]
+    if encoder.is_audio:  # its encoder looks nothing up
+        parts = [of_encoder for of_encoder, _ in parts]
+    (leaves, structure), (others, other_structure) = map(jax.tree.flatten, parts)
+    return structure == other_structure and all(
+        target_leaf.shape == draft_leaf.shape
+        and np.array_equal(np.asarray(target_leaf), np.asarray(draft_leaf))
+        for target_leaf, draft_leaf in zip(leaves, others, strict=True)
+    )
+
+
+def check_decoder(model: LoadedModel, where: str) -> None:
+    """Checks that a model is a decoder alone; raises InputError for an encoder-decoder."""
+    if model.config.encoder is not None:
+        programs = "jspec transcribe" if model.config.encoder.is_audio else "jspec generate"
+        raise InputError(
+            f"expected a decoder alone {where}, got {model.name}, an encoder-decoder, with which "
+            f"{programs} answers"
+        )

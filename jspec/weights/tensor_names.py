@@ -13,49 +13,21 @@ A slice followed by a reshape works in both directions, so one table both loads 
 family fuses several of these tensors, each is a range of rows of the fused tensor.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-
 from jspec.models.config import DecoderConfig
 from jspec.models.families import FAMILIES
 from jspec.weights import encoder_decoder_names
-from jspec.weights.parameter import Parameter, Part, Path, Shape, one_tensor
+from jspec.weights.parameter import (
+    ALL,
+    WHOLE,
+    Parameter,
+    Part,
+    Path,
+    Shape,
+    linear,
+    one_tensor,
+)
 
-_WHOLE, _ALL = (Ellipsis,), slice(None)  # slices of a parameter, and of an axis
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def _linear(
-    path: Path,
-    out: Shape,
-    num_inputs: int,
-    parts: Mapping[str, tuple[Any, ...]],
-    has_bias: bool,
-    fused: str | None = None,
-) -> list[Parameter]:
-    """Returns a kernel [*out i] and perhaps its bias [*out].
-
-    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`. With
-    `fused` they are one layer of that name.
-    """
-    # A view of one number: a damaged config may name a shape that fits into no memory.
-    sizes = [np.broadcast_to(False, out)[index].size for index in parts.values()]
-    ends = np.cumsum(sizes).tolist()
-
-    def make(kind: str, *shape: int) -> list[Part]:
-        return [
-            Part(f"{name}.{kind}", (size, *shape), index)
-            if fused is None
-            else Part(f"{fused}.{kind}", (size, *shape), index, slice(end - size, end))
-            for (name, index), size, end in zip(parts.items(), sizes, ends, strict=True)
-        ]
-
-    weights, biases = make("weight", num_inputs), make("bias")
-    kernel = Parameter(path, (*out, num_inputs), tuple(weights))
-    bias = Parameter((*path[:-1], f"{path[-1]}_bias"), out, tuple(biases))
-    return [kernel, bias] if has_bias else [kernel]
 
 
 def attention_tensors(
@@ -70,15 +42,15 @@ def attention_tensors(
     fused_name = f"{name}.qkv_proj" if FAMILIES[config.family].is_fused else None
     kv_heads, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
     qkv = {
-        f"{name}.q_proj": (_ALL, slice(None, groups)),
-        f"{name}.k_proj": (_ALL, groups),
-        f"{name}.v_proj": (_ALL, groups + 1),
+        f"{name}.q_proj": (ALL, slice(None, groups)),
+        f"{name}.k_proj": (ALL, groups),
+        f"{name}.v_proj": (ALL, groups + 1),
     }
     fused, embed, path = (kv_heads, groups + 2, head_dim), config.embed_dim, (*block, "attention")
-    out = {f"{name}.o_proj": _WHOLE}
+    out = {f"{name}.o_proj": WHOLE}
     table = [
-        *_linear((*path, "qkv"), fused, width or embed, qkv, config.qkv_bias, fused_name),
-        *_linear((*path, "out"), (embed,), config.num_heads * head_dim, out, config.out_bias),
+        *linear((*path, "qkv"), fused, width or embed, qkv, config.qkv_bias, fused_name),
+        *linear((*path, "out"), (embed,), config.num_heads * head_dim, out, config.out_bias),
     ]
     if config.qk_norm is not None:
         is_full = config.qk_norm == "full"
@@ -101,8 +73,8 @@ def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Paramet
     gate_up = {f"{name}.gate_proj": (0,), f"{name}.up_proj": (1,)}
     fused = f"{name}.gate_up_proj" if FAMILIES[config.family].is_fused else None
     return [
-        *_linear((*path, "gate_up"), (2, hidden), embed, gate_up, has_bias, fused),
-        *_linear((*path, "down"), (embed,), hidden, {f"{name}.down_proj": _WHOLE}, has_bias),
+        *linear((*path, "gate_up"), (2, hidden), embed, gate_up, has_bias, fused),
+        *linear((*path, "down"), (embed,), hidden, {f"{name}.down_proj": WHOLE}, has_bias),
     ]
 
 

@@ -24,8 +24,7 @@ from jspec.common.user_cache import cache_dir
 from jspec.generation.graph_trial import check_one_graph
 from jspec.kernels import library, rms_norm
 from jspec.kernels.backend import NAMES, XLA
-from jspec.kernels.cuda_block import multiply_by_xla
-from jspec.kernels.cuda_product import NOTHING_FUSED, Fused, multiply
+from jspec.kernels.cuda_block import NOTHING_FUSED, Fused, multiply, multiply_by_xla
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
 from jspec.lab.benchmarking.parts import call_loop
 from jspec.models import DecoderConfig

@@ -98,6 +98,6 @@ def test_the_fastest_run_counts_less_its_beginning(clock):
 
 def test_a_loop_goes_on_from_where_it_was():
     """Each turn sees the constants and what the one before it left."""
-    loop = timing.make_loop(lambda step, total: total + step, jnp.float32(2), jnp.float32(1))
+    loop = timing.TurnLoop(lambda step, total: total + step, jnp.float32(2), jnp.float32(1))
     assert float(loop(jnp.int32(3))) == 7
     assert float(loop(jnp.int32(1))) == 9

@@ -16,7 +16,7 @@ from jspec.drafters.eagle_head import (
     load_eagle,
     save_eagle,
 )
-from jspec.models import get_preset
+from jspec.models import PRESETS
 from tests import tiny, tiny_eagle
 
 # Of the public head for Llama-3.1-8B-Instruct, but for d2t [32000] and t2d [128256].
@@ -71,7 +71,7 @@ def test_ids_are_sorted_with_their_rows(folder):
 
 def test_the_names_and_shapes_are_those_of_published_heads():
     """At full size, without an array."""
-    target = get_preset("llama3.1-8b")
+    target = PRESETS["llama3.1-8b"]
     layer = dataclasses.replace(target, num_layers=1, vocab_size=32000)
     config = EagleConfig(layer, target.vocab_size, (2, 16, 29))
     actual = {part.name: part.shape for rule in eagle_rules(config) for part in rule.parts}

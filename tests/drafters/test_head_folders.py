@@ -19,7 +19,7 @@ from jspec.drafters.blockwise import (
     save_blockwise,
 )
 from jspec.drafters.lookahead import load_lookahead, save_lookahead
-from jspec.models import get_preset
+from jspec.models import PRESETS
 from tests import tiny, tiny_blockwise, tiny_lookahead
 
 KINDS = {
@@ -53,7 +53,7 @@ def test_heads_come_back_as_they_were(folders, kind):
 
 def test_shapes_at_full_size():
     """Of heads for Llama-3.1-8B, without an array."""
-    target = get_preset("llama3.1-8b")
+    target = PRESETS["llama3.1-8b"]
     config = BlockwiseConfig(target.embed_dim, target.hidden_dim, num_heads=4)
     shapes = jax.eval_shape(lambda key: init_blockwise_params(config, key), jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)

@@ -17,7 +17,7 @@ from jspec.drafters.medusa import (
     medusa_rules,
     save_medusa,
 )
-from jspec.models import get_preset
+from jspec.models import PRESETS
 from jspec.weights.torch_file import convert_torch, find_torch_files
 from tests import tiny, tiny_medusa
 
@@ -78,7 +78,7 @@ def test_bfloat16_comes_back_as_it_was(tmp_path):
 
 def test_the_names_and_shapes_are_those_of_published_heads():
     """Of the public heads for Vicuna-7B, at full size, without an array."""
-    target = dataclasses.replace(get_preset("llama3.1-8b"), vocab_size=32000)
+    target = dataclasses.replace(PRESETS["llama3.1-8b"], vocab_size=32000)
     config = MedusaConfig(target.embed_dim, target.vocab_size, num_heads=5)
     actual = {part.name: part.shape for rule in medusa_rules(config) for part in rule.parts}
     expected = {}

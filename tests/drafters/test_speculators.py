@@ -16,7 +16,7 @@ from jspec.drafters.eagle_head import (
     save_eagle,
 )
 from jspec.drafters.eagle_layouts import save_speculators
-from jspec.models import get_preset
+from jspec.models import PRESETS
 from tests import tiny, tiny_eagle
 from tests.tiny_models import save_folder
 
@@ -67,7 +67,7 @@ def test_the_config_has_what_vllm_reads(folder):
 def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
     """Of a head for a target of other proportions: queries, keys and logits differ in size."""
     target = dataclasses.replace(
-        get_preset("llama3.1-8b"), embed_dim=64, hidden_dim=96, num_heads=8, num_kv_heads=2,
+        PRESETS["llama3.1-8b"], embed_dim=64, hidden_dim=96, num_heads=8, num_kv_heads=2,
         head_dim=8, vocab_size=99,
     )  # fmt: skip
     layer = dataclasses.replace(target, num_layers=1, vocab_size=50, tie_embeddings=False)

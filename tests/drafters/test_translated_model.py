@@ -18,13 +18,14 @@ from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
 from jspec.models import init_cache, make_apply
-from jspec.weights.tokenizers.tokenizer import ByteTokenizer, learn_bpe
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject
 from tests.serving.test_slots import answer, make
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.tiny_models import CONFIG, make_model, peaked_params
+from tests.weights.tokenizers.made import learn_bpe
 
 WIDTH, CAPACITY = 4, 120
 TEXT = "the cat sat on the mat. the dog sat on the cat. a rat ate the hat of the dog. "

@@ -15,9 +15,8 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.types import SourceView
-from jspec.weights.encoders import check_decoder, have_same_encoder
 from jspec.weights.hf import load_hf
-from jspec.weights.resolver import LoadedModel
+from jspec.weights.resolver import LoadedModel, check_decoder, have_same_encoder
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.cases import slow_unless
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import first_argmax, split
+from jspec.kernels import first_argmax, vocabulary
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -16,7 +16,7 @@ def check(values):
     index, largest = jax.jit(first_argmax)(values)
     rows = values.reshape(-1, values.shape[-1])
     expected = first_argmax.__wrapped__(rows)
-    with mock.patch.object(split, "prefers_unrolled_loops", return_value=True):
+    with mock.patch.object(vocabulary, "prefers_unrolled_loops", return_value=True):
         on_gpu = first_argmax.__wrapped__(rows)
     for found in ((index.reshape(-1), largest.reshape(-1)), on_gpu):
         np.testing.assert_array_equal(found[0], expected[0])

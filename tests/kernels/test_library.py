@@ -19,7 +19,7 @@ def cache(monkeypatch, tmp_path):
 def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, tmp_path):
     sources, folder = native._CPP, tmp_path / "cpp"  # two operations are soon compiled
     folder.mkdir()
-    for name in ("pack.cc", "swiglu.cc", *(path.name for path in sources.glob("*.h"))):
+    for name in ("pack.cc", "layer.cc", *(path.name for path in sources.glob("*.h"))):
         shutil.copy(sources / name, folder)
     monkeypatch.setattr(native, "_CPP", folder)
     runs = []

@@ -11,6 +11,7 @@ import pytest
 
 from jspec.kernels import library
 from jspec.kernels.packed import (
+    FORMATS,
     JoinedKernel,
     PackedKernel,
     pack,
@@ -18,7 +19,6 @@ from jspec.kernels.packed import (
     packed_rows,
     unpack,
 )
-from jspec.kernels.packed_formats import FORMATS
 from jspec.weights.packed_weights import round_packed
 
 NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jspec import kernels
-from jspec.kernels import precision
+from jspec.kernels import backend
 from jspec.kernels.quantized import quantized_product
 from jspec.weights.quantize import quantize
 
@@ -37,7 +37,7 @@ def test_zeros_beside_rows_change_nothing(kind, monkeypatch):
     """Each row's result is the same at any width, bit for bit."""
     kernel = make_kernel(kind)
     rows = jnp.asarray(np.random.default_rng(1).normal(size=(16, 64)), jnp.float32)
-    monkeypatch.setattr(precision, "backend", lambda: "gpu")
+    monkeypatch.setattr(backend, "backend", lambda: "gpu")
     monkeypatch.setattr("jspec.kernels.library.is_available", lambda: False)
     monkeypatch.setattr("jspec.kernels.quantized.backend", lambda: "gpu")
     function = quantized_product if kind.startswith("int") else kernels.product
@@ -51,4 +51,4 @@ def test_zeros_beside_rows_change_nothing(kind, monkeypatch):
 
 def test_a_cpu_multiplies_the_rows_that_are_there():
     rows = jnp.ones([3, 64])
-    assert precision.padded(rows) is rows
+    assert backend.padded(rows) is rows

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import smallest_rank, threshold
+from jspec.kernels import smallest_rank, vocabulary
 from jspec.sampling.distribution import _rank
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -50,7 +50,7 @@ def test_thresholds_are_those_of_sorting(scale):
 @pytest.mark.parametrize("target", [0, 1, 2, 50, 2999, 3000, 3001])
 def test_counts_are_those_of_xla(target, is_gpu, monkeypatch):
     """Exact on both sides, ties and targets that nothing reaches included."""
-    monkeypatch.setattr(threshold, "prefers_unrolled_loops", lambda: is_gpu)
+    monkeypatch.setattr(vocabulary, "prefers_unrolled_loops", lambda: is_gpu)
     rank, _ = draw((1, 3, 3000), 3.0)
     operands = rank, jnp.ones_like(rank, jnp.float32), jnp.full([1, 3, 1], target, jnp.float32)
     np.testing.assert_array_equal(smallest_rank(*operands), smallest_rank.__wrapped__(*operands))
@@ -59,7 +59,7 @@ def test_counts_are_those_of_xla(target, is_gpu, monkeypatch):
 @pytest.mark.parametrize("is_gpu", [False, True])
 def test_xla_finds_the_thresholds_of_sorting(is_gpu, monkeypatch):
     """Guards against a digit too many or too few, and signs in the wrong order."""
-    monkeypatch.setattr(threshold, "prefers_unrolled_loops", lambda: is_gpu)
+    monkeypatch.setattr(vocabulary, "prefers_unrolled_loops", lambda: is_gpu)
     rank, probs = draw((2, 4, 300), 3.0)
     rank = rank.at[0].set(-rank[0])
     weights = jnp.round(probs * 2**16) / 2**16  # whose sums are exact

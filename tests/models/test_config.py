@@ -10,7 +10,6 @@ from jspec.models import (
     PRESETS,
     DecoderConfig,
     RopeScaling,
-    get_preset,
     init_params,
 )
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
@@ -52,7 +51,7 @@ NEW = {k: v for k, v in OLD.items() if k not in ("rope_theta", "rope_scaling")} 
 )
 def test_presets_have_the_published_number_of_parameters(name, expected):
     """Shapes only: no memory is spent."""
-    config = get_preset(name)
+    config = PRESETS[name]
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
 
@@ -64,7 +63,7 @@ def test_presets_have_the_published_number_of_parameters(name, expected):
 )  # fmt: skip
 def test_llama3_presets_scale_rope(name, factor, tied):
     """3.2 scales by 32, 3.1 by 8; the large ones have their own head."""
-    config = get_preset(name)
+    config = PRESETS[name]
     assert config.rope_scaling == RopeScaling(factor, 1.0, 4.0, 8192)
     assert config.rope_theta == 500_000.0
     assert config.tie_embeddings is tied
@@ -91,7 +90,7 @@ def test_round_trip(config):
     assert from_hf_config(to_hf_config(config)) == config
 
 
-@pytest.mark.parametrize("config", [ODD, get_preset("llama3.2-1b")], ids=["odd", "llama3.2-1b"])
+@pytest.mark.parametrize("config", [ODD, PRESETS["llama3.2-1b"]], ids=["odd", "llama3.2-1b"])
 def test_transformers_reads_what_we_write(config):
     """Written configs are for others too."""
     theirs = transformers.LlamaConfig(**to_hf_config(config))
@@ -207,12 +206,6 @@ def test_fields_of_another_kind_are_refused(field, value):
     """Guards against a model that computes something, but not what its config says."""
     with pytest.raises(ValueError, match=f"{field} must be .*, got {value!r}"):
         dataclasses.replace(ODD, **{field: value})
-
-
-def test_an_unknown_preset_is_named():
-    """The message lists what there is."""
-    with pytest.raises(ValueError, match=r"llama3\.2-1b.*'llama9'"):
-        get_preset("llama9")
 
 
 def test_configs_are_values():

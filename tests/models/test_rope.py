@@ -7,7 +7,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jspec.kernels import apply_rope
-from jspec.models import PRESETS, get_preset
+from jspec.models import PRESETS
 from jspec.models.families.hf_config import to_hf_config
 from jspec.models.layers import rope_cos_sin, rope_frequencies
 from tests.models.test_config import ODD
@@ -29,7 +29,7 @@ def test_frequencies_equal_transformers(config):
 
 def test_scaling_reaches_all_three_bands():
     """A preset in which no frequency is blended would not test the blend."""
-    config = get_preset("llama3.2-1b")
+    config = PRESETS["llama3.2-1b"]
     exponents = np.arange(0, config.head_dim, 2) / config.head_dim
     ratio = rope_frequencies(config) * config.rope_theta**exponents
     assert (abs(ratio - 1) < 1e-5).any()
@@ -40,7 +40,7 @@ def test_scaling_reaches_all_three_bands():
 @pytest.mark.parametrize("position", [257, 4097, 131_071])
 def test_angles_are_float32(position):
     """bfloat16 cannot tell position 257 from 256; float16 ends at 65,504."""
-    config = get_preset("llama3.2-1b")
+    config = PRESETS["llama3.2-1b"]
     cos, sin = rope_cos_sin(config, jnp.array([[position]]))
     assert cos.dtype == sin.dtype == jnp.float32
     angles = position * rope_frequencies(config).astype(np.float64)

@@ -21,7 +21,7 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
-from jspec.kernels.cuda_product import Fused
+from jspec.kernels.cuda_block import Fused
 from jspec.lab.accelerators.devices import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan

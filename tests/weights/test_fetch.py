@@ -407,7 +407,9 @@ def test_the_table_is_well_formed(model):
     assert MODELS[model.name] is model
     assert len(bytes.fromhex(model.sha256)) == 32
     assert model.file.endswith(".gguf")
-    parts = [(model.requirement_of(n), model.member_of(n)) for n in range(1, model.num_parts + 1)]
+    parts = [
+        (model.requirement.format(n=n), model.member_of(n)) for n in range(1, model.num_parts + 1)
+    ]
     assert len(set(parts)) == model.num_parts
     for requirement, member in parts:
         assert "==" in requirement

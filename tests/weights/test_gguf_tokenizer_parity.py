@@ -10,8 +10,8 @@ from jspec.common.user_cache import cache_dir
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import MODELS
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
-from jspec.weights.tokenizers.tokenizer import learn_bpe
 from tests.weights.tokenizer_texts import many_texts
+from tests.weights.tokenizers.made import learn_bpe
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 _CHATS = [

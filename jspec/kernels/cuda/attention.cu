@@ -15,7 +15,7 @@
 // in one order, whatever the number of tokens: what is masked adds nothing, not even a rounding. A
 // token's result is the same in a decoding step and in a verify call.
 
-#include "attention.cuh"
+#include "operands.cuh"
 
 namespace jspec {
 namespace {
@@ -105,10 +105,10 @@ __device__ void Rotate(const AttentionCall& call, const Head (&heads)[kHeads]) {
 struct Memory {
   int tiles, h;
 
-  __host__ __device__ int stride() const { return h + 8; }
-  __host__ __device__ int rows() const { return tiles * kQueries + 2 * kMostTokens; }
-  __host__ __device__ int floats() const { return tiles * kStrips * kQueries * (h + 2); }
-  __host__ __device__ size_t bytes() const { return rows() * stride() * 2 + floats() * 4; }
+  JSPEC_BOTH int stride() const { return h + 8; }
+  JSPEC_BOTH int rows() const { return tiles * kQueries + 2 * kMostTokens; }
+  JSPEC_BOTH int floats() const { return tiles * kStrips * kQueries * (h + 2); }
+  JSPEC_BOTH size_t bytes() const { return rows() * stride() * 2 + floats() * 4; }
 
   __device__ uint16_t* query(int i) const { return (uint16_t*)SharedMemory() + i * stride(); }
   __device__ uint16_t* key(int token) const { return query(tiles * kQueries + token); }

@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <cstring>
 
+#define JSPEC_BOTH __host__ __device__
+
 namespace jspec {
 
 constexpr int kWarp = 32;
@@ -94,24 +96,24 @@ __device__ inline float SumOfWarp(float number) {
   return number;
 }
 
-__host__ __device__ inline uint32_t BitsOf(float number) {
+JSPEC_BOTH inline uint32_t BitsOf(float number) {
   uint32_t bits;
   memcpy(&bits, &number, 4);
   return bits;
 }
 
-__host__ __device__ inline float FloatOf(uint32_t bits) {
+JSPEC_BOTH inline float FloatOf(uint32_t bits) {
   float number;
   memcpy(&number, &bits, 4);
   return number;
 }
 
 // A pair of bfloat16 is the upper halves of two floats, the first one in the low bits.
-__host__ __device__ inline float FirstOf(uint32_t pair) { return FloatOf(pair << 16); }
-__host__ __device__ inline float SecondOf(uint32_t pair) { return FloatOf(pair & 0xffff0000u); }
+JSPEC_BOTH inline float FirstOf(uint32_t pair) { return FloatOf(pair << 16); }
+JSPEC_BOTH inline float SecondOf(uint32_t pair) { return FloatOf(pair & 0xffff0000u); }
 
 // Rounds both to the nearest bfloat16, ties to even. What is not a number stays so.
-__host__ __device__ inline uint32_t ToPair(float first, float second) {
+JSPEC_BOTH inline uint32_t ToPair(float first, float second) {
 #ifdef __CUDA_ARCH__
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -126,12 +128,12 @@ __host__ __device__ inline uint32_t ToPair(float first, float second) {
 #endif
 }
 
-__host__ __device__ inline uint16_t ToBfloat16(float number) {
+JSPEC_BOTH inline uint16_t ToBfloat16(float number) {
   return uint16_t(ToPair(number, 0.0f));
 }
 
 // Returns a · b + c of each of two pairs, rounded once.
-__host__ __device__ inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) {
+JSPEC_BOTH inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDA_ARCH__
   uint32_t result;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
@@ -143,7 +145,7 @@ __host__ __device__ inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uin
 
 // Loads what is read once: it need not stay in the caches.
 template <class T>
-__host__ __device__ inline T LoadOnce(const void* address) {
+JSPEC_BOTH inline T LoadOnce(const void* address) {
 #ifdef __CUDA_ARCH__
   return __ldcs(static_cast<const T*>(address));
 #else
@@ -152,7 +154,7 @@ __host__ __device__ inline T LoadOnce(const void* address) {
 }
 
 // Returns the number of a float16.
-__host__ __device__ inline float FloatOfHalf(uint16_t bits) {
+JSPEC_BOTH inline float FloatOfHalf(uint16_t bits) {
 #ifdef __CUDA_ARCH__
   float number;
   asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));

@@ -43,17 +43,17 @@ struct Factor {
 };
 
 // The bytes of a word in the order 0, 2, 1, 3: so a mask makes pairs of them.
-__host__ __device__ inline int Spread(int input) { return input % 4 / 2 + input % 2 * 2; }
+JSPEC_BOTH inline int Spread(int input) { return input % 4 / 2 + input % 2 * 2; }
 
 // Adds 128 to each of 4 codes below 128, which gives the upper bits of bfloat16s, and takes that and
 // the offset away again: all exact.
-__host__ __device__ inline void ToPairs(uint32_t codes, int offset, uint32_t& even, uint32_t& odd) {
+JSPEC_BOTH inline void ToPairs(uint32_t codes, int offset, uint32_t& even, uint32_t& odd) {
   const uint32_t bits = BitsOf(-128.0f - offset), less = bits | bits >> 16;
   even = MultiplyAddPairs((codes & 0x00ff00ffu) | 0x43004300u, 0x3f803f80u, less);
   odd = MultiplyAddPairs((codes >> 8 & 0x00ff00ffu) | 0x43004300u, 0x3f803f80u, less);
 }
 
-__host__ __device__ inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& odd) {
+JSPEC_BOTH inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& odd) {
   const auto number = [bytes](int i) { return float(int32_t(bytes << (24 - 8 * i)) >> 24); };
   even = ToPair(number(0), number(2));
   odd = ToPair(number(1), number(3));
@@ -69,14 +69,13 @@ struct Bfloat16Format : Unscaled {
   struct Raw {
     uint4 outputs[2];
   };
-  __host__ __device__ static int Order(int input) { return input; }
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static int Order(int input) { return input; }
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + step * kStep + 8 * lane.t;
     raw.outputs[0] = LoadOnce<uint4>(weights.values + 2 * first);
     raw.outputs[1] = LoadOnce<uint4>(weights.values + 2 * (first + weights.num_inputs));
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) memcpy(pairs[k], &raw.outputs[k], 16);
   }
 };
@@ -86,11 +85,10 @@ struct Int8Format : Unscaled {
   struct Raw {
     uint4 outputs[2];
   };
-  __host__ __device__ static int Order(int input) {
+  JSPEC_BOTH static int Order(int input) {
     return (input % 16 / 8 * 4 + input / 16) * 8 + input % 8 / 4 * 4 + Spread(input);
   }
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const int input = step * kStep + 16 * lane.t;
     const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + input;
     const bool is_input = input < weights.num_inputs;
@@ -98,7 +96,7 @@ struct Int8Format : Unscaled {
     raw.outputs[1] =
         is_input ? LoadOnce<uint4>(weights.values + first + weights.num_inputs) : uint4{};
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       const uint4& bytes = raw.outputs[k];
       SignedToPairs(at.piece ? bytes.z : bytes.x, pairs[k][0], pairs[k][1]);
@@ -114,11 +112,10 @@ struct Int4Format : Unscaled {
     uint4 outputs[2];
     int8_t multipliers[2];
   };
-  __host__ __device__ static int Order(int input) {
+  JSPEC_BOTH static int Order(int input) {
     return (input % 16 / 4 * 4 + input / 32) * 8 + input % 32 / 16 * 4 + Spread(input);
   }
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const int num_groups = weights.num_inputs / 32, group = step * 4 + lane.t;
     for (int k = 0; k < 2; ++k) {
       const int64_t place = (tile * kTile + 2 * lane.g + k) * num_groups + group;
@@ -127,7 +124,7 @@ struct Int4Format : Unscaled {
       raw.multipliers[k] = is_input ? LoadOnce<int8_t>(weights.multipliers + place) : int8_t(0);
     }
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       const uint4& w = raw.outputs[k];
       const uint32_t words[4] = {w.x, w.y, w.z, w.w}, codes = words[at.piece] ^ 0x88888888u;
@@ -140,6 +137,11 @@ struct Int4Format : Unscaled {
   }
 };
 
+// Numbers of both outputs.
+JSPEC_BOTH inline uint32_t Word(uint2 both, int k) { return k ? both.y : both.x; }
+JSPEC_BOTH inline float Half(uint32_t both, int k) { return FloatOfHalf(uint16_t(both >> 16 * k)); }
+JSPEC_BOTH inline int Byte(uint16_t both, int k) { return both >> 8 * k & 255; }
+
 // Strips: elements of 16 outputs side by side, of which a lane loads two. Of each 32 inputs it takes
 // the fours t and t + 4.
 template <int kBlockInputs, int kBlockBytes, bool kMinimum, bool kHasHalves>
@@ -149,26 +151,24 @@ struct Strips {
   static constexpr int kBlock = kBlockInputs, kBytes = kBlockBytes;
   static constexpr int kStep = kBlockInputs == 32 ? 32 : 128;  // a half of a large block
   static constexpr int kBlocks = kBlockInputs == 32 ? 2 : 1;
-  __host__ __device__ static int Order(int input) {
+  JSPEC_BOTH static int Order(int input) {
     return (input / 32 * 4 + input % 16 / 4) * 8 + input % 32 / 16 * 4 + Spread(input);
   }
   // Returns a lane's element of the block; `byte` says where it begins in an output's own block.
   template <class Element>
-  __host__ __device__ static Element Get(const uint8_t* block, Lane lane, int byte) {
+  JSPEC_BOTH static Element Get(const uint8_t* block, Lane lane, int byte) {
     return LoadOnce<Element>(block + kTile * byte + sizeof(Element) * lane.g);
   }
-  __host__ __device__ static const uint8_t* Block(const Weights& weights, int64_t tile, int step) {
+  JSPEC_BOTH static const uint8_t* Block(const Weights& weights, int64_t tile, int step) {
     const int64_t block = tile * (weights.num_inputs / kBlock) + step / (kBlock / kStep);
     return weights.values + block * (kTile * kBytes);
   }
+  // What a block of 32 inputs has.
+  template <class Raw>
+  JSPEC_BOTH static Factor Factors(const Raw& raw, Place, int) {
+    return {{Half(raw.halves, 0), Half(raw.halves, 1)}, {}};
+  }
 };
-
-// Numbers of both outputs.
-__host__ __device__ inline uint32_t Word(uint2 both, int k) { return k ? both.y : both.x; }
-__host__ __device__ inline float Half(uint32_t both, int k) {
-  return FloatOfHalf(uint16_t(both >> 16 * k));
-}
-__host__ __device__ inline int Byte(uint16_t both, int k) { return both >> 8 * k & 255; }
 
 template <bool kFifth>
 struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
@@ -178,14 +178,13 @@ struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
     uint32_t halves;
     uint2 fifths, codes;
   };
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const uint8_t* block = Base::Block(weights, tile, step);
     raw.halves = Base::template Get<uint32_t>(block, lane, 0);
     if (kFifth) raw.fifths = Base::template Get<uint2>(block, lane, 2);
     raw.codes = Base::template Get<uint2>(block, lane, Base::kBytes - 16 + 4 * lane.t);
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       for (int half = 0; half < 2; ++half) {
         uint32_t codes = Word(raw.codes, k) >> 4 * half & 0x0f0f0f0fu;
@@ -197,9 +196,6 @@ struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
       }
     }
   }
-  __host__ __device__ static Factor Factors(const Raw& raw, Place, int) {
-    return {{Half(raw.halves, 0), Half(raw.halves, 1)}, {}};
-  }
 };
 using Q40Format = NibblesFormat<false>;
 using Q50Format = NibblesFormat<true>;
@@ -210,21 +206,17 @@ struct Q80Format : Strips<32, 34, false, false> {
     uint32_t halves;
     uint2 codes[2];
   };
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const uint8_t* block = Block(weights, tile, step);
     raw.halves = Get<uint32_t>(block, lane, 0);
     for (int i = 0; i < 2; ++i) raw.codes[i] = Get<uint2>(block, lane, 2 + 4 * (lane.t + 4 * i));
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 2; ++i) {
         SignedToPairs(Word(raw.codes[i], k), pairs[k][2 * i], pairs[k][2 * i + 1]);
       }
     }
-  }
-  __host__ __device__ static Factor Factors(const Raw& raw, Place, int) {
-    return {{Half(raw.halves, 0), Half(raw.halves, 1)}, {}};
   }
 };
 
@@ -239,8 +231,7 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
     uint16_t scales[12];
     uint2 fifths[2], codes[2][2];
   };
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const uint8_t* block = Base::Block(weights, tile, step);
     raw.factors = Base::template Get<uint32_t>(block, lane, 0);
     raw.minimums = Base::template Get<uint32_t>(block, lane, 2);
@@ -253,7 +244,7 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
       }
     }
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     const int group = at.step % 2 * 4 + at.piece;
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 2; ++i) {
@@ -263,7 +254,7 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
       }
     }
   }
-  __host__ __device__ static Factor Factors(const Raw& raw, Place at, int) {
+  JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int) {
     Factor result;
     for (int k = 0; k < 2; ++k) {
       int factor = Byte(raw.scales[at.piece], k), minimum = Byte(raw.scales[4 + at.piece], k);
@@ -288,8 +279,7 @@ struct Q6KFormat : Strips<256, 210, false, true> {
     uint16_t scales[8];
     uint2 low[2][2], high[2];
   };
-  __host__ __device__ static void Load(const Weights& weights, int64_t tile, int step, Lane lane,
-                                       Raw& raw) {
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
     const uint8_t* block = Block(weights, tile, step);
     const int half = step % 2;
     raw.factors = Get<uint32_t>(block, lane, 208);
@@ -302,7 +292,7 @@ struct Q6KFormat : Strips<256, 210, false, true> {
       }
     }
   }
-  __host__ __device__ static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
+  JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 2; ++i) {
         const uint32_t low = Word(raw.low[at.piece % 2][i], k) >> at.piece / 2 * 4;
@@ -312,7 +302,7 @@ struct Q6KFormat : Strips<256, 210, false, true> {
       }
     }
   }
-  __host__ __device__ static Factor Factors(const Raw& raw, Place at, int half) {
+  JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int half) {
     Factor result = {};
     for (int k = 0; k < 2; ++k) {
       const int8_t scale = Byte(raw.scales[2 * at.piece + half], k);

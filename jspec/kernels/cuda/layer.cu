@@ -7,7 +7,7 @@
 // fetches weights, or keys and values, until it has. The first waits for whatever ran before the
 // call, so what the others fetch early was written before that: the cache but for the block's slots.
 
-#include "attention.cuh"
+#include "operands.cuh"
 
 namespace jspec {
 namespace {

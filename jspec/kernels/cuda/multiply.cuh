@@ -54,7 +54,7 @@ struct Plan {
   int sums, partial, squares, total;
 
   template <class Format>
-  __host__ __device__ static Plan Make(int num_rows, int num_inputs, int parts) {
+  JSPEC_BOTH static Plan Make(int num_rows, int num_inputs, int parts) {
     constexpr int kBatch = Format::kStep * Format::kUnroll * kWarps;
     const int rows = num_rows < kRowTile ? num_rows : kRowTile, columns = rows > 8 ? 16 : 8;
     const int partial = 4 * kTile * columns * kWarps * parts;

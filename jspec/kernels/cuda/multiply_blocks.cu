@@ -1,11 +1,7 @@
-// The products with kernels of strips with blocks of 32 inputs: sources of their own, which are compiled side by side.
+// Products with kernels of strips with blocks of 32 inputs: a source of its own, compiled beside the others.
 
 #include "multiply.cuh"
 
-namespace jspec {
-
-template cudaError_t LaunchFormat<Q40Format>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Q50Format>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Q80Format>(cudaStream_t, const Product&);
-
-}  // namespace jspec
+template cudaError_t jspec::LaunchFormat<jspec::Q40Format>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Q50Format>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Q80Format>(cudaStream_t, const jspec::Product&);

@@ -1,11 +1,7 @@
-// The products with kernels of strips with blocks of 256 inputs: sources of their own, which are compiled side by side.
+// Products with kernels of strips with blocks of 256 inputs: a source of its own, compiled beside the others.
 
 #include "multiply.cuh"
 
-namespace jspec {
-
-template cudaError_t LaunchFormat<Q4KFormat>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Q5KFormat>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Q6KFormat>(cudaStream_t, const Product&);
-
-}  // namespace jspec
+template cudaError_t jspec::LaunchFormat<jspec::Q4KFormat>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Q5KFormat>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Q6KFormat>(cudaStream_t, const jspec::Product&);

@@ -1,11 +1,7 @@
-// The products with kernels of floats and integers: sources of their own, which are compiled side by side.
+// Products with kernels of floats and integers: a source of its own, compiled beside the others.
 
 #include "multiply.cuh"
 
-namespace jspec {
-
-template cudaError_t LaunchFormat<Bfloat16Format>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Int8Format>(cudaStream_t, const Product&);
-template cudaError_t LaunchFormat<Int4Format>(cudaStream_t, const Product&);
-
-}  // namespace jspec
+template cudaError_t jspec::LaunchFormat<jspec::Bfloat16Format>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Int8Format>(cudaStream_t, const jspec::Product&);
+template cudaError_t jspec::LaunchFormat<jspec::Int4Format>(cudaStream_t, const jspec::Product&);

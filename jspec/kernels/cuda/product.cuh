@@ -6,7 +6,7 @@
 
 namespace jspec {
 
-// How a kernel [o i] is kept. The numbers are those of kernels/cuda_product.py.
+// How a kernel [o i] is kept. The numbers are those of kernels/cuda_block.py.
 enum class Storage {
   kBfloat16 = 0,  // [o i]
   kInt8 = 1,      // int8 [o i], units [o]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.common.errors import InputError
-from jspec.common.timing import Loop, least_seconds, make_loop
+from jspec.common.timing import Loop, TurnLoop, least_seconds
 from jspec.kernels import timed_products
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
@@ -132,4 +132,4 @@ def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
         outputs = jax.lax.optimization_barrier(linear(values, kernel))
         return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
 
-    return make_loop(turn, kernel, values)
+    return TurnLoop(turn, kernel, values)

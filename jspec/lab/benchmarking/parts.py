@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.common.timing import Loop, TurnLoop, make_loop, seconds_each, with_first
+from jspec.common.timing import Loop, TurnLoop, seconds_each, with_first
 from jspec.common.typing import Logits, RowTokens
 from jspec.drafters import DrafterOptions
 from jspec.drafters.model import with_draft_vocabulary
@@ -78,7 +78,7 @@ def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1)
     cache = init_cache(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
     cache = cache.commit(jnp.full([batch_size], context, jnp.int32))
     carry = cache, jnp.zeros([batch_size, width], jnp.int32)
-    return make_loop(turn, model.params, carry, run_options())
+    return TurnLoop(turn, model.params, carry, run_options())
 
 
 def choice_lines(vocab_size: int) -> Iterator[dict[str, Any]]:
@@ -154,7 +154,7 @@ def choice_loop(
         return with_first(logits, 1e-30 * token[0].astype(jnp.float32)), token
 
     logits = 3 * jax.random.normal(jax.random.key(0), [1, num_drafts + 1, vocab_size])
-    return make_loop(turn, settings, (logits, jnp.zeros([1], jnp.int32)))
+    return TurnLoop(turn, settings, (logits, jnp.zeros([1], jnp.int32)))
 
 
 def choose(

@@ -47,10 +47,6 @@ def _read(raw: dict[str, Any], pattern: int) -> dict[str, Any]:
     return scales | window_fields(raw.pop("sliding_window", 4096), layers)
 
 
-def _read2(raw: dict[str, Any]) -> dict[str, Any]:
-    return _read(raw, 2)
-
-
 def _read3(raw: dict[str, Any]) -> dict[str, Any]:
     rope, theta = raw.get("rope_parameters"), raw.pop("rope_local_base_freq", 10_000.0)
     if isinstance(rope, dict) and "full_attention" in rope:
@@ -104,7 +100,7 @@ GEMMA2 = Family(
     },
     fixed=_FIXED,
     required=_REQUIRED,
-    read=_read2,
+    read=lambda raw: _read(raw, 2),
     write=_write,
     norm_offset=1.0,
     gguf=GgufForm(

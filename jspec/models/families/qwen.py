@@ -16,7 +16,7 @@ from jspec.models.families.family import (
     window_fields,
     write_layer_types,
 )
-from jspec.models.families.mistral import EXPERT_COUNTS, EXPERT_KEYS, IGNORED
+from jspec.models.families.llama import EXPERT_COUNTS, EXPERT_KEYS, IGNORED
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
@@ -52,10 +52,6 @@ def _read_mimo(raw: dict[str, Any]) -> dict[str, Any]:
     return {"num_mtp_layers": number}
 
 
-def _write_mimo(config: DecoderConfig) -> dict[str, Any]:
-    return {_MTP: config.num_mtp_layers}
-
-
 MIMO = Family(
     "MiMoForCausalLM",
     "mimo",
@@ -65,7 +61,7 @@ MIMO = Family(
     required={"attention_bias": (True,), "use_mrope": (False,), "use_sliding_window": (False,)},
     ignored=frozenset({"auto_map", "sliding_window", "max_window_layers", "layer_types"}),
     read=_read_mimo,
-    write=_write_mimo,
+    write=lambda config: {_MTP: config.num_mtp_layers},
 )
 QWEN3 = Family(
     "Qwen3ForCausalLM",
@@ -88,14 +84,6 @@ def _read_moe(raw: dict[str, Any]) -> dict[str, Any]:
     return {"dense_layers": skipped}
 
 
-def _write_moe(config: DecoderConfig) -> dict[str, Any]:
-    return {"mlp_only_layers": list(config.dense_layers)}
-
-
-def _complete_moe(_: Any) -> dict[str, Any]:
-    return {"norm_topk_prob": True}  # llama.cpp always divides the weights by their sum
-
-
 QWEN3_MOE = Family(
     "Qwen3MoeForCausalLM",
     "qwen3_moe",
@@ -113,12 +101,13 @@ QWEN3_MOE = Family(
     required={"use_sliding_window": (False,)},
     ignored=IGNORED | {"sliding_window", "max_window_layers"},
     read=_read_moe,
-    write=_write_moe,
+    write=lambda config: {"mlp_only_layers": list(config.dense_layers)},
     gguf=GgufForm(
         "qwen3moe",
         keys=EXPERT_COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"},
         has_experts=True,
-        complete=_complete_moe,
+        # llama.cpp always divides the weights by their sum.
+        complete=lambda raw: {"norm_topk_prob": True},
     ),
     sparse_names=("mlp", "gate_proj", "up_proj", "down_proj"),
 )  # fmt: skip

@@ -67,7 +67,6 @@ _PRE_TOKENIZERS = {
 
 
 def _pre_tokenizer(metadata: dict[str, Any]) -> _PreTokenizer:
-    """Returns the pre-tokenizer that the file's `own` metadata name."""
     kind = metadata.get("pre", "default")
     if kind not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
@@ -76,7 +75,6 @@ def _pre_tokenizer(metadata: dict[str, Any]) -> _PreTokenizer:
 
 
 def _byte_level(metadata: dict[str, Any], vocab: dict[str, int]) -> Any:
-    """Returns byte-level BPE with the file's pre-tokenizer."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -131,26 +129,6 @@ def _sentencepiece(metadata: dict[str, Any], vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _add_special_tokens(backend: Any, tokens: list[str], types: list[int]) -> None:
-    """Adds the control tokens, which decoding skips, and the user-defined tokens."""
-    from tokenizers import AddedToken
-
-    added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    backend.add_tokens(added)
-
-
-def _num_used(types: list[int]) -> int:
-    """Returns how many tokens there are before the padding at the end.
-
-    llama.cpp fills the embedding's untrained rows with unused tokens, [PAD151665] and so on.
-    """
-    return next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
-
-
 def _eos_ids(metadata: dict[str, Any], types: list[int]) -> list[int]:
     """Returns the ids that end a text: those that the file names, then those known by name."""
     named = [metadata.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -174,6 +152,8 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     Raises:
       InputError: no tokenizer in the file, or a kind that jspec cannot build.
     """
+    from tokenizers import AddedToken
+
     prefix = "tokenizer.ggml."
     metadata = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
     tokens, kind = metadata.get("tokens"), metadata.get("model")
@@ -185,9 +165,18 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     try:
         types = metadata.get("token_type") or [1] * len(tokens)
         eos_ids = _eos_ids(metadata, types)
-        vocab = {token: i for i, token in enumerate(tokens[: _num_used(types)])}
+        # llama.cpp fills the embedding's untrained rows with unused tokens, [PAD151665] and so on.
+        used = next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
+        vocab = {token: i for i, token in enumerate(tokens[:used])}
         backend = builders[kind](metadata, vocab)
-        _add_special_tokens(backend, tokens, types)
+        # Decoding skips the control tokens, but not those that users define.
+        backend.add_tokens(
+            [
+                AddedToken(token, special=kind == _CONTROL, normalized=False)
+                for token, kind in zip(tokens, types, strict=True)
+                if kind in (_CONTROL, _USER_DEFINED)
+            ]
+        )
         special_tokens = {
             name: tokens[token_id]
             for name, key in _SPECIAL_TOKENS.items()

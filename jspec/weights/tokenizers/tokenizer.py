@@ -5,7 +5,7 @@ import datetime
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -85,20 +85,17 @@ def _with_marks(
         if message.get("content"):
             copy["content"] = mark(f"content of the role {message.get('role')!r} in {where}")
         if message.get("tool_calls"):
-            copy["tool_calls"] = [
-                dict(call)
-                | {"function": _marked_call(call["function"], mark(f"tool_calls in {where}"))}
-                for call in message["tool_calls"]
-            ]
+            copy["tool_calls"] = []
+            for call in message["tool_calls"]:
+                name = mark(f"tool_calls in {where}")
+                arguments = dict.fromkeys(call["function"]["arguments"], name)
+                function = {"name": name, "arguments": arguments}
+                copy["tool_calls"].append(dict(call) | {"function": function})
         marked.append(copy)
     named = [
         dict(tool) | {"function": tool["function"] | {"name": mark("tools")}} for tool in tools
     ]
     return marked, named, places
-
-
-def _marked_call(function: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {"name": name, "arguments": dict.fromkeys(function["arguments"], name)}
 
 
 def _render(
@@ -122,9 +119,6 @@ def _render(
     ) as error:  # fmt: skip
         message = " ".join(str(error).split())
         raise InputError(f"the chat template refuses the messages: {message}") from None
-
-
-NUM_BYTES = 256
 
 
 class Tokenizer(TokenTexts):
@@ -228,23 +222,6 @@ def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
         )
-
-
-def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> Tokenizer:
-    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included.
-
-    The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
-    encoded text begins with `bos`; `eos` is not added.
-    """
-    import tokenizers
-
-    learnt = tokenizers.ByteLevelBPETokenizer()
-    learnt.train_from_iterator(
-        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
-    )
-    backend = tokenizers.Tokenizer.from_str(learnt.to_str())
-    add_bos(backend, bos, True)
-    return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
 
 
 @dataclasses.dataclass(frozen=True)

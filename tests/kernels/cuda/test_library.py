@@ -15,7 +15,7 @@ import pytest
 
 from jspec import kernels
 from jspec.kernels import library
-from jspec.kernels.cuda_product import Fused, multiply
+from jspec.kernels.cuda_block import Fused, multiply
 from jspec.lab.accelerators.devices import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from jspec.kernels import PackedKernel, QuantizedKernel
-from jspec.kernels.cuda_product import ACTIVATIONS, PACKED, Fused, multiply, takes_kernel
-from jspec.kernels.packed import packed_product, round_to_bytes, unpack
-from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.cuda_block import ACTIVATIONS, PACKED, Fused, multiply, takes_kernel
+from jspec.kernels.packed import FORMATS, packed_product, round_to_bytes, unpack
 from jspec.kernels.quantized import quantized_rows
 from jspec.weights.quantize import quantize
 from tests.cases import slow_unless

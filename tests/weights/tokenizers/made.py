@@ -12,6 +12,7 @@ import pathlib
 import pytest
 from tokenizers import (
     AddedToken,
+    ByteLevelBPETokenizer,
     Tokenizer,
     decoders,
     models,
@@ -23,7 +24,7 @@ from tokenizers import (
 from jspec.weights import Tokenizer as OwnTokenizer
 from jspec.weights.gguf import GgufFile
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
-from jspec.weights.tokenizers.tokenizer import ByteTokenizer, learn_bpe
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, add_bos
 
 MADE = ("byte level", "strips", "keeps", "unigram", "wordpiece", "words", "suffixes", "bytes")
 REAL = ("llama2", "gemma3", "qwen3", "llama3_1", "smollm2")
@@ -33,6 +34,17 @@ _CORPUS = [
     "def add(a, b):\n    return a + b  # the sum\n",
 ]
 _SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def learn_bpe(texts, vocab_size, *, bos, eos):
+    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included."""
+    learnt = ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
+    )
+    backend = Tokenizer.from_str(learnt.to_str())
+    add_bos(backend, bos, True)
+    return OwnTokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
 
 
 def _rewritten(backend, change):

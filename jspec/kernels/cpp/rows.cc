@@ -1,6 +1,4 @@
-// Writes a block [b t k h] into a layer of a cache [b k s h], in the layer's type and in place,
-// each row from its own slot on. What falls past the last slot is lost, never shifted onto a good
-// one. Or into pages [p k s h], of which a table [b n] names each row's.
+// Rows of tables and caches, which are moved and not computed.
 
 #include <algorithm>
 #include <numeric>
@@ -12,6 +10,25 @@ namespace {
 
 using namespace jspec;
 
+// As in NumPy, a negative id counts from the end. Ids past either end are those of the end, as in
+// JAX. XLA would read the whole table, on several threads, and go on in another thread.
+ffi::Error TableRows(ffi::AnyBuffer table, ffi::BufferR2<ffi::S32> ids,
+                     ffi::Result<ffi::AnyBuffer> rows) {
+  const int64_t count = table.dimensions()[0];
+  const int64_t width = table.dimensions()[1] * ffi::ByteWidth(table.element_type());
+  const auto* from = static_cast<const char*>(table.untyped_data());
+  auto* to = static_cast<char*>(rows->untyped_data());
+  for (size_t i = 0; i < ids.element_count(); ++i, to += width) {
+    const int64_t id = ids.typed_data()[i];
+    const int64_t row = std::clamp<int64_t>(id < 0 ? id + count : id, 0, count - 1);
+    std::memcpy(to, from + row * width, width);
+  }
+  return ffi::Error::Success();
+}
+
+// A block [b t k h], which is written into a layer of a cache [b k s h] in the layer's type and in
+// place, each row from its own slot on; or into pages [p k s h], of which a table [b n] names each
+// row's. What falls past the last slot is lost, never shifted onto a good one.
 struct Shape {
   int64_t batch, tokens, heads, dims;
   int64_t page, pages;  // slots of a page, pages of a row
@@ -63,7 +80,12 @@ ffi::Error WritePages(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
                   outputs);
 }
 
+// Leaves memory as it is found.
+ffi::Error Unwritten(ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
+
 }  // namespace
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_table_rows, TableRows);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_pages, WritePages);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_unwritten, Unwritten);
