@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import SureFn
 from jspec.drafters.features import FeatureState, ReadingFeatures
-from jspec.drafters.spec import DrafterSpec, Shape
-from jspec.drafters.trees import Fed, GrowingTrees, make_tree
+from jspec.drafters.trees import Fed, make_tree, propose_grown
 from jspec.models.cache import KVCache
 from jspec.speculation.types import Proposal, RoundInputs
 
@@ -39,12 +37,12 @@ class DraftedBlock(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter(ReadingFeatures):
-    """Proposes a chain of which all distributions come from one pass."""
+    """Proposes a chain of which all distributions come from one pass, or a tree of them."""
 
     @property
     def block_width(self) -> int:
-        """Drafts of the block that it reads."""
-        return self.num_draft_tokens
+        """Drafts of the block that it reads: of a tree one a level."""
+        return self.tree_depth or self.num_draft_tokens
 
     def read_block(
         self,
@@ -79,6 +77,8 @@ class BlockDrafter(ReadingFeatures):
         self, params: Params, state: FeatureState, inputs: RoundInputs
     ) -> tuple[Proposal, FeatureState]:
         """Reads a block, and draws one draft after another from what it says."""
+        if self.shape is not None:
+            return propose_grown(self, params, state, inputs)
         wanted = inputs.wanted()
 
         def first(block: DraftedBlock, token: RowTokens) -> tuple[Array, DraftedBlock]:
@@ -94,22 +94,6 @@ class BlockDrafter(ReadingFeatures):
             wanted=wanted, ids=self.ids(params), is_sure=self.sure_of(params),
         )  # fmt: skip
         return proposal, state.replace(cache=block.cache)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockTreeDrafter(GrowingTrees, BlockDrafter):
-    """Proposes a tree of what one pass finds likeliest, or of what is drawn from it.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def block_width(self) -> int:
-        """Drafts of the block: one a level."""
-        return self.shape.depth
 
     def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
@@ -127,23 +111,7 @@ class BlockTreeDrafter(GrowingTrees, BlockDrafter):
             return say(level.depth, level.tokens), memory
 
         grown = make_tree(
-            self, self.shape, feed, block.cache, say(0, inputs.last_token[:, None])[:, 0], inputs,
+            self, feed, block.cache, say(0, inputs.last_token[:, None])[:, 0], inputs,
             wanted=wanted, ids=self.ids(params),
         )  # fmt: skip
         return grown.proposal, state.replace(cache=grown.memory)
-
-
-def with_at_most_drafts(spec: DrafterSpec, shape: Shape | None, most_drafts: int) -> DrafterSpec:
-    """Returns it with no more drafts in a chain than a head's block says.
-
-    Raises:
-      InputError: a tree, of that shape, that is deeper.
-    """
-    if shape is None:
-        return spec.with_at_most(most_drafts)
-    if shape.depth > most_drafts:
-        raise InputError(
-            f"expected tree_depth of at most {most_drafts}, the drafts of the head's blocks; got "
-            f"{shape.depth}"
-        )
-    return spec

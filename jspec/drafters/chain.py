@@ -22,11 +22,12 @@ from flax import struct
 from jaxtyping import Array, Float32, Int32, Key
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
+from jspec.drafters.spec import DraftingTrees
 from jspec.kernels import run_if, while_any
 from jspec.sampling.distribution import best_token, confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
@@ -178,7 +179,7 @@ class _Chain(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainDrafter(Drafter):
+class ChainDrafter(DraftingTrees):
     """Base of the drafters that draw one draft after another.
 
     Attributes:
@@ -198,7 +199,7 @@ class ChainDrafter(Drafter):
     kind: ClassVar[Kind]
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One: the drafts of a chain are all alike."""
         is_certain = self.kind.is_certain and not self.may_be_silent
         kind = self.kind._replace(most=self.num_draft_tokens, is_certain=is_certain)

@@ -21,18 +21,12 @@ the target keeps of the drafts comes back as features.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, RowFlags, RowTokens
-from jspec.drafters.blocks import (
-    BlockDrafter,
-    BlockTreeDrafter,
-    DraftedBlock,
-    with_at_most_drafts,
-)
+from jspec.drafters.blocks import BlockDrafter, DraftedBlock
 from jspec.drafters.chain import SureFn
 from jspec.drafters.dflash_head import (
     DflashConfig,
@@ -47,12 +41,7 @@ from jspec.drafters.dflash_head import (
     read_context,
 )
 from jspec.drafters.features import FeatureState, num_missing, window
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    tree_shape,
-    with_at_most_a_tree,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
 from jspec.speculation.types import Kind, RoundInputs
@@ -60,7 +49,7 @@ from jspec.speculation.types import Kind, RoundInputs
 
 @dataclasses.dataclass(frozen=True)
 class DflashDrafter(BlockDrafter):
-    """Proposes a chain of which all distributions come from one pass.
+    """Proposes drafts of which all distributions come from one pass.
 
     Attributes:
       config: the head's.
@@ -143,23 +132,14 @@ class DflashDrafter(BlockDrafter):
         return DraftedBlock(cache, logits, jnp.int32(0), hidden)
 
 
-@dataclasses.dataclass(frozen=True)
-class DflashTreeDrafter(BlockTreeDrafter, DflashDrafter):
-    """Proposes a tree."""
-
-
 def make_dflash_drafter(spec: DrafterSpec, config: DflashConfig) -> DflashDrafter:
     """Returns the drafter over a head, of chains or of trees.
 
     Raises:
       InputError: a tree that is deeper than the head's blocks.
     """
-    spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    spec = with_at_most_drafts(spec, shape, config.most_drafts)
-    fields: dict[str, Any] = {"config": config, "target": spec.target_config, "dtype": spec.dtype}
-    fields |= spec.chain_fields
-    return DflashDrafter(**fields) if shape is None else DflashTreeDrafter(shape=shape, **fields)
+    fields = growing_fields(spec, config.most_drafts)
+    return DflashDrafter(**fields, config=config, target=spec.target_config, dtype=spec.dtype)
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:

@@ -13,13 +13,8 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, Tokens
-from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    tree_shape,
-    with_at_most_a_tree,
-)
+from jspec.drafters.pairs import PairDrafter
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import apply_mtp, mtp_config
@@ -36,7 +31,7 @@ from jspec.speculation.types import Kind, RoundInputs
 
 @dataclasses.dataclass(frozen=True)
 class MtpDrafter(PairDrafter):
-    """Proposes a chain sampled from the layer; its parameters are the target's.
+    """Proposes what the layer draws, or what it finds likeliest; its parameters are the target's.
 
     Attributes:
       config: the target's.
@@ -88,11 +83,6 @@ class MtpDrafter(PairDrafter):
         return self.without_padding(params, logits), hidden, cache
 
 
-@dataclasses.dataclass(frozen=True)
-class MtpTreeDrafter(PairTreeDrafter, MtpDrafter):
-    """Proposes a tree."""
-
-
 def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over the target's own layer."""
     config = spec.target_config
@@ -101,9 +91,4 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
             "the drafter 'mtp' expects a target with a layer for multi-token prediction, such as "
             f"a MiMoForCausalLM with num_nextn_predict_layers 1; got a {config.family} without one"
         )
-    spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
-    if shape is None:
-        return BuiltDrafter(MtpDrafter(**fields))
-    return BuiltDrafter(MtpTreeDrafter(shape=shape, **fields))
+    return BuiltDrafter(MtpDrafter(**growing_fields(spec), config=config, dtype=spec.dtype))

@@ -161,9 +161,9 @@ class NgramDrafter(Remembering, ChainDrafter):
     kind = Kind("ngram", 0.4, 0.6)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One for each n of the first draft's n-gram: a longer one may be followed more often."""
-        return super().kinds * (self.max_order + 1 - self.min_order)
+        return super().chain_kinds * (self.max_order + 1 - self.min_order)
 
     def propose(
         self, params: Params, state: History, inputs: RoundInputs

@@ -24,8 +24,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.features import FeatureState, ReadingFeatures, num_missing, window
-from jspec.drafters.spec import Shape
-from jspec.drafters.trees import Fed, GrowingTrees, make_tree
+from jspec.drafters.trees import Fed, make_tree, propose_grown
 from jspec.models.cache import KVCache
 from jspec.speculation.types import Proposal, RoundInputs
 
@@ -39,7 +38,13 @@ class Drafting(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class PairDrafter(ReadingFeatures):
-    """Proposes a chain sampled from a head; a subclass says what the head is."""
+    """Proposes what a head draws, or what it finds likeliest; a subclass says what the head is."""
+
+    def init(self, batch_size: int, capacity: int) -> FeatureState:
+        """Returns the state of rows that have seen nothing."""
+        # With room for a tree's drafts that are fed, of which there are more than are put forward.
+        num_fed = 0 if self.shape is None else self.shape.num_fed
+        return super().init(batch_size, capacity + num_fed)
 
     def read_features(
         self, inputs: RoundInputs, features: Float[Array, "b t d"]
@@ -83,6 +88,8 @@ class PairDrafter(ReadingFeatures):
         self, params: Params, state: FeatureState, inputs: RoundInputs
     ) -> tuple[Proposal, FeatureState]:
         """Drafts one token after another, in a loop on the device."""
+        if self.shape is not None:
+            return propose_grown(self, params, state, inputs)
         wanted = inputs.wanted()
 
         def first(drafting: Drafting, token: RowTokens) -> tuple[Array, Drafting]:
@@ -101,6 +108,28 @@ class PairDrafter(ReadingFeatures):
             first, later, Drafting(cache, nothing), inputs, wanted=wanted, ids=self.ids(params)
         )
         return proposal, self.forget_guesses(state, cache.length, drafting.cache, wanted)
+
+    def grow(
+        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
+    ) -> tuple[Proposal, FeatureState]:
+        """Grows a tree, level by level; the memory is a level's outputs, [b k d], and the cache."""
+        before = self.catch_up(params, state, inputs, wanted)
+        logits, root = self.first_call(params, state, inputs, wanted, before)
+
+        def feed(
+            memory: tuple[Array, KVCache], level: Fed
+        ) -> tuple[Float32[Array, "b k u"], tuple[Array, KVCache]]:
+            hidden, cache = memory
+            features = jnp.take_along_axis(hidden, level.parents[..., None], axis=1)
+            logits, hidden, cache = self.feed(
+                params, inputs, level.tokens, features, cache,
+                positions=level.positions(cache.length), block_mask=level.mask,
+            )  # fmt: skip
+            return logits, (hidden, cache)
+
+        memory = root.hidden[:, None], root.cache
+        grown = make_tree(self, feed, memory, logits, inputs, wanted=wanted, ids=self.ids(params))
+        return grown.proposal, self.forget_guesses(state, before.length, grown.memory[1], wanted)
 
     def first_call(
         self,
@@ -152,52 +181,3 @@ class PairDrafter(ReadingFeatures):
         features = self.read_features(inputs, window(state.features, cache.length, num))
         tokens = text.window(cache.length + 1, num)
         return self.feed(params, inputs, tokens, features, cache, logits_at=at)
-
-
-class _Level(struct.PyTreeNode):
-    """The head in the middle of a tree."""
-
-    cache: KVCache
-    hidden: Float32[Array, "b k d"]  # its outputs at the level before
-
-
-@dataclasses.dataclass(frozen=True)
-class PairTreeDrafter(GrowingTrees, PairDrafter):
-    """Proposes a tree of what the head finds likeliest, or of what it draws.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def init(self, batch_size: int, capacity: int) -> FeatureState:
-        """Returns the state of rows that have seen nothing."""
-        # With room for the drafts that are fed, of which there are more than are put forward.
-        return super().init(batch_size, capacity + self.shape.num_fed)
-
-    def grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: FeatureState
-    ) -> tuple[Proposal, FeatureState]:
-        """Grows a tree, level by level."""
-        before = self.catch_up(params, state, inputs, wanted)
-        logits, drafting = self.first_call(params, state, inputs, wanted, before)
-
-        def feed(memory: _Level, level: Fed) -> tuple[Float32[Array, "b k u"], _Level]:
-            features = jnp.take_along_axis(memory.hidden, level.parents[..., None], axis=1)
-            logits, hidden, cache = self.feed(
-                params, inputs, level.tokens, features, memory.cache,
-                positions=level.positions(memory.cache.length), block_mask=level.mask,
-            )  # fmt: skip
-            return logits, _Level(cache, hidden)
-
-        grown = make_tree(
-            self, self.shape, feed, _level_of(drafting), logits, inputs, wanted=wanted,
-            ids=self.ids(params),
-        )  # fmt: skip
-        return grown.proposal, self.forget_guesses(state, before.length, grown.memory.cache, wanted)
-
-
-def _level_of(drafting: Drafting) -> _Level:
-    """Returns the root as a level of one draft."""
-    return _Level(drafting.cache, drafting.hidden[:, None])

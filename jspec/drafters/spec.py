@@ -176,22 +176,34 @@ class Shape(NamedTuple):
         return tuple(sizes)
 
 
-class DraftingTrees:
-    """A drafter that has a field `shape`, that of its trees."""
+@dataclasses.dataclass(frozen=True)
+class DraftingTrees(Drafter):
+    """A drafter of chains, or where it has a shape of trees.
 
-    shape: Shape
+    Attributes:
+      shape: of its trees; None for chains.
+    """
+
+    shape: Shape | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def chain_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of its chains."""
+        raise NotImplementedError
 
     @property
     def tree_depth(self) -> int:
         """The greatest depth of its trees."""
-        return self.shape.depth
+        return 0 if self.shape is None else self.shape.depth
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those of its chains, as trees; drawn trees have no scores."""
-        kinds: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
-        is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
-        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in kinds)
+        """Those of its chains, or the same as trees; drawn trees have no scores."""
+        kinds, shape = self.chain_kinds, self.shape
+        if shape is None:
+            return kinds
+        is_tree = shape.draws == LIKELIEST
+        return tuple(k._replace(most=min(k.most, shape.depth), is_tree=is_tree) for k in kinds)
 
 
 def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
@@ -202,18 +214,33 @@ def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
     return tree_shape(spec) if spec.options.tree_draws == LIKELIEST else None
 
 
+def growing_fields(spec: DrafterSpec, most_drafts: int = 0) -> dict[str, Any]:
+    """Returns the fields of a `ChainDrafter` of chains, or of trees that grow level by level.
+
+    `most_drafts` is the length of a chain, or of a path, at most; 0 sets no limit.
+
+    Raises:
+      InputError: a tree that is deeper, or see `tree_shape`.
+    """
+    branches, depth = spec.options.tree_branches, spec.options.tree_depth
+    if depth > 0 and spec.options.tree_draws == LIKELIEST:
+        # A level has no more drafts than that.
+        spec = spec.with_at_most(branches + (depth - 1) * branches**2)
+    shape = tree_shape(spec)
+    if shape is None and most_drafts:
+        spec = spec.with_at_most(most_drafts)
+    if shape is not None and 0 < most_drafts < shape.depth:
+        raise InputError(
+            f"expected tree_depth of at most {most_drafts}, the drafts of the head's blocks; got "
+            f"{shape.depth}"
+        )
+    return spec.chain_fields | {"shape": shape}
+
+
 def for_chains(options: Any) -> Any:
     """Returns a drafter's options without a tree."""
     none = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
     return dataclasses.replace(options, **none)
-
-
-def with_at_most_a_tree(spec: DrafterSpec) -> DrafterSpec:
-    """Returns it with no more drafts than a tree has that grows level by level."""
-    branches, depth = spec.options.tree_branches, spec.options.tree_depth
-    if depth == 0 or spec.options.tree_draws != LIKELIEST:
-        return spec
-    return spec.with_at_most(branches + (depth - 1) * branches**2)
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:

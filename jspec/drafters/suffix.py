@@ -124,8 +124,8 @@ _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (
 
 
 @dataclasses.dataclass(frozen=True)
-class SuffixDrafter(Remembering):
-    """Proposes the continuation with the most expected accepted drafts.
+class SuffixDrafter(DraftingTrees, Remembering):
+    """Proposes the continuation with the most expected accepted drafts, or a tree of the best.
 
     Attributes:
       num_draft_tokens: drafts a round.
@@ -142,7 +142,7 @@ class SuffixDrafter(Remembering):
     keeps_answers: bool = False
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One for each length of match: a longer one is followed more faithfully."""
         lengths = [*range(1, len(_ASSUMED)), MAX_MATCH]  # the last kind is of all longer ones
         most = [min(self.num_draft_tokens, int(self.growth * length)) for length in lengths]
@@ -171,12 +171,28 @@ class SuffixDrafter(Remembering):
         self, params: Sources, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text and in the sources."""
+        if self.shape is not None:
+            return self._propose_tree(self.shape, params, state, inputs), state
         matches = self.matches(params, state, inputs, self.num_draft_tokens)
         choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
         kind = self.kind_of(choice.agreement)
         num_tokens = jnp.minimum(choice.num_tokens, inputs.limit(kind))
         num_tokens = jnp.where(choice.agreement >= self.min_match, num_tokens, 0)
         return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
+
+    def _propose_tree(
+        self, shape: Shape, sources: Sources, state: History, inputs: RoundInputs
+    ) -> Proposal:
+        matches = self.matches(sources, state, inputs, shape.depth)
+        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
+        kind = self.kind_of(votes.longest)
+        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
+        first, later = jnp.log(rates[kind]).T
+        place = jnp.arange(shape.depth, dtype=jnp.float32)
+        kept = first[:, None] + place * later[:, None]
+        is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
+        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
+        return best_of_matches(shape, matches, scores, inputs, kind)
 
 
 def _where(is_free: RowFlags | bool, places: Matches) -> Matches:
@@ -186,32 +202,6 @@ def _where(is_free: RowFlags | bool, places: Matches) -> Matches:
     """
     is_free = jnp.reshape(jnp.asarray(is_free), (-1, 1))
     return places.replace(agreement=jnp.where(is_free, places.agreement, -1))
-
-
-@dataclasses.dataclass(frozen=True)
-class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
-    """Proposes the continuations with the largest shares of the votes.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def propose(
-        self, params: Sources, state: History, inputs: RoundInputs
-    ) -> tuple[Proposal, History]:
-        """Looks the text's end up in the text and in the sources."""
-        matches = self.matches(params, state, inputs, self.shape.depth)
-        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
-        kind = self.kind_of(votes.longest)
-        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
-        first, later = jnp.log(rates[kind]).T
-        place = jnp.arange(self.shape.depth, dtype=jnp.float32)
-        kept = first[:, None] + place * later[:, None]
-        is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
-        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
-        return best_of_matches(self.shape, matches, scores, inputs, kind), state
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:
@@ -230,7 +220,6 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
         min_share=options.suffix_min_share,
         min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),
         keeps_answers=options.draft_memory > 0,
+        shape=shape,
     )
-    if shape is not None:
-        drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, sources)

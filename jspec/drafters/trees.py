@@ -49,7 +49,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.typing import Params, RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
 from jspec.drafters.options import LIKELIEST, WITHOUT
-from jspec.drafters.spec import DraftingTrees, Shape
+from jspec.drafters.spec import Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
@@ -241,35 +241,23 @@ def _best_places(scores: Float32[Array, "b c"], number: int) -> Int32[Array, "b 
     return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
 
 
-def if_wanted(
-    propose: Callable[[Any], tuple[Proposal, Any]], state: Any, wanted: RowCounts
+def propose_grown(
+    drafter: Any, params: Params, state: Any, inputs: RoundInputs
 ) -> tuple[Proposal, Any]:
-    """Returns what `propose` does of the state; nothing is computed where no row wants drafts."""
-    propose = jax.jit(propose, inline=True)  # traced once for its shapes and for the loop
-    shapes = jax.eval_shape(propose, state)[0]
+    """Returns the tree that `drafter.grow` makes of what each row wants, and the state after it.
+
+    Nothing is computed where no row wants drafts.
+    """
+    wanted = inputs.wanted()
+    # Traced once for its shapes and for the loop.
+    grow = jax.jit(functools.partial(drafter.grow, params, inputs, wanted), inline=True)
+    shapes = jax.eval_shape(grow, state)[0]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    return run_if((wanted > 0).any(), lambda carry: propose(carry[1]), (empty, state))
-
-
-class GrowingTrees(DraftingTrees):
-    """A drafter whose trees a method makes, which is not run where no row wants drafts."""
-
-    def grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: Any
-    ) -> tuple[Proposal, Any]:
-        """Returns the tree of each row that wants drafts, [b], and the state after it."""
-        raise NotImplementedError
-
-    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
-        """Makes a tree of what each row wants."""
-        wanted = inputs.wanted()
-        return if_wanted(functools.partial(self.grow, params, inputs, wanted), state, wanted)
+    return run_if((wanted > 0).any(), lambda carry: grow(carry[1]), (empty, state))
 
 
 def make_tree(
     drafter: ChainDrafter,
-    shape: Shape,
     feed: FeedFn,
     memory: Any,
     logits: Float32[Array, "b u"],
@@ -279,6 +267,8 @@ def make_tree(
     ids: Int32[Array, "u"] | None = None,
 ) -> Grown:
     """Returns the tree of the likeliest drafts, see `grow_tree`, or that of drawn ones."""
+    shape = drafter.shape
+    assert shape is not None
     if shape.draws == LIKELIEST:
         confidence = drafter.min_confidence
         return grow_tree(
