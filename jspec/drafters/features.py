@@ -116,10 +116,7 @@ class ReadingFeatures(ChainDrafter):
         )
 
     def read_lagging(
-        self,
-        state: FeatureState,
-        wanted: RowCounts,
-        read: Callable[[KVCache, int], KVCache],
+        self, state: FeatureState, wanted: RowCounts, read: Callable[[KVCache, int], KVCache]
     ) -> KVCache:
         """Reads until no more are missing than a round commits at most.
 

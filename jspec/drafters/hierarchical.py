@@ -34,14 +34,10 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.drafters.chain import spread
-from jspec.drafters.model import (
-    ModelDrafter,
-    ModelState,
-    make_model_drafter,
-)
-from jspec.drafters.options import HierarchicalOptions, TreeOptions
+from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
+from jspec.drafters.options import TREE, DrafterOptions
 from jspec.drafters.registry import REGISTRY, make_drafter, options_read
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, for_chains
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.kernels import while_any
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
@@ -300,7 +296,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
     # Guesses are read as a chain.
     inner_spec = spec._replace(
-        num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
+        num_draft_tokens=num_guesses, is_member=True, options=spec.options.without_tree()
     )
     inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
@@ -308,7 +304,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
-def _inner_name(options: HierarchicalOptions) -> str:
+def _inner_name(options: DrafterOptions) -> str:
     name = options.inner_drafter
     known = [entry.name for entry in REGISTRY.values() if entry.needs in ("", "draft_table")]
     # Without guesses every call would give one draft: that is the drafter `model`.
@@ -319,8 +315,6 @@ def _inner_name(options: HierarchicalOptions) -> str:
     return name
 
 
-def options_read_by(options: HierarchicalOptions) -> set[str]:
-    """Returns the names of the options that it and its inner drafter read."""
-    names = {field.name for field in dataclasses.fields(HierarchicalOptions)}
-    inner = options_read(_inner_name(options), options)
-    return names | inner - {field.name for field in dataclasses.fields(TreeOptions)}
+def options_of_inner(options: DrafterOptions) -> set[str]:
+    """Returns the names of the options that its inner drafter reads."""
+    return options_read(_inner_name(options), options) - TREE

@@ -46,7 +46,7 @@ from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags
 from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.memory import History
-from jspec.drafters.options import TranslationOptions
+from jspec.drafters.options import AUTO
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.drafters.translated_model import make_translated_drafter
 from jspec.drafters.trees import Fed, make_tree, propose_grown
@@ -343,7 +343,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over a draft model, of the target's vocabulary or another."""
     if spec.draft_tokenizer is not None:
         return BuiltDrafter(*make_translated_drafter(spec))
-    if spec.options.draft_translation != TranslationOptions.draft_translation:
+    if spec.options.draft_translation != AUTO:
         raise InputError(
             "expected draft_translation with a draft model of another vocabulary than the "
             f"target's, got {spec.options.draft_translation!r} with one of the same"

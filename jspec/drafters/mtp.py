@@ -18,14 +18,7 @@ from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import apply_mtp, mtp_config
-from jspec.models.layers import (
-    finish_logits,
-    head_kernel,
-    linear,
-    look_up,
-    normed_outputs,
-    scaled,
-)
+from jspec.models.layers import finish_logits, head_kernel, linear, look_up, normed_outputs, scaled
 from jspec.speculation.types import Kind, RoundInputs
 
 

@@ -31,7 +31,6 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import ChainDrafter, DrawFn
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.options import NgramOptions
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
@@ -261,10 +260,3 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
         is_sampled=options.ngram_probs == "sampled",
     )
     return BuiltDrafter(drafter)
-
-
-def options_read_by(options: NgramOptions) -> set[str]:
-    """Returns the names of the options that it reads."""
-    names = {field.name for field in dataclasses.fields(NgramOptions)}
-    # The most frequent token follows from the text and is never unsure.
-    return names if options.ngram_probs == "sampled" else names - {"draft_confidence"}

@@ -18,13 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.common.typing import BlockFlags, Params, Tokens
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    DraftingTrees,
-    Shape,
-    certain_tree_shape,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.tree import best_tree

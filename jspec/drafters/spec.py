@@ -5,12 +5,12 @@ Some trained heads come with jspec, each for one target, in `shipped_heads/`.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple, Self
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.drafters.options import LIKELIEST, Options, TreeOptions
+from jspec.drafters.options import LIKELIEST, DrafterOptions
 from jspec.models import DecoderConfig
 from jspec.speculation.control import Kind
 from jspec.speculation.types import Drafter
@@ -122,33 +122,40 @@ class DrafterEntry:
       build: makes it.
       proposes: one line for the README's table, in Markdown.
       source: arXiv ids, separated by commas.
-      options: the dataclass of the options that it reads.
+      options: the names of those `DrafterOptions` that it reads.
       needs: what it drafts with besides the text; the target's layers and logits need no option.
-      read: given the options, the names of those that it reads, where that depends on their values.
+      read: given the options, further names, where what it reads depends on their values.
       takes_any_tokenizer: whether its draft model may have another tokenizer than the target.
 
     Raises:
-      InputError: a name that is no text, is empty, or has a "+", which joins names.
+      InputError: a name that is no text, is empty, or has a "+", which joins names; or an option
+        that there is none of.
     """
 
     name: str
     build: Callable[[DrafterSpec], BuiltDrafter]
     proposes: str
     source: str = ""
-    options: type[Options] = Options
+    options: Collection[str] = frozenset()
     needs: Literal["", "draft", "draft_head", "draft_table", "layers", "logits"] = ""
-    read: Callable[[Any], set[str]] | None = None
+    read: Callable[[DrafterOptions], Collection[str]] | None = None
     takes_any_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name) or "+" in self.name:
             raise InputError(f"expected a drafter's name without '+', got {self.name!r}")
+        given = self.options if isinstance(self.options, Collection) else [self.options]
+        strangers = set(given) - {field.name for field in dataclasses.fields(DrafterOptions)}
+        if strangers:
+            raise InputError(
+                f"expected the names of options of {self.name!r} among those of DrafterOptions, "
+                f"got {', '.join(map(str, strangers))}"
+            )
+        object.__setattr__(self, "options", frozenset(given))  # an entry can be hashed
 
-    def options_read(self, options: Any) -> set[str]:
+    def options_read(self, options: DrafterOptions) -> set[str]:
         """Returns the names of the options that it reads, given their values."""
-        if self.read is not None:
-            return self.read(options)
-        return {field.name for field in dataclasses.fields(self.options)}
+        return {*self.options, *(() if self.read is None else self.read(options))}
 
 
 class Shape(NamedTuple):
@@ -235,12 +242,6 @@ def growing_fields(spec: DrafterSpec, most_drafts: int = 0) -> dict[str, Any]:
             f"{shape.depth}"
         )
     return spec.chain_fields | {"shape": shape}
-
-
-def for_chains(options: Any) -> Any:
-    """Returns a drafter's options without a tree."""
-    none = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
-    return dataclasses.replace(options, **none)
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:

@@ -36,13 +36,7 @@ from jspec.drafters.cascade import have_same_paths
 from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    DraftingTrees,
-    Shape,
-    certain_tree_shape,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.types import Kind, Proposal, RoundInputs
 

@@ -339,10 +339,7 @@ def _draw(
     draws: str,
 ) -> _Level:
     """Draws one level; `is_taken`: its drafts are siblings, all of one distribution."""
-    logits = jnp.stack(
-        [branch.process(logits[:, i]) for i, branch in enumerate(settings)],
-        axis=1,
-    )
+    logits = jnp.stack([branch.process(logits[:, i]) for i, branch in enumerate(settings)], axis=1)
     plain = settings[0].without_processors()
     probs = sampling_probs(logits, plain)
     is_greedy = (plain.temperature < COLDEST)[:, None]

@@ -290,11 +290,7 @@ class Guesses(NamedTuple):
 
 
 def guess(
-    f: StepFn,
-    update: UpdateFn,
-    state: Any,
-    choose: Callable[[Any, Array], Array],
-    keys: Array,
+    f: StepFn, update: UpdateFn, state: Any, choose: Callable[[Any, Array], Array], keys: Array
 ) -> Guesses:
     """Returns the guesses after a state; `choose` draws each from its distribution with a key."""
 

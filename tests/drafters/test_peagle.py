@@ -114,7 +114,7 @@ def test_folders_have_the_published_names_and_are_read_back(tmp_path):
     ("change", "message"),
     [
         ({"mask_token_id": None}, "expected mask_token_id or ptd_token_id"),
-        ({"mask_token_id": 61}, "expected the mask as a token from 0 to 60, got 61"),
+        ({"mask_token_id": 61}, "expected mask_token_id from 0 to 60, got 61"),
         ({"speculators_model_type": "eagle3", "mask_token_id": None}, "a head of one layer, got 2"),
         ({"zebra": 1}, "unknown config keys: zebra"),
         ({"num_depths": -1}, "expected num_depths as a whole number"),
