@@ -29,7 +29,7 @@ several estimates the largest counts. Of all nodes the best are taken: see `acce
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +53,12 @@ from jspec.speculation.types import (
 
 _States = tuple[Any, ...]
 _Flag = Bool[Array, ""] | bool
+# What a cascade says of itself, by what its members say.
+_COMBINED: dict[Callable[[list[Any]], Any], tuple[str, ...]] = {
+    max: ("num_draft_tokens", "num_runners_up"),
+    any: ("has_lag", "reads_text", "keeps_answers"),
+    all: ("may_be_silent", "can_roll_back", "has_slot_per_token"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,20 +67,16 @@ class CascadeDrafter(Drafter):
 
     members: tuple[Drafter, ...]
 
-    @property
-    def num_draft_tokens(self) -> int:
-        """The widest member's."""
-        return max(member.num_draft_tokens for member in self.members)
+    def __post_init__(self) -> None:
+        for combine, names in _COMBINED.items():
+            for name in names:
+                of_members = [getattr(member, name) for member in self.members]
+                object.__setattr__(self, name, combine(of_members))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Those of the members, one after another."""
         return tuple(kind for member in self.members for kind in member.kinds)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Silent if every member is."""
-        return all(member.may_be_silent for member in self.members)
 
     @property
     def summary(self) -> str:
@@ -92,36 +94,6 @@ class CascadeDrafter(Drafter):
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that the members observe, one member after another."""
         return tuple(i for member in self.members for i in member.hidden_layers)
-
-    @property
-    def has_lag(self) -> bool:
-        """Whether any member's cache may lag."""
-        return any(member.has_lag for member in self.members)
-
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether every member's state can be cut."""
-        return all(member.can_roll_back for member in self.members)
-
-    @property
-    def has_slot_per_token(self) -> bool:
-        """Whether every member's caches have."""
-        return all(member.has_slot_per_token for member in self.members)
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether what any member costs depends on the text."""
-        return any(member.reads_text for member in self.members)
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Whether any member looks up earlier answers."""
-        return any(member.keeps_answers for member in self.members)
-
-    @property
-    def num_runners_up(self) -> int:
-        """As many as the member that observes most of them."""
-        return max(member.num_runners_up for member in self.members)
 
     def lag(self, state: _States, kind: RowCounts) -> RowCounts:
         """Returns what the member of each row's kind has yet to read, [b]."""

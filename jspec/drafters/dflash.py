@@ -14,7 +14,7 @@ With `draft_confidence`, a row stops where the next draft is unlikely to be kept
 estimate, if it has one, else by the distribution's largest probability. Either is looked at before
 the draft is drawn. (To drop a draft for what was drawn would bias the output.)
 
-With `tree_depth` it drafts a tree (see `blocks`); a Markov head biases a level by its parents.
+With `tree_depth` it drafts a tree (see `features`); a Markov head biases a level by its parents.
 
 The block's own keys and values are never committed: masks have no place in the context, and what
 the target keeps of the drafts comes back as features.
@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, RowFlags, RowTokens
-from jspec.drafters.blocks import BlockDrafter, DraftedBlock
 from jspec.drafters.chain import SureFn
 from jspec.drafters.dflash_head import (
     DflashConfig,
@@ -40,7 +39,7 @@ from jspec.drafters.dflash_head import (
     read_block,
     read_context,
 )
-from jspec.drafters.features import FeatureState, num_missing, window
+from jspec.drafters.features import BlockDrafter, DraftedBlock, FeatureState, num_missing, window
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig

@@ -1,11 +1,11 @@
-"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
+"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `features`.
 
 A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks after the newest pair.
 
     block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
     drafts                        d1      d2    d3
 
-The masks are never committed; see `blocks` for how drafts are drawn, and trees grown.
+The masks are never committed; see `features` for how drafts are drawn, and trees grown.
 """
 
 import dataclasses
@@ -15,10 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, Tokens
-from jspec.drafters.blocks import BlockDrafter, DraftedBlock
 from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle, mask_feature
-from jspec.drafters.features import FeatureState, num_missing, window
-from jspec.drafters.pairs import PairDrafter
+from jspec.drafters.features import (
+    BlockDrafter,
+    DraftedBlock,
+    FeatureState,
+    PairDrafter,
+    num_missing,
+    window,
+)
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.layers import look_up

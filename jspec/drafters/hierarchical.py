@@ -193,36 +193,17 @@ class HierarchicalDrafter(Drafter):
     inner: Drafter
     has_lag = True
 
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the inner drafter's state can be cut."""
-        return self.inner.can_roll_back
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Whether the inner drafter looks up earlier answers."""
-        return self.inner.keeps_answers
-
-    @property
-    def has_slot_per_token(self) -> bool:
-        """Whether the inner drafter's caches have."""
-        return self.inner.has_slot_per_token
+    def __post_init__(self) -> None:
+        for name in ("num_draft_tokens", "may_be_silent"):  # as if there were no guesses
+            object.__setattr__(self, name, getattr(self.model, name))
+        for name in ("can_roll_back", "keeps_answers", "has_slot_per_token"):
+            object.__setattr__(self, name, getattr(self.inner, name))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: the drafts are the draft model's."""
         (kind,) = self.model.kinds
         return (kind._replace(drafter="hierarchical"),)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """The draft model's."""
-        return self.model.num_draft_tokens
-
-    @property
-    def may_be_silent(self) -> bool:
-        """As the draft model: whether there was a guess makes no difference."""
-        return self.model.may_be_silent
 
     def lag(self, state: PairState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls by which the draft model catches up, [b]."""

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowTokens
-from jspec.drafters.catch_up import empty_caches
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import empty_caches
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, make_apply

@@ -33,7 +33,6 @@ pair first.
 import collections
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -43,11 +42,11 @@ from jaxtyping import Array, Float32, Int, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
-from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.memory import History
+from jspec.drafters.memory import History, empty_caches, read_on, tokens_read
 from jspec.drafters.options import AUTO
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
+from jspec.drafters.token_texts import read_plain
 from jspec.drafters.translated_model import make_translated_drafter
 from jspec.drafters.trees import Fed, make_tree, propose_grown
 from jspec.models import DecoderConfig, KVCache, make_apply
@@ -104,13 +103,7 @@ def _frequent_ids(spec: DrafterSpec) -> list[int]:
     if name is None:
         return []
     assert spec.tokenizer is not None
-    try:
-        text = pathlib.Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: expected a text in UTF-8, got {error.reason}") from None
-    counts = collections.Counter(spec.tokenizer.encode(text, add_bos=False))
+    counts = collections.Counter(spec.tokenizer.encode(read_plain(name), add_bos=False))
     # Of equal counts the lower id first, so that the order does not depend on the text's.
     return sorted(counts, key=lambda token_id: (-counts[token_id], token_id))
 

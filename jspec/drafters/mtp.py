@@ -1,4 +1,4 @@
-"""The target's own layer for multi-token prediction proposes (MiMo, arXiv 2505.07608): see `pairs`.
+"""The layer that a target has for multi-token prediction proposes (MiMo, arXiv 2505.07608).
 
 The layer was trained to say the token after the next. It lies in the target's folder, its
 embeddings and its head are the target's, and a feature is the target's normed last output. For a
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, Tokens
-from jspec.drafters.pairs import PairDrafter
+from jspec.drafters.features import PairDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import DraftTokens, RowCounts, RowFlags
+from jspec.common.typing import RowCounts, RowFlags
 from jspec.drafters.answer_memory import AnswerMemory
 from jspec.drafters.cascade import have_same_paths
 from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
@@ -61,20 +61,6 @@ class Votes(NamedTuple):
     longest: RowCounts
 
 
-class Choice(NamedTuple):
-    """One continuation of each text.
-
-    Attributes:
-      tokens: [b w]; those from `num_tokens` on mean nothing.
-      num_tokens: how many are worth drafting, [b].
-      agreement: of the place that agrees longest, [b]; negative where there is none.
-    """
-
-    tokens: DraftTokens
-    num_tokens: RowCounts
-    agreement: RowCounts
-
-
 def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
     """Returns the votes for every continuation.
 
@@ -96,16 +82,6 @@ def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
     most = jnp.floor(growth * jnp.maximum(longest, 1).astype(jnp.float32))
     is_worth &= jnp.arange(followed.shape[2]) < most.astype(jnp.int32)[:, None, None]
     return Votes(counts, counts / jnp.maximum(total, 1.0), is_worth, longest)
-
-
-def choose_continuation(matches: Matches, *, growth: float, min_share: float) -> Choice:
-    """Returns the continuation with the most votes, of equals the first; see `count_votes`."""
-    votes = count_votes(matches, growth=growth, min_share=min_share)
-    score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
-    best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
-    # Votes only fall along a continuation, so the tokens that are worth it come first.
-    num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
-    return Choice(matches.followed[rows, best], num_tokens, votes.longest)
 
 
 Sources = tuple[Corpus | AnswerMemory, ...] | None  # what is searched besides the text
@@ -168,11 +144,17 @@ class SuffixDrafter(DraftingTrees, Remembering):
         if self.shape is not None:
             return self._propose_tree(self.shape, params, state, inputs), state
         matches = self.matches(params, state, inputs, self.num_draft_tokens)
-        choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
-        kind = self.kind_of(choice.agreement)
-        num_tokens = jnp.minimum(choice.num_tokens, inputs.limit(kind))
-        num_tokens = jnp.where(choice.agreement >= self.min_match, num_tokens, 0)
-        return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
+        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
+        # The continuation with the most votes, of equals the first.
+        score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
+        best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
+        # Votes only fall along a continuation, so the tokens that are worth it come first.
+        num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
+        kind = self.kind_of(votes.longest)
+        num_tokens = jnp.minimum(num_tokens, inputs.limit(kind))
+        num_tokens = jnp.where(votes.longest >= self.min_match, num_tokens, 0)
+        tokens = jnp.maximum(matches.followed[rows, best], 0)
+        return Proposal(tokens, num_tokens, kind=kind), state
 
     def _propose_tree(
         self, shape: Shape, sources: Sources, state: History, inputs: RoundInputs

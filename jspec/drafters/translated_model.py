@@ -33,8 +33,8 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
-from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import empty_caches, read_on, tokens_read
 from jspec.drafters.options import AUTO, SHARED, SPELLING
 from jspec.drafters.spec import DrafterSpec
 from jspec.drafters.translated_text import BLOCK, TranslatedText, spell
