@@ -4,27 +4,21 @@
     model   | lags          | proposes      | lags
 
 Every member sees every committed token. One that was not asked leaves its cache where it was and
-catches up when it is asked again: no member ever has a hole, and a draft model's prompt is only
-consumed when the cheaper members fall silent. A row's distribution is that of the member that
-proposed.
+catches up when it is asked again. A row's distribution is that of the member that proposed. A
+member that calls the target hands its cache on to the next ones and to the verify call, whoever has
+proposed: to go back to the cache from before would copy it.
 
-A member that calls the target hands its cache on to the next ones and to the verify call, whoever
-has proposed: to go back to the cache from before would copy it.
-
-With `tree_depth` the members share one tree, where all drafts are certain.
+With `tree_depth` the members share one tree, where all drafts are certain (SpecInfer, arXiv
+2305.09781).
 
     lookup   a ── b ── c        0.5 0.4 0.3
     head     a ─┬─ b            0.6 0.3            merged   a ─┬─ b ── c
              e  └─ d            0.2   0.1                   e  └─ d
 
-Every member's drafts carry estimates of how likely each is kept: a head's are its probabilities,
-those of a chain follow from its kind, as a longer match is followed more faithfully. The best ones
-of all members are put forward. Where a member is sure, later ones are not asked, and a head does
-not run.
-
-Drafts of several members that begin alike are one path (SpecInfer, arXiv 2305.09781). A node's
-score is the logarithm of an estimate of the probability that the target says its whole path; of
-several estimates the largest counts. Of all nodes the best are taken: see `acceptance.tree`.
+A node's score is the logarithm of an estimate of the probability that the target says its whole
+path: a head's are its probabilities, those of a chain follow from its kind, as a longer match is
+followed more faithfully. Drafts that begin alike are one path, for which the largest estimate
+counts, and the best nodes of all are put forward. Where a member is sure, later ones are not asked.
 """
 
 import dataclasses

@@ -5,16 +5,12 @@
     block                          | last mask mask mask |  sees the cache and all of itself
     drafts                               d1   d2   d3
 
-One pass gives the logits of all drafts. Each draft is then drawn from its own distribution, which
-is what the proposal reports, so every rule stays exact. In DFlash the distributions do not depend
-on each other's drafts; with a Markov head, each is biased by the draft before. That is a product of
-low rank a draft, in the loop that draws them.
+See `features` for how drafts are drawn, and trees grown. With a Markov head, each distribution is
+biased by the draft before: a product of low rank a draft, in the loop that draws them.
 
 With `draft_confidence`, a row stops where the next draft is unlikely to be kept: by the head's
 estimate, if it has one, else by the distribution's largest probability. Either is looked at before
 the draft is drawn. (To drop a draft for what was drawn would bias the output.)
-
-With `tree_depth` it drafts a tree (see `features`); a Markov head biases a level by its parents.
 
 The block's own keys and values are never committed: masks have no place in the context, and what
 the target keeps of the drafts comes back as features.

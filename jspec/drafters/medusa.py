@@ -5,13 +5,11 @@
 
 Head i was trained for the token i + 2 positions after the one whose hidden state it reads: residual
 blocks x + silu(W x + b) on the normed output of the last layer, and its own head over the
-vocabulary. Its prediction does not depend on earlier drafts. It is drawn like any other draft,
-under the row's processors and settings, from a known distribution, so the output is exact at any
-temperature.
+vocabulary. It does not depend on earlier drafts, and is drawn like any other draft.
 
 With `tree_depth` every head's best tokens are combined with those of the heads before, in a tree of
 one shape: that which promises the most by how often a head's token of each rank is kept
-(section 2.3.3).
+(section 2.3.3). `scripts/medusa_rates.py` measures these shares on calibration texts.
 
 A folder holds, as published ones do,
 
@@ -23,8 +21,6 @@ A folder holds, as published ones do,
     {i}.{n}.weight           [V, D]   its head; n is the number of its blocks
   medusa_rates.json          {"rates": [[rank 0, rank 1, ...] of head 0, ...]}, if measured
 ```
-
-The rates are shares of the tokens of calibration texts; `scripts/medusa_rates.py` measures them.
 """
 
 import contextlib

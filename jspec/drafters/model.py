@@ -15,19 +15,11 @@ With `tree_depth` the model drafts a tree.
 The drafts of a level are fed in one call, under a mask. What is committed afterwards is a path of
 what was fed, in slots that do not lie together; the drafter moves them together itself.
 
-With `draft_vocab_size` the model's head is over the most frequent tokens only.
-
-    head of the model   | 0  1  2  3  4  5 ...                              151,935 |
-    rows that are kept  | 0  1  2  3  4  5 ...  31,999 |   151,643  151,645           |
-
-The head of a small model is a large share of what it reads for a token. A head of fewer rows is
-read faster, and its logits are those of the whole head, bit for bit. The drafts are drawn from
-their softmax, in which every other token has probability 0. As the proposal says so, every
-acceptance rule stays exact: a token that is never drafted comes from the residual.
-
-Which tokens are frequent is counted in a text, if one is given. The other rows are for the first
-ids: those of a byte-level BPE come in the order in which its merges were learned, the most frequent
-pair first.
+With `draft_vocab_size` the model's head is over the most frequent tokens only, as counted in a
+text, and then over the first ids: those of a byte-level BPE come in the order in which its merges
+were learned, the most frequent pair first. A head of fewer rows is read faster, and its logits are
+those of the whole head, bit for bit. The drafts are drawn from their softmax, and the proposal says
+so: every rule stays exact, and a token that is never drafted comes from the residual.
 """
 
 import collections

@@ -3,10 +3,9 @@
 The n-grams in the last tokens of the text that begin with the n - 1 tokens at its end predict what
 follows. The largest n with any such n-gram decides. There are two distributions:
 
-* deterministic: the most frequent continuation, of equals the most recent. Drafts follow from the
-  text alone, so that their distribution is one-hot.
-* sampled: a continuation is drawn in proportion to its count (under the row's processors,
-  temperature and filters, as from any other distribution), and that distribution is reported.
+* deterministic: the most frequent continuation, of equals the most recent; one-hot, as it follows
+  from the text alone;
+* sampled: a continuation is drawn in proportion to its count, as from any other distribution.
 
 The next draft is predicted likewise from a context that ends with this one; counts come from the
 committed text alone. No n-gram, no draft. It is a trivial approximation model in the sense of
@@ -17,9 +16,8 @@ Leviathan et al. (arXiv 2211.17192, §4.1).
     lengths     0  1  2  0  1  2  0  1      tokens that agree with the end, up to each place
     followed    b  c  x  b  c  y  b  c      after [b c] x came once, and y once, more recently
 
-Everything is linear in the window: another token of the text, or of the drafts that follow it,
-lengthens each match or ends it, and equal continuations are counted in a table of the window's
-size.
+Everything is linear in the window: another token lengthens each match or ends it, and equal
+continuations are counted in a table of the window's size.
 """
 
 import dataclasses

@@ -3,8 +3,7 @@
 Where `prompt_lookup` copies what followed the last place that agrees longest, this drafter asks all
 of them, in the row's own text, in a corpus of earlier answers (`corpus`) and in those that were
 given meanwhile (`answer_memory`), and takes the continuation on which they agree most. A place in
-another text must agree by one token more to count as much. It drafts further after long matches,
-and stops where what follows is a matter of chance. Drafts follow from texts alone, so their
+another text must agree by one token more to count as much. Drafts follow from texts alone, so their
 distribution is one-hot. No match, no draft.
 
 place       tokens that agree    votes    what followed there
@@ -14,14 +13,11 @@ place       tokens that agree    votes    what followed there
        4             2                1/64       w w w
 
 Every place votes for what followed it, with a quarter of the weight for each token less that
-agrees: the longest matches decide, and shorter ones where these are divided. The share of the votes
-for a continuation's first j tokens estimates the probability that the target will say them, and the
-sum of these shares is the expected number of accepted drafts: the score of SuffixDecoding (arXiv
-2411.04975, section 3.3). The paper grows a path of high shares greedily; here all continuations
-that were seen are compared, and the one with the largest sum is taken.
-
-All sums are of powers of two, and exact in float32. So their order, which may differ with the batch
-or the device, changes nothing.
+agrees. The share of the votes for a continuation's first j tokens estimates the probability that
+the target will say them, and the sum of these shares is the expected number of accepted drafts
+(section 3.3). The paper grows a path of high shares greedily; here all continuations that were seen
+are compared, and the one with the largest sum is taken. All sums are of powers of two, and exact in
+float32, so their order changes nothing.
 """
 
 import dataclasses

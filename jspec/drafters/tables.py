@@ -1,9 +1,8 @@
 """Trivial approximation models: tables of counts, and no model at all.
 
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
-nothing, makes decoding a little faster, and that a model that draws any token at random is the
-limit of no cost and no skill. A table's distribution for the next token follows from the last one
-alone; it goes through the row's processors, temperature and filters as usual. Tables are
+nothing, makes decoding a little faster; to draw any token at random is the limit of no cost and no
+skill. A table's distribution for the next token follows from the last one alone. Tables are
 parameters, not constants of the compiled program; `scripts/make_answers.py` makes them.
 
 A table is a safetensors file:

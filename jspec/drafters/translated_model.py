@@ -4,8 +4,7 @@ The drafter reads the text in its own tokens (`translated_text`), and translates
 
   shared     The draft's distribution, restricted to the tokens that both vocabularies have and
              normalised again. The draft is drawn from it and reported with it: every acceptance
-             rule stays exact, and the target's other tokens come from the residual (algorithm 4 of
-             the paper, token-level intersection).
+             rule stays exact (algorithm 4 of the paper, token-level intersection).
   spelling   The draft's likeliest tokens, of its whole vocabulary. Their text is cut into tokens of
              the target, which are proposed as drafts that follow from the text alone (algorithm 2,
              string-level exact match). This reaches target tokens that the draft does not have.
@@ -14,11 +13,10 @@ The drafter reads the text in its own tokens (`translated_text`), and translates
     the draft says     | _filter | _( | x | ): | \\n |
     proposed           | _filter | _(x  |  ):\\n   |        spelling: whole words of the target
 
-All of it runs on the device, inside the loop over rounds, so no tokenizer is called. What that
-costs: the text is cut by tables and not by the rules for words of the two tokenizers, which
-agrees with them nearly always; and logits processors, which are made of the target's tokens, do not
-change what is spelt. A row whose text takes half as many draft tokens again as the target has, as
-may happen in a script that the draft cannot write, is not drafted for: its cache would be too long.
+All of it runs on the device, so no tokenizer is called: tables cut the text nearly always as the
+tokenizers would. Logits processors, which are made of the target's tokens, do not change what is
+spelt. A row whose text takes half as many draft tokens again as the target has, as in a script that
+the draft cannot write, is not drafted for: its cache would be too long.
 """
 
 import dataclasses

@@ -15,16 +15,14 @@ The drafts may also form a tree, of which the rule keeps one path; see `acceptan
 
 Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
 so those at the accepted drafts are the ones that plain decoding would have computed there. The
-acceptance rule decides by these distributions; see `speculation.acceptance`.
+acceptance rule decides by these distributions.
 
 The newest token has been emitted, but no model has consumed it: its keys and values are computed as
-the first token of the next block. Rejected drafts leave keys and values in the cache, in
-slots after `length`. Those are not visible, and the next block overwrites them.
+the first token of the next block. Rejected drafts leave keys and values in slots after `length`,
+which are not visible, and which the next block overwrites.
 
-In the order of the file: the verify call, in the width that is needed; the verdict, which is the
-acceptance rule applied to the target's logits; what is emitted, and where a row ends, which is at a
-stop token or the length limit, inside a block as in plain decoding; and the round made of these.
-Scopes name the parts, so that a profile can add up their operations.
+In the order of the file: the verify call, in the width that is needed; the verdict; what is
+emitted, and where a row ends; and the round made of these.
 """
 
 import functools
