@@ -125,8 +125,6 @@ save_blockwise = functools.partial(save_head, _FORMAT)
 
 
 class _Asking(struct.PyTreeNode):
-    """The heads in the middle of a chain."""
-
     inner: Float32[Array, "b 1 f"]  # output of the layer that they share, [b 1 h·f]
     index: Int32[Array, ""]  # of the head whose turn it is
 

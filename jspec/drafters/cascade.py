@@ -269,8 +269,8 @@ def branches_of(
 ) -> Branches:
     """Returns the drafts of a proposal as branches, one for each node of a tree.
 
-    Those of a chain, or of a tree without scores, are estimated to be kept with the probabilities
-    `first` and `later` of each row, once the drafts before them are.
+    Without scores they are estimated to be kept with the probabilities `first` and `later` of each
+    row, once the drafts before them are.
     """
     scores = proposal.scores
     if proposal.parents is None:
@@ -407,10 +407,8 @@ def join_members(
 ) -> BuiltDrafter:
     """Returns the cascade of several drafters in their order.
 
-    Args:
-      built: each of them.
-      draws: whether each draws its drafts from a distribution.
-      tree_draws: how their trees' drafts are chosen.
+    `draws` says which of them draw their drafts from a distribution, `tree_draws` how the drafts of
+    their trees are chosen.
     """
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(member.drafter for member in built if member.drafter is not None)

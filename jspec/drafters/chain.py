@@ -132,8 +132,6 @@ SureFn = Callable[[Any, RowTokens], RowFlags]
 
 
 class _Chain(struct.PyTreeNode):
-    """A chain in the making."""
-
     memory: Any  # what the next distribution follows from, besides the token
     token: RowTokens  # the newest
     settings: SamplingSettings  # at its position
@@ -235,8 +233,7 @@ class ChainDrafter(DraftingTrees):
           is_sure: (memory, the token before) -> the rows [b] that go on, asked before a draft is
             drawn; in the place of a look at its distribution's largest probability.
 
-        Returns:
-          The proposal, the memory, and how many calls were made: none where nothing is wanted.
+        Returns the proposal, the memory, and how many calls were made.
         """
         size = self.target_vocab_size
         least = self.min_confidence if is_sure is None else 0.0

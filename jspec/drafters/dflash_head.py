@@ -150,7 +150,6 @@ def fuse(
 def _norm(
     config: DflashConfig, params: Params, inputs: Float[Array, "b t d"]
 ) -> Float32[Array, "b t d"]:
-    """Applies one of the head's norms."""
     norm = RMSNorm(config.layer.norm_epsilon)
     return norm.apply({"params": params}, inputs)  # type: ignore[return-value]
 
@@ -165,12 +164,7 @@ def read_context(
 ) -> KVCache:
     """Returns the cache with the keys and values of the next tokens' features; none is committed.
 
-    Args:
-      config: the head's.
-      params: see `init_dflash_params`.
-      features: see `fuse`.
-      cache: the head's; token i has slot i.
-      positions: of the tokens; None for those of their slots.
+    Token i has slot i and by default that position. See `fuse` for the features.
     """
     cfg, features = config.layer, features.astype(jnp.float32)
     if positions is None:
@@ -202,19 +196,10 @@ def read_block(
     positions: Int[Array, "b t"] | None = None,
     visible: Bool[Array, "b t s"] | None = None,
 ) -> tuple[Float32[Array, "b t d"], KVCache]:
-    """Runs the layers on a block.
+    """Runs the layers on a block, see `embed_block`; returns the normed outputs and the cache.
 
-    Args:
-      config: the head's.
-      params: see `init_dflash_params`.
-      embedded: see `embed_block`.
-      cache: the committed slots are the context's. The block is written after them, and not
-        committed.
-      positions: of the slots; None for those after the context.
-      visible: what each slot sees of the cache; None for the context and its block.
-
-    Returns:
-      The normed outputs, which the head reads, and the cache.
+    The committed slots are the context's. The block is written after them, and not committed. By
+    default it has the positions after the context, and sees `visible_slots`.
     """
     cfg, num_slots = config.layer, embedded.shape[1]
     if positions is None:

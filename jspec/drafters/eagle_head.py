@@ -249,11 +249,8 @@ def apply_head(
       positions: of the pairs; None for a chain.
       block_mask: which pairs of the block each sees; see `ApplyFn`.
 
-    Returns:
-      logits: of the tokens after the later ones, among those the head can propose, [b t u],
-        [b 1 u] or [b l u].
-      hidden: what takes the place of the later tokens' features, [b t d].
-      cache: with the block written and nothing committed.
+    Returns the logits of the tokens after the later ones, [b t u], [b 1 u] or [b l u], what takes
+    the place of their features, [b t d], and the cache, with nothing committed.
     """
     return EagleHead(config).apply(  # type: ignore[return-value]
         {"params": params["head"]},

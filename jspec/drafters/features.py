@@ -135,10 +135,8 @@ class ReadingFeatures(ChainDrafter):
     ) -> KVCache:
         """Reads until no more are missing than a round commits at most.
 
-        Args:
-          state: the drafter's.
-          wanted: drafts of each row, [b]; a row without any is left to lag.
-          read: (cache, number) -> the cache with this number of slots written, and none committed.
+        Rows for which no drafts are wanted, [b], are left to lag. `read` returns the cache with a
+        number of slots written, and none committed.
         """
 
         def read_many(cache: KVCache) -> KVCache:
@@ -214,11 +212,8 @@ class PairDrafter(ReadingFeatures):
           positions: of the pairs; None for a chain.
           block_mask: which pairs of the block each sees; see `ApplyFn`.
 
-        Returns:
-          logits: of the tokens after the later ones; ids that are not really used have no
-            probability.
-          hidden: what takes the place of the later tokens' features.
-          cache: with the block written and nothing committed.
+        Returns the logits of the tokens after the later ones, what takes the place of their
+        features, and the cache, with the block written and nothing committed.
         """
         raise NotImplementedError
 

@@ -45,11 +45,9 @@ class FeatureHead:
     """The shape of a head that reads the target's features: outputs of some of its layers.
 
     Attributes:
-      layer: the shape of its decoder layers; `vocab_size` counts the tokens that it can propose,
-        and `embed_dim` is the target's.
+      layer: the shape of its decoder layers; `vocab_size` counts the tokens that it can propose.
       target_vocab_size: rows of the target's embedding.
-      feature_layers: the layers of the target whose outputs are its features: 0 is the embedding,
-        i the output of the i-th block.
+      feature_layers: the target's layers that it reads: 0 is the embedding, i the i-th block.
       target_num_layers: of the target; 0 if it is not known.
       mask_id: the token that stands for a draft in a head that drafts in one pass; else None.
       has_embedding: whether it embeds tokens by its own table.
@@ -117,8 +115,8 @@ class HeadFormat(NamedTuple):
     Attributes:
       what: the kind, in words.
       architecture: as config.json has it.
-      keys: entries of config.json with the fields of the head's config, by the field's name; the
-        first is an entry that no other kind has.
+      keys: entries of config.json by the fields of the head's config; the first is an entry that no
+        other kind has.
       read_config: (config.json, target, tensors) -> the head's config; raises ValueError if
         config.json is bad.
       rules: the table from the head's tensors to its parameters.
@@ -231,12 +229,8 @@ def pack_params(
 ) -> dict[str, Any]:
     """Returns the parameters of a folder's head, on the default device.
 
-    Args:
-      folder: for messages.
-      tensors: all there are; `rules` say where each goes.
-      rules: see `tensor_names`.
-      dtype: bfloat16 or float32.
-      finish: what becomes of a parameter before the next is made, by its path.
+    All of the tensors are used; `rules` say where each goes (see `tensor_names`), in bfloat16 or
+    float32. A parameter is finished, by its path, before the next is made.
 
     Raises:
       InputError: a tensor that is missing, unknown or of another shape.

@@ -168,7 +168,6 @@ def _follows(guess: Proposal, tokens: Tokens) -> BlockFlags:
 
 
 def _leading(flags: Bool[Array, "b t"]) -> BlockFlags:
-    """Marks those that are set with all before them."""
     # A product of 0s and 1s stays 0 after the first 0.
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
 

@@ -158,8 +158,6 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _source_of_layers(layers: Sequence[int]) -> Callable[[Params, SourceView], Source]:
-    """Returns what takes these layers' constants out of the target's."""
-
     def take(params: Params, source: SourceView) -> Source:
         every: Source = source.constants
         keys, values = (tuple(part[i] for i in layers) for part in (every.keys, every.values))

@@ -150,11 +150,7 @@ def read_on(
 ) -> KVCache:
     """Feeds tokens until at least `goal` slots of each row are committed.
 
-    Args:
-      call: the model, with its parameters.
-      cache: the model's.
-      goal: [b].
-      window: returns as many tokens of each row, beginning at a slot.
+    `call` is the model with its parameters; `window` returns tokens of each row from a slot on.
     """
 
     def missing(cache: KVCache) -> RowCounts:

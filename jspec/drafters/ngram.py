@@ -71,10 +71,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
 
 
 def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
-    """Returns the lengths of the matches with the text's end, its newest token left out.
-
-    Matches longer than `longest` count as this long.
-    """
+    """Returns the lengths of the matches, `longest` at most, with the text but its newest token."""
     lengths = jnp.zeros(window.followed.shape, jnp.int32)
     width = window.tokens.shape[1]
     # Only the last tokens can lengthen a match that is capped at `longest`.
@@ -86,10 +83,7 @@ def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
 def lengthen(
     window: Window, lengths: Int32[Array, "b p"], token: RowTokens, longest: int
 ) -> Int32[Array, "b p"]:
-    """Returns the lengths of the matches once a token follows the end that they agree with.
-
-    Those longer than `longest` count as this long.
-    """
+    """Returns the lengths of the matches, `longest` at most, once a token follows their end."""
     # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
     # Negative ids are what lies before the text: they agree with nothing.
@@ -102,7 +96,7 @@ def longest_matches(
 ) -> tuple[RowCounts, Bool[Array, "b p"]]:
     """Returns the length of each row's longest match, [b], and where there is one of it, [b p].
 
-    Those shorter than `shortest` do not count; without another the length is 0.
+    Without one of at least `shortest` the length is 0.
     """
     length = jnp.max(lengths, axis=1)
     # 0 tells the caller that the row has no draft.
@@ -214,9 +208,8 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     """Returns how to draw from distributions of tokens that followed in the window.
 
     Gumbel noise for 49,152 tokens takes a millisecond on two cores, twenty times as long as the
-    distribution itself. A position of the window is drawn instead, each position of a token with an
-    equal share of the token's probability. The noise is not that of plain decoding: under the rule
-    `coupled` these drafts and the target's own choice are not coupled.
+    distribution. So a position of the window is drawn, each with an equal share of its token's
+    probability. Under the rule `coupled` these drafts and the target's own choice are not coupled.
 
     Noise is drawn for `num_places` positions, at least as many as the window has: that number may
     depend on a row's neighbours, and the noise must not.

@@ -106,11 +106,10 @@ class PromptLookupDrafter(DraftingTrees, Remembering):
 
 
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
-    """Finds the earlier position that agrees longest with the end of each text.
+    """Finds the earlier position that agrees longest with the end of each text, of equals the last.
 
-    Returns:
-      How many tokens agree, [b], `max_match` at most, and the index of the last of them at the
-      earlier position, [b]; the most recent position among equals.
+    Returns how many tokens agree, [b], `max_match` at most, and the index of the last of them at
+    the earlier position, [b].
     """
     capacity = text.tokens.shape[1]
     match_length = match_lengths(text, max_match)
@@ -120,10 +119,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
 
 
 def match_lengths(text: History, max_match: int) -> Int32[Array, "b s"]:
-    """Returns how many tokens up to each earlier position agree with the end of the text.
-
-    `max_match` at most are compared.
-    """
+    """Returns how many tokens, `max_match` at most, up to each place agree with the end."""
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
     # The text's end itself is no earlier position.
@@ -161,8 +157,8 @@ class Matches(struct.PyTreeNode):
 def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:
     """Returns the places in each text that agree longest with its end, of equals the most recent.
 
-    A place so recent that the text runs out before `width` tokens goes on with what followed it: a
-    repetition is continued. Matches longer than `max_match` count as this long.
+    A place so recent that the text runs out before `width` tokens goes on with what followed it.
+    Matches longer than `max_match` count as this long.
     """
     capacity = text.tokens.shape[1]
     lengths = match_lengths(text, max_match)

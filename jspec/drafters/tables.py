@@ -61,12 +61,8 @@ def count_ngrams(
 ) -> NgramTable:
     """Counts the tokens of texts, and what follows what within a text.
 
-    Args:
-      texts: token ids.
-      vocab_size: ids are below it.
-      order: 1 counts unigrams only, 2 bigrams as well.
-      num_continuations: how many of the tokens that followed one are kept; of equals the smaller
-        ids.
+    With `order` 1 unigrams only, else bigrams as well. Of the tokens that followed one, all below
+    `vocab_size`, `num_continuations` are kept; of equals the smaller ids.
 
     Raises:
       InputError: no token at all, or an id beyond the vocabulary.
@@ -179,7 +175,6 @@ def load_table(
 
 
 def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | None:
-    """Returns what is wrong with a file's content, or None."""
     kind = metadata.get("kind")
     if _TENSORS.get(str(kind)) != tensors.keys():
         return f"expected a table of n-gram counts, got tensors {', '.join(sorted(tensors))}"
@@ -212,7 +207,6 @@ def _find_mismatch(
 
 
 def _find_bigram_problem(unigrams: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> str | None:
-    """Returns what is wrong with bigrams, or None."""
     if ids.shape != counts.shape or ids.ndim != 2 or len(ids) != len(unigrams) or not ids.size:
         return f"expected ids and counts of one shape, got {ids.shape} and {counts.shape}"
     if ids.max() >= len(unigrams):

@@ -77,8 +77,7 @@ class TranslatedState(struct.PyTreeNode):
 
     Attributes:
       text: the tokens of both vocabularies.
-      cache: the draft model's. It holds what the draft reads of the text, and between a proposal
-        and its verdict the drafts that were fed.
+      cache: the draft model's: of what it reads of the text, and after a proposal of the drafts.
       fed: the draft tokens in the last of its slots, from `fed_begin` on, [b f].
       fed_begin: [b].
     """
@@ -250,7 +249,6 @@ class TranslatedDrafter(ChainDrafter):
     def _draw(
         self, params: TranslatedParams, begun: Begun, inputs: RoundInputs, wanted: RowCounts
     ) -> tuple[Proposal, Tokens, RowCounts, KVCache]:
-        """Draws from what both vocabularies have."""
         tables = params.tables
 
         def single(token: Int32[Array, "*b"]) -> Int32[Array, "*b"]:
@@ -297,7 +295,6 @@ class TranslatedDrafter(ChainDrafter):
     def _call(
         self, params: TranslatedParams, cache: KVCache, token: RowTokens
     ) -> tuple[Float32[Array, "b v"], KVCache]:
-        """Runs the draft model on one of its tokens."""
         logits, _, cache = self.apply(params.draft, token[:, None], cache)
         return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 

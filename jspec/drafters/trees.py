@@ -163,16 +163,11 @@ def grow_tree(
     min_confidence: float = 0.0,
     ids: Int32[Array, "u"] | None = None,
 ) -> Grown:
-    """Grows a tree from the logits of the first level.
+    """Grows a tree from the logits of the first level, [b u], of the tokens `ids` or 0 to u-1.
 
-    Args:
-      feed: (memory, a level) -> the logits after each of its drafts, and the memory.
-      memory: such as a cache.
-      logits: after the last committed token.
-      shape: of the tree.
-      wanted: the most drafts of each row.
-      min_confidence: drafts whose paths are less likely are not put forward.
-      ids: of the tokens that the logits are of; None for 0 to u-1.
+    `feed` takes the memory, such as a cache, and a level to the logits after each of its drafts,
+    and the memory. Each row has at most `wanted` drafts, of paths that are no less likely than
+    `min_confidence`.
     """
     k, b = shape.branches, logits.shape[0]
     root = jnp.full([b, 1], -1, jnp.int32)
@@ -237,7 +232,6 @@ def _successors(
 
 
 def _best_places(scores: Float32[Array, "b c"], number: int) -> Int32[Array, "b n"]:
-    """Returns the places of the largest scores, in falling order; the first of equals first."""
     return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
 
 

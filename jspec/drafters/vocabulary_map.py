@@ -113,14 +113,9 @@ class Reading(NamedTuple):
 
 
 class _Vocabulary:
-    """The tokens of one tokenizer.
+    """A tokenizer's tokens: `texts` are the bytes of every id, b"" for special ones.
 
-    Attributes:
-      tokenizer: whose they are.
-      texts: the bytes of every id; b"" for special ones.
-      ids: the id of each text.
-      names: the name of each special token's id.
-      special: the special tokens by name.
+    `ids` has the id of each text, `names` the name of each special token's id, `special` the reverse.
     """
 
     def __init__(self, tokenizer: TokenizerLike, size: int) -> None:

@@ -144,10 +144,8 @@ class Control(struct.PyTreeNode):
     ) -> Self:
         """Returns the control whose rows assume what other answers of these models have shown.
 
-        Args:
-          accepted: first and later drafts of each kind that were accepted.
-          decided: those that were accepted or refused.
-          answer_tokens: mean length of the answers.
+        `accepted` are the first and later drafts of each kind that were accepted, `decided` those
+        that were accepted or refused, and `answer_tokens` is the mean length of the answers.
         """
         assumed = (accepted + _PRIOR_WEIGHT * self.assumed) / (decided + _PRIOR_WEIGHT)
         length = jnp.full_like(self.answer_tokens, answer_tokens)
@@ -156,8 +154,8 @@ class Control(struct.PyTreeNode):
     def round_costs(self, is_free: RowFlags) -> Costs:
         """Returns what rounds of as many rows as there are cost, [b m c].
 
-        The seconds lie between those of one row and those of `num_rows`. Only the rows that are
-        free count that: drafts of other rows, and so their tokens, must not depend on the batch.
+        The seconds lie between those of one row and those of `num_rows`. Only for free rows: the
+        drafts of other rows, and so their tokens, must not depend on the batch.
         """
         if len(is_free) >= self.num_rows:
             return self.costs
@@ -168,11 +166,8 @@ class Control(struct.PyTreeNode):
     def choose(self, costs: Costs, kind: RowCounts, lag: LagFn, room: RowCounts) -> RowCounts:
         """Returns how many drafts each row wants, one of `numbers`, [b].
 
-        Args:
-          costs: see `round_costs`.
-          kind: of the proposal.
-          lag: from kinds [b] to the tokens that their drafters have to read first.
-          room: tokens that may still be emitted.
+        By `costs`, see `round_costs`, for proposals of that kind. `lag` is from kinds [b] to the
+        tokens that their drafters have to read first; `room`, the tokens that may still be emitted.
         """
         per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
@@ -292,7 +287,6 @@ class Control(struct.PyTreeNode):
         return jnp.array([known.is_tree for known in self.kinds])[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
-        """Returns the seconds of reading that count as owed."""
         rows = jnp.arange(kind.shape[0])
         # The first reading has been weighed against the tokens to come. Charged in full it would
         # forbid the very drafts for which it was done.
@@ -300,7 +294,6 @@ class Control(struct.PyTreeNode):
         return jnp.where(self._is_new(kind), 0.0, seconds)
 
     def _is_new(self, kind: RowCounts) -> RowFlags:
-        """Returns whether no draft of the kind was decided yet, [b]."""
         return self.tried[jnp.arange(kind.shape[0]), kind, 0] == 0
 
     def _tokens_to_come(self, kind: RowCounts, room: RowCounts) -> Float32[Array, "b"]:

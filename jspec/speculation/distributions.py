@@ -149,15 +149,8 @@ def draw_after(
 ) -> Array:
     """Draws the value that follows the kept drafts; the key is consumed.
 
-    Args:
-      target: the distribution of the value.
-      draft: that of the first draft that was not kept; not read after the last draft.
-      value: that draft.
-      is_rejected: whether it was rejected; else all were kept, and the target's own value follows.
-      rng_key: for all draws.
-
-    Returns:
-      A value of norm(max(target - draft, 0)), or of the target.
+    It is of norm(max(target - draft, 0)) where `value`, the first draft that was not kept,
+    `is_rejected`; else all drafts were kept, and it is of the target.
     """
 
     def attempt(index: Array) -> tuple[Array, Array]:

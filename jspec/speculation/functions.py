@@ -70,8 +70,7 @@ class Speculation(struct.PyTreeNode):
 
     Attributes:
       values: one a step, [num_steps, ...].
-      is_guess: which of them were guesses of f, [num_steps]; the others were drawn from g or the
-        residual, one at the end of each round.
+      is_guess: which of them were guesses of f, [num_steps].
       state: after the last value.
       num_values: how many of the values are real, []: all, unless a `log_prob` was NaN.
       num_rounds: calls of vmapped g, []; each computed num_drafts + 1 distributions side by side.
@@ -344,7 +343,7 @@ def find_fault(
 ) -> tuple[Array, Array]:
     """Returns the index in the round of the first `log_prob` that is NaN, and whose it is.
 
-    Those after the first rejection do not count: the states there are not the chain's.
+    Those after the first rejection do not count.
     """
     width = len(guesses.values)
     is_read = jnp.arange(width) <= num_accepted
