@@ -141,23 +141,6 @@ class _Chain(struct.PyTreeNode):
     num_tokens: RowCounts  # those that are meant
     is_going: RowFlags  # rows that want more
 
-    @classmethod
-    def begin(cls, memory: Any, inputs: RoundInputs, wanted: RowCounts, size: int) -> Self:
-        """Returns a chain without drafts, whose distributions will have `size` tokens."""
-        shape = inputs.rng_keys.shape
-        return cls(
-            memory,
-            inputs.last_token,
-            inputs.settings,
-            count=jnp.int32(0),
-            tokens=jnp.zeros(shape, jnp.int32),
-            # Zeros, if they are read, stand for drafts that are not put forward.
-            probs=inputs.empty_probs(size),
-            num_tokens=jnp.zeros_like(wanted),
-            # With no row going, no loop makes a trip and no model is called.
-            is_going=wanted > 0,
-        )
-
     def lengthen(self, drawn: Drawn, wanted: RowCounts) -> Self:
         """Returns the chain with one more draft of the rows that put one forward."""
         num_tokens = self.num_tokens + drawn.is_meant.astype(jnp.int32)
@@ -250,7 +233,18 @@ class ChainDrafter(DraftingTrees):
             drawn = draw_one(drawing, logits, chain.settings, inputs.rng_keys, *state)
             return chain.replace(memory=memory).lengthen(drawn, wanted)
 
-        chain = _Chain.begin(memory, inputs, wanted, size)
+        chain = _Chain(
+            memory,
+            inputs.last_token,
+            inputs.settings,
+            count=jnp.int32(0),
+            tokens=jnp.zeros(inputs.rng_keys.shape, jnp.int32),
+            # Zeros, if they are read, stand for drafts that are not put forward.
+            probs=inputs.empty_probs(size),
+            num_tokens=jnp.zeros_like(wanted),
+            # With no row going, no loop makes a trip and no model is called.
+            is_going=wanted > 0,
+        )
         if first is not later:
             chain = run_if(chain.is_going.any(), functools.partial(grow, first), chain)
         chain = while_any(lambda chain: chain.is_going, functools.partial(grow, later), chain)

@@ -54,6 +54,7 @@ class DflashDrafter(BlockDrafter):
     config: DflashConfig = dataclasses.field(kw_only=True)
     target: DecoderConfig = dataclasses.field(kw_only=True)
     kind = Kind("dflash", 0.6, 0.6, is_certain=True)
+    keeps_hidden = True
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
@@ -97,14 +98,6 @@ class DflashDrafter(BlockDrafter):
             return read_context(self.config, params, features, cache)
 
         return self.read_lagging(state, wanted, read)
-
-    def empty_block(
-        self, params: Params, state: FeatureState, inputs: RoundInputs, wanted: RowCounts
-    ) -> DraftedBlock:
-        """Returns a block before its pass, with the cache that has all but the last features."""
-        shape = wanted.shape[0], self.block_width, self.layer.embed_dim
-        block = super().empty_block(params, state, inputs, wanted)
-        return block.replace(hidden=jnp.zeros(shape, jnp.float32))
 
     def read_block(
         self,

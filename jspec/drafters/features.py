@@ -24,7 +24,7 @@ as in DDTree (arXiv 2604.12989): a path's score is the product of what the level
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -334,7 +334,12 @@ class DraftedBlock(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter(ReadingFeatures):
-    """Proposes a chain of which all distributions come from one pass, or a tree of them."""
+    """Proposes a chain of which all distributions come from one pass, or a tree of them.
+
+    With `keeps_hidden` a `DraftedBlock` has what the head reads.
+    """
+
+    keeps_hidden: ClassVar[bool] = False
 
     @property
     def block_width(self) -> int:
@@ -368,7 +373,10 @@ class BlockDrafter(ReadingFeatures):
         """Returns a block before its pass, with the cache that has all but the last features."""
         shape = wanted.shape[0], self.block_width, self.layer.vocab_size
         cache = self.catch_up(params, state, inputs, wanted)
-        return DraftedBlock(cache, jnp.zeros(shape, jnp.float32), jnp.int32(0))
+        block = DraftedBlock(cache, jnp.zeros(shape, jnp.float32), jnp.int32(0))
+        if not self.keeps_hidden:
+            return block
+        return block.replace(hidden=jnp.zeros([*shape[:2], self.layer.embed_dim], jnp.float32))
 
     def propose(
         self, params: Params, state: FeatureState, inputs: RoundInputs

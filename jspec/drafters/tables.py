@@ -282,16 +282,6 @@ def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     return params
 
 
-def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of a table's counts of single tokens."""
-    return _build_from_counts(spec, "unigram", unigram_logits)
-
-
-def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of a table's counts of pairs."""
-    return _build_from_counts(spec, "bigram", bigram_logits)
-
-
 def build_random(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter that draws any token, each equally likely."""
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
@@ -299,7 +289,7 @@ def build_random(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
 
 
-def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> BuiltDrafter:
+def _build_from_counts(name: str, logits: TableLogitsFn, spec: DrafterSpec) -> BuiltDrafter:
     table = _read_table(spec, name)
     if name == "bigram" and table.ids is None:
         raise InputError(
@@ -308,6 +298,10 @@ def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> B
         )
     drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
     return BuiltDrafter(drafter, table_params(table, name))
+
+
+build_unigram = functools.partial(_build_from_counts, "unigram", unigram_logits)
+build_bigram = functools.partial(_build_from_counts, "bigram", bigram_logits)
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:

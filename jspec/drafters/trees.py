@@ -178,7 +178,7 @@ def grow_tree(
     before = jnp.zeros([b, k], jnp.int32)  # places in the pool of the level before
     for depth in range(1, shape.depth):
         # Of a level's candidates the best are fed. The first level has no more than that.
-        place = _best_places(new.scores, k)
+        place = jax.lax.top_k(new.scores, k)[1].astype(jnp.int32)
         at = lambda leaf, place=place: jnp.take_along_axis(leaf, place, axis=1)  # noqa: E731
         parent = at(new.parents)
         above = jnp.argmax(before[:, None, :] == parent[..., None], axis=-1).astype(jnp.int32)
@@ -229,10 +229,6 @@ def _successors(
         new.reshape(b, -1),
         jnp.repeat(parents, number, axis=1),
     )
-
-
-def _best_places(scores: Float32[Array, "b c"], number: int) -> Int32[Array, "b n"]:
-    return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
 
 
 def propose_grown(

@@ -71,15 +71,10 @@ class Proposal(struct.PyTreeNode):
         prefix = self.prefix
         if prefix is not None:
             prefix = prefix.replace(hidden=prefix.hidden[:, : width + 1])
-        return self.replace(
-            tokens=self.tokens[:, :width],
-            num_tokens=jnp.minimum(self.num_tokens, width),
-            probs=None if self.probs is None else self.probs[:, :width],
-            prefix=prefix,
-            parents=None if self.parents is None else self.parents[:, :width],
-            max_depth=min(self.max_depth, width),
-            scores=None if self.scores is None else self.scores[:, :width],
-        )
+        leaves = {name: getattr(self, name) for name in ("tokens", "probs", "parents", "scores")}
+        cut = {name: leaf[:, :width] for name, leaf in leaves.items() if leaf is not None}
+        most, depth = jnp.minimum(self.num_tokens, width), min(self.max_depth, width)
+        return self.replace(**cut, num_tokens=most, prefix=prefix, max_depth=depth)
 
 
 def as_tree(proposal: Proposal) -> Proposal:
