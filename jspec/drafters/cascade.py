@@ -23,7 +23,7 @@ counts, and the best nodes of all are put forward. Where a member is sure, later
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,12 +47,11 @@ from jspec.speculation.types import (
 
 _States = tuple[Any, ...]
 _Flag = Bool[Array, ""] | bool
-# What a cascade says of itself, by what its members say.
-_COMBINED: dict[Callable[[list[Any]], Any], tuple[str, ...]] = {
-    max: ("num_draft_tokens", "num_runners_up"),
-    any: ("has_lag", "reads_text", "keeps_answers"),
-    all: ("may_be_silent", "can_roll_back", "has_slot_per_token"),
-}
+
+
+def _of_members(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
+    """Returns a property: what a cascade says of itself follows from what its members say."""
+    return property(lambda self: combine(getattr(member, name) for member in self.members))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +60,14 @@ class CascadeDrafter(Drafter):
 
     members: tuple[Drafter, ...]
 
-    def __post_init__(self) -> None:
-        for combine, names in _COMBINED.items():
-            for name in names:
-                of_members = [getattr(member, name) for member in self.members]
-                object.__setattr__(self, name, combine(of_members))
+    num_draft_tokens = _of_members(max, "num_draft_tokens")
+    num_runners_up = _of_members(max, "num_runners_up")
+    has_lag = _of_members(any, "has_lag")
+    reads_text = _of_members(any, "reads_text")
+    keeps_answers = _of_members(any, "keeps_answers")
+    may_be_silent = _of_members(all, "may_be_silent")
+    can_roll_back = _of_members(all, "can_roll_back")
+    has_slot_per_token = _of_members(all, "has_slot_per_token")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -16,6 +16,7 @@ more.
 
 import dataclasses
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -179,6 +180,10 @@ class PairState(NamedTuple):
     inner: Any
 
 
+def _property_of(part: str) -> Any:
+    return property(operator.attrgetter(part))
+
+
 @dataclasses.dataclass(frozen=True)
 class HierarchicalDrafter(Drafter):
     """Proposes the drafts of a draft model, in fewer calls of it.
@@ -192,11 +197,11 @@ class HierarchicalDrafter(Drafter):
     inner: Drafter
     has_lag = True
 
-    def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "may_be_silent"):  # as if there were no guesses
-            object.__setattr__(self, name, getattr(self.model, name))
-        for name in ("can_roll_back", "keeps_answers", "has_slot_per_token"):
-            object.__setattr__(self, name, getattr(self.inner, name))
+    num_draft_tokens = _property_of("model.num_draft_tokens")
+    may_be_silent = _property_of("model.may_be_silent")  # whatever was guessed
+    can_roll_back = _property_of("inner.can_roll_back")
+    keeps_answers = _property_of("inner.keeps_answers")
+    has_slot_per_token = _property_of("inner.has_slot_per_token")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -159,7 +159,7 @@ class DrafterEntry:
 
 
 class Shape(NamedTuple):
-    """The static size of a tree; `draws` is how its drafts are chosen, see `TreeOptions`."""
+    """The static size of a tree; `draws` is how its drafts are chosen, see `DrafterOptions`."""
 
     num_draft_tokens: int
     depth: int
