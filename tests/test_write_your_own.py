@@ -10,7 +10,7 @@ import jspec
 from jspec.cli.program import _import_all
 from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS, DrafterOptions
-from jspec.drafters.options import TreeSizeOptions
+from jspec.drafters.options import TREE_SIZE
 from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
@@ -131,7 +131,7 @@ def test_objects_serve_as_well_as_names(own):
 
 def test_the_tree_of_the_page_is_one(own):
     """What is said is plain decoding's, whose drafts may be those of any branch."""
-    entry = jspec.DrafterEntry("own", own["build_either"], "", options=TreeSizeOptions)
+    entry = jspec.DrafterEntry("own", own["build_either"], "", options=TREE_SIZE)
     settings = jspec.SamplingParams(max_new_tokens=60)
     plain = jspec.Generator(target(), drafter="none").generate("aaaa", settings)
     tree = DrafterOptions(tree_depth=2)
@@ -153,6 +153,9 @@ def test_a_name_is_taken_once(own):
     for name in ("a+b", "", 3):
         with pytest.raises(InputError, match="expected a drafter's name without '\\+', got "):
             jspec.DrafterEntry(name, own["build"], "")
+    for names in ({"tree_dept"}, DrafterOptions, "tree_depth"):
+        with pytest.raises(InputError, match="expected the names of options of 'own' among"):
+            jspec.DrafterEntry("own", own["build"], "", options=names)
     assert get_rule("block") is not own["RULE"]
     assert "repeat" in DRAFTERS
 

@@ -4,8 +4,7 @@
     heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
     normed output of the last layer at token i  -- up, relu -->  inner [h·f]
-    inner -- down of head 0, + the normed output -- the target's own head -->  token i + 2
-    inner -- down of head 1, + the normed output -- the target's own head -->  token i + 3
+    inner -- down of head j, + the normed output -- the target's own head -->  token i + 2 + j
 
 One feed-forward layer of h times the width, h outputs with a residual connection each and the same
 projection onto the vocabulary for all (section 6; the paper's first output, for token i + 1, is
@@ -126,8 +125,6 @@ save_blockwise = functools.partial(save_head, _FORMAT)
 
 
 class _Asking(struct.PyTreeNode):
-    """The heads in the middle of a chain."""
-
     inner: Float32[Array, "b 1 f"]  # output of the layer that they share, [b 1 h·f]
     index: Int32[Array, ""]  # of the head whose turn it is
 

@@ -4,32 +4,26 @@
     model   | lags          | proposes      | lags
 
 Every member sees every committed token. One that was not asked leaves its cache where it was and
-catches up when it is asked again: no member ever has a hole, and a draft model's prompt is only
-consumed when the cheaper members fall silent. A row's distribution is that of the member that
-proposed.
+catches up when it is asked again. A row's distribution is that of the member that proposed. A
+member that calls the target hands its cache on to the next ones and to the verify call, whoever has
+proposed: to go back to the cache from before would copy it.
 
-A member that calls the target hands its cache on to the next ones and to the verify call, whoever
-has proposed: to go back to the cache from before would copy it.
-
-With `tree_depth` the members share one tree, where all drafts are certain.
+With `tree_depth` the members share one tree, where all drafts are certain (SpecInfer, arXiv
+2305.09781).
 
     lookup   a ── b ── c        0.5 0.4 0.3
     head     a ─┬─ b            0.6 0.3            merged   a ─┬─ b ── c
              e  └─ d            0.2   0.1                   e  └─ d
 
-Every member's drafts carry estimates of how likely each is kept: a head's are its probabilities,
-those of a chain follow from its kind, as a longer match is followed more faithfully. The best ones
-of all members are put forward. Where a member is sure, later ones are not asked, and a head does
-not run.
-
-Drafts of several members that begin alike are one path (SpecInfer, arXiv 2305.09781). A node's
-score is the logarithm of an estimate of the probability that the target says its whole path; of
-several estimates the largest counts. Of all nodes the best are taken: see `acceptance.tree`.
+A node's score is the logarithm of an estimate of the probability that the target says its whole
+path: a head's are its probabilities, those of a chain follow from its kind, as a longer match is
+followed more faithfully. Drafts that begin alike are one path, for which the largest estimate
+counts, and the best nodes of all are put forward. Where a member is sure, later ones are not asked.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,26 +49,30 @@ _States = tuple[Any, ...]
 _Flag = Bool[Array, ""] | bool
 
 
+def _of_members(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
+    """Returns a property: what a cascade says of itself follows from what its members say."""
+    return property(lambda self: combine(getattr(member, name) for member in self.members))
+
+
 @dataclasses.dataclass(frozen=True)
 class CascadeDrafter(Drafter):
     """Asks its members in order. Its parameters and its state are tuples, one entry a member."""
 
     members: tuple[Drafter, ...]
 
-    @property
-    def num_draft_tokens(self) -> int:
-        """The widest member's."""
-        return max(member.num_draft_tokens for member in self.members)
+    num_draft_tokens = _of_members(max, "num_draft_tokens")
+    num_runners_up = _of_members(max, "num_runners_up")
+    has_lag = _of_members(any, "has_lag")
+    reads_text = _of_members(any, "reads_text")
+    keeps_answers = _of_members(any, "keeps_answers")
+    may_be_silent = _of_members(all, "may_be_silent")
+    can_roll_back = _of_members(all, "can_roll_back")
+    has_slot_per_token = _of_members(all, "has_slot_per_token")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Those of the members, one after another."""
         return tuple(kind for member in self.members for kind in member.kinds)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Silent if every member is."""
-        return all(member.may_be_silent for member in self.members)
 
     @property
     def summary(self) -> str:
@@ -92,36 +90,6 @@ class CascadeDrafter(Drafter):
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that the members observe, one member after another."""
         return tuple(i for member in self.members for i in member.hidden_layers)
-
-    @property
-    def has_lag(self) -> bool:
-        """Whether any member's cache may lag."""
-        return any(member.has_lag for member in self.members)
-
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether every member's state can be cut."""
-        return all(member.can_roll_back for member in self.members)
-
-    @property
-    def has_slot_per_token(self) -> bool:
-        """Whether every member's caches have."""
-        return all(member.has_slot_per_token for member in self.members)
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether what any member costs depends on the text."""
-        return any(member.reads_text for member in self.members)
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Whether any member looks up earlier answers."""
-        return any(member.keeps_answers for member in self.members)
-
-    @property
-    def num_runners_up(self) -> int:
-        """As many as the member that observes most of them."""
-        return max(member.num_runners_up for member in self.members)
 
     def lag(self, state: _States, kind: RowCounts) -> RowCounts:
         """Returns what the member of each row's kind has yet to read, [b]."""
@@ -303,8 +271,8 @@ def branches_of(
 ) -> Branches:
     """Returns the drafts of a proposal as branches, one for each node of a tree.
 
-    Those of a chain, or of a tree without scores, are estimated to be kept with the probabilities
-    `first` and `later` of each row, once the drafts before them are.
+    Without scores they are estimated to be kept with the probabilities `first` and `later` of each
+    row, once the drafts before them are.
     """
     scores = proposal.scores
     if proposal.parents is None:
@@ -441,10 +409,8 @@ def join_members(
 ) -> BuiltDrafter:
     """Returns the cascade of several drafters in their order.
 
-    Args:
-      built: each of them.
-      draws: whether each draws its drafts from a distribution.
-      tree_draws: how their trees' drafts are chosen.
+    `draws` says which of them draw their drafts from a distribution, `tree_draws` how the drafts of
+    their trees are chosen.
     """
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(member.drafter for member in built if member.drafter is not None)

@@ -22,11 +22,12 @@ from flax import struct
 from jaxtyping import Array, Float32, Int32, Key
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
+from jspec.drafters.spec import DraftingTrees
 from jspec.kernels import run_if, while_any
 from jspec.sampling.distribution import best_token, confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
@@ -131,8 +132,6 @@ SureFn = Callable[[Any, RowTokens], RowFlags]
 
 
 class _Chain(struct.PyTreeNode):
-    """A chain in the making."""
-
     memory: Any  # what the next distribution follows from, besides the token
     token: RowTokens  # the newest
     settings: SamplingSettings  # at its position
@@ -141,23 +140,6 @@ class _Chain(struct.PyTreeNode):
     probs: DraftProbs
     num_tokens: RowCounts  # those that are meant
     is_going: RowFlags  # rows that want more
-
-    @classmethod
-    def begin(cls, memory: Any, inputs: RoundInputs, wanted: RowCounts, size: int) -> Self:
-        """Returns a chain without drafts, whose distributions will have `size` tokens."""
-        shape = inputs.rng_keys.shape
-        return cls(
-            memory,
-            inputs.last_token,
-            inputs.settings,
-            count=jnp.int32(0),
-            tokens=jnp.zeros(shape, jnp.int32),
-            # Zeros, if they are read, stand for drafts that are not put forward.
-            probs=inputs.empty_probs(size),
-            num_tokens=jnp.zeros_like(wanted),
-            # With no row going, no loop makes a trip and no model is called.
-            is_going=wanted > 0,
-        )
 
     def lengthen(self, drawn: Drawn, wanted: RowCounts) -> Self:
         """Returns the chain with one more draft of the rows that put one forward."""
@@ -178,7 +160,7 @@ class _Chain(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainDrafter(Drafter):
+class ChainDrafter(DraftingTrees):
     """Base of the drafters that draw one draft after another.
 
     Attributes:
@@ -198,7 +180,7 @@ class ChainDrafter(Drafter):
     kind: ClassVar[Kind]
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One: the drafts of a chain are all alike."""
         is_certain = self.kind.is_certain and not self.may_be_silent
         kind = self.kind._replace(most=self.num_draft_tokens, is_certain=is_certain)
@@ -234,8 +216,7 @@ class ChainDrafter(Drafter):
           is_sure: (memory, the token before) -> the rows [b] that go on, asked before a draft is
             drawn; in the place of a look at its distribution's largest probability.
 
-        Returns:
-          The proposal, the memory, and how many calls were made: none where nothing is wanted.
+        Returns the proposal, the memory, and how many calls were made.
         """
         size = self.target_vocab_size
         least = self.min_confidence if is_sure is None else 0.0
@@ -252,7 +233,18 @@ class ChainDrafter(Drafter):
             drawn = draw_one(drawing, logits, chain.settings, inputs.rng_keys, *state)
             return chain.replace(memory=memory).lengthen(drawn, wanted)
 
-        chain = _Chain.begin(memory, inputs, wanted, size)
+        chain = _Chain(
+            memory,
+            inputs.last_token,
+            inputs.settings,
+            count=jnp.int32(0),
+            tokens=jnp.zeros(inputs.rng_keys.shape, jnp.int32),
+            # Zeros, if they are read, stand for drafts that are not put forward.
+            probs=inputs.empty_probs(size),
+            num_tokens=jnp.zeros_like(wanted),
+            # With no row going, no loop makes a trip and no model is called.
+            is_going=wanted > 0,
+        )
         if first is not later:
             chain = run_if(chain.is_going.any(), functools.partial(grow, first), chain)
         chain = while_any(lambda chain: chain.is_going, functools.partial(grow, later), chain)

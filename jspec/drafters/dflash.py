@@ -5,34 +5,23 @@
     block                          | last mask mask mask |  sees the cache and all of itself
     drafts                               d1   d2   d3
 
-One pass gives the logits of all drafts. Each draft is then drawn from its own distribution, which
-is what the proposal reports, so every rule stays exact. In DFlash the distributions do not depend
-on each other's drafts; with a Markov head, each is biased by the draft before. That is a product of
-low rank a draft, in the loop that draws them.
+See `features` for how drafts are drawn, and trees grown. With a Markov head, each distribution is
+biased by the draft before: a product of low rank a draft, in the loop that draws them.
 
 With `draft_confidence`, a row stops where the next draft is unlikely to be kept: by the head's
 estimate, if it has one, else by the distribution's largest probability. Either is looked at before
 the draft is drawn. (To drop a draft for what was drawn would bias the output.)
-
-With `tree_depth` it drafts a tree (see `blocks`); a Markov head biases a level by its parents.
 
 The block's own keys and values are never committed: masks have no place in the context, and what
 the target keeps of the drafts comes back as features.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, RowFlags, RowTokens
-from jspec.drafters.blocks import (
-    BlockDrafter,
-    BlockTreeDrafter,
-    DraftedBlock,
-    with_at_most_drafts,
-)
 from jspec.drafters.chain import SureFn
 from jspec.drafters.dflash_head import (
     DflashConfig,
@@ -46,13 +35,8 @@ from jspec.drafters.dflash_head import (
     read_block,
     read_context,
 )
-from jspec.drafters.features import FeatureState, num_missing, window
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    tree_shape,
-    with_at_most_a_tree,
-)
+from jspec.drafters.features import BlockDrafter, DraftedBlock, FeatureState, num_missing, window
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
 from jspec.speculation.types import Kind, RoundInputs
@@ -60,7 +44,7 @@ from jspec.speculation.types import Kind, RoundInputs
 
 @dataclasses.dataclass(frozen=True)
 class DflashDrafter(BlockDrafter):
-    """Proposes a chain of which all distributions come from one pass.
+    """Proposes drafts of which all distributions come from one pass.
 
     Attributes:
       config: the head's.
@@ -70,6 +54,7 @@ class DflashDrafter(BlockDrafter):
     config: DflashConfig = dataclasses.field(kw_only=True)
     target: DecoderConfig = dataclasses.field(kw_only=True)
     kind = Kind("dflash", 0.6, 0.6, is_certain=True)
+    keeps_hidden = True
 
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
@@ -114,14 +99,6 @@ class DflashDrafter(BlockDrafter):
 
         return self.read_lagging(state, wanted, read)
 
-    def empty_block(
-        self, params: Params, state: FeatureState, inputs: RoundInputs, wanted: RowCounts
-    ) -> DraftedBlock:
-        """Returns a block before its pass, with the cache that has all but the last features."""
-        shape = wanted.shape[0], self.block_width, self.layer.embed_dim
-        block = super().empty_block(params, state, inputs, wanted)
-        return block.replace(hidden=jnp.zeros(shape, jnp.float32))
-
     def read_block(
         self,
         params: Params,
@@ -143,23 +120,14 @@ class DflashDrafter(BlockDrafter):
         return DraftedBlock(cache, logits, jnp.int32(0), hidden)
 
 
-@dataclasses.dataclass(frozen=True)
-class DflashTreeDrafter(BlockTreeDrafter, DflashDrafter):
-    """Proposes a tree."""
-
-
 def make_dflash_drafter(spec: DrafterSpec, config: DflashConfig) -> DflashDrafter:
     """Returns the drafter over a head, of chains or of trees.
 
     Raises:
       InputError: a tree that is deeper than the head's blocks.
     """
-    spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    spec = with_at_most_drafts(spec, shape, config.most_drafts)
-    fields: dict[str, Any] = {"config": config, "target": spec.target_config, "dtype": spec.dtype}
-    fields |= spec.chain_fields
-    return DflashDrafter(**fields) if shape is None else DflashTreeDrafter(shape=shape, **fields)
+    fields = growing_fields(spec, config.most_drafts)
+    return DflashDrafter(**fields, config=config, target=spec.target_config, dtype=spec.dtype)
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:

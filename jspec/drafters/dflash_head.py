@@ -48,16 +48,18 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
-from jspec.drafters.eagle_head import in_order, read_ids
 from jspec.drafters.eagle_layouts import VERIFIER_TENSORS
 from jspec.drafters.head_folder import (
+    FeatureHead,
     LoadedHead,
-    check_target,
+    in_order,
     pack_params,
     read_any_config,
+    read_ids,
     read_stored,
     unpack_params,
     write_head,
+    written_ids,
 )
 from jspec.kernels import rotate_heads
 from jspec.models.cache import KVCache, causal_mask
@@ -79,42 +81,30 @@ from jspec.weights.tensor_names import block_tensors
 
 
 @dataclasses.dataclass(frozen=True)
-class DflashConfig:
-    """The shape of a head.
+class DflashConfig(FeatureHead):
+    """The shape of a head; without a `mask_id` an embedding of its own stands for a draft.
 
     Attributes:
-      layer: the shape of its layers; `vocab_size` counts the tokens that it can propose, and
-        `embed_dim` is the target's.
-      target_vocab_size: rows of the target's embedding.
-      feature_layers: the layers of the target whose outputs are its features: 0 is the embedding,
-        i the output of the i-th block.
       block_size: slots of a block at most, that of the newest token included.
-      mask_id: the token that stands for a draft; None where an embedding of its own does.
       says_next: whether a slot predicts the token after its own position, as in DSpark.
       markov_rank: of the Markov head; 0 if there is none.
       has_confidence: whether it has a confidence head.
       confidence_reads_markov: whether that reads the embedding of the draft before.
-      has_embedding: whether it embeds tokens by its own table.
       has_head: whether it has its own projection onto the vocabulary.
       causal_layers: layers in which a slot of the block sees no later slot.
-      target_num_layers: of the target; 0 if it is not known.
     """
 
-    layer: DecoderConfig
-    target_vocab_size: int
-    feature_layers: tuple[int, ...]
+    _: dataclasses.KW_ONLY
     block_size: int
-    mask_id: int | None = None
     says_next: bool = False
     markov_rank: int = 0
     has_confidence: bool = False
     confidence_reads_markov: bool = False
-    has_embedding: bool = False
     has_head: bool = False
     causal_layers: tuple[int, ...] = ()
-    target_num_layers: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("block_size", self.block_size), ("markov_rank", self.markov_rank)):
             least = 2 if name == "block_size" else 0
             if type(value) is not int or value < least:
@@ -123,19 +113,8 @@ class DflashConfig:
                 )
         if not self.feature_layers:
             raise ValueError("expected the layers of the target that the head reads, got none")
-        if self.layer.vocab_size > self.target_vocab_size:
-            raise ValueError(
-                f"expected at most the target's {self.target_vocab_size} tokens, got "
-                f"{self.layer.vocab_size}"
-            )
         if self.is_cut and not self.has_head:
             raise ValueError("expected a tensor lm_head.weight with draft_vocab_size, found none")
-        is_id = type(self.mask_id) is int and 0 <= self.mask_id < self.target_vocab_size
-        if self.mask_id is not None and not is_id:
-            raise ValueError(
-                f"expected mask_token_id from 0 to {self.target_vocab_size - 1}, "
-                f"got {self.mask_id!r}"
-            )
         if self.confidence_reads_markov and not self.markov_rank:
             raise ValueError("expected markov_rank above 0 with confidence_head_with_markov, got 0")
 
@@ -148,11 +127,6 @@ class DflashConfig:
     def most_drafts(self) -> int:
         """The most drafts of a block."""
         return self.block_size if self.says_next else self.block_size - 1
-
-    @property
-    def feature_dim(self) -> int:
-        """Width of the features before they are fused."""
-        return len(self.feature_layers) * self.layer.embed_dim
 
     @property
     def confidence_dim(self) -> int:
@@ -176,7 +150,6 @@ def fuse(
 def _norm(
     config: DflashConfig, params: Params, inputs: Float[Array, "b t d"]
 ) -> Float32[Array, "b t d"]:
-    """Applies one of the head's norms."""
     norm = RMSNorm(config.layer.norm_epsilon)
     return norm.apply({"params": params}, inputs)  # type: ignore[return-value]
 
@@ -191,12 +164,7 @@ def read_context(
 ) -> KVCache:
     """Returns the cache with the keys and values of the next tokens' features; none is committed.
 
-    Args:
-      config: the head's.
-      params: see `init_dflash_params`.
-      features: see `fuse`.
-      cache: the head's; token i has slot i.
-      positions: of the tokens; None for those of their slots.
+    Token i has slot i and by default that position. See `fuse` for the features.
     """
     cfg, features = config.layer, features.astype(jnp.float32)
     if positions is None:
@@ -228,19 +196,10 @@ def read_block(
     positions: Int[Array, "b t"] | None = None,
     visible: Bool[Array, "b t s"] | None = None,
 ) -> tuple[Float32[Array, "b t d"], KVCache]:
-    """Runs the layers on a block.
+    """Runs the layers on a block, see `embed_block`; returns the normed outputs and the cache.
 
-    Args:
-      config: the head's.
-      params: see `init_dflash_params`.
-      embedded: see `embed_block`.
-      cache: the committed slots are the context's. The block is written after them, and not
-        committed.
-      positions: of the slots; None for those after the context.
-      visible: what each slot sees of the cache; None for the context and its block.
-
-    Returns:
-      The normed outputs, which the head reads, and the cache.
+    The committed slots are the context's. The block is written after them, and not committed. By
+    default it has the positions after the context, and sees `visible_slots`.
     """
     cfg, num_slots = config.layer, embedded.shape[1]
     if positions is None:
@@ -434,16 +393,7 @@ def load_dflash(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Load
         config = _read_config(raw, stored.keys())
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    depth = config.target_num_layers or target.num_layers
-    sizes = [
-        ("width", config.layer.embed_dim, target.embed_dim),
-        ("vocabulary", config.target_vocab_size, target.vocab_size),
-        ("layers", depth, target.num_layers),
-    ]
-    check_target(folder, sizes)
-    if not all(0 <= layer <= target.num_layers for layer in config.feature_layers):
-        layers = list(config.feature_layers)
-        raise InputError(f"{folder}: it reads layers {layers}, of {target.num_layers}")
+    config.check_target(folder, target)
     if config.mask_id is not None:
         stored.pop(_MASK, None)  # a placeholder, where a token is the mask
     ids = in_order(stored, read_ids(folder, stored, config))
@@ -550,19 +500,12 @@ def save_dflash(folder: pathlib.Path, config: DflashConfig, params: dict[str, An
     Raises:
       InputError: the folder exists or cannot be written.
     """
-    cfg, tensors = config.layer, {}
-    if config.is_cut:
-        ids = np.asarray(params["ids"])
-        is_known = np.zeros([config.target_vocab_size], bool)
-        is_known[ids] = True
-        tensors = {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
+    cfg = config.layer
+    tensors = written_ids(config, np.asarray(params["ids"])) if config.is_cut else {}
     tensors |= unpack_params(dflash_rules(config), params)
     is_dspark = bool(config.markov_rank or config.has_confidence)
-    plain = dataclasses.replace(
-        cfg, vocab_size=config.target_vocab_size, embedding_scale=1.0, logits_scale=1.0,
-        logits_softcap=None,
-    )  # fmt: skip
-    # In config.json `vocab_size` is the target's, as published heads have it.
+    unscaled = {"embedding_scale": 1.0, "logits_scale": 1.0, "logits_softcap": None}
+    plain = dataclasses.replace(config.plain_layer, **unscaled)
     text = to_hf_config(plain) | {
         "architectures": [_DSPARK if is_dspark else _DFLASH],
         "block_size": config.block_size,

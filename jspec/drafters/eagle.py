@@ -1,11 +1,11 @@
-"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `pairs`.
+"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840): see `features`.
 
 A head of P-EAGLE (arXiv 2602.01469) drafts all at once, from masks after the newest pair.
 
     block    | (f0 t1) ... (fn-1 last) | mask  mask  ...    the pairs that are missing, and masks
     drafts                        d1      d2    d3
 
-The masks are never committed; see `blocks` for how drafts are drawn, and trees grown.
+The masks are never committed; see `features` for how drafts are drawn, and trees grown.
 """
 
 import dataclasses
@@ -15,21 +15,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts, Tokens
-from jspec.drafters.blocks import (
-    BlockDrafter,
-    BlockTreeDrafter,
-    DraftedBlock,
-    with_at_most_drafts,
-)
 from jspec.drafters.eagle_head import EagleConfig, apply_head, fuse, load_eagle, mask_feature
-from jspec.drafters.features import FeatureState, num_missing, window
-from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    tree_shape,
-    with_at_most_a_tree,
+from jspec.drafters.features import (
+    BlockDrafter,
+    DraftedBlock,
+    FeatureState,
+    PairDrafter,
+    num_missing,
+    window,
 )
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.layers import look_up
 from jspec.speculation.types import Kind, RoundInputs
@@ -37,7 +32,7 @@ from jspec.speculation.types import Kind, RoundInputs
 
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter(PairDrafter):
-    """Proposes a chain sampled from a head.
+    """Proposes what a head draws, or what it finds likeliest.
 
     Attributes:
       config: the head's.
@@ -73,13 +68,8 @@ class EagleDrafter(PairDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleTreeDrafter(PairTreeDrafter, EagleDrafter):
-    """Proposes a tree."""
-
-
-@dataclasses.dataclass(frozen=True)
 class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
-    """Proposes a chain of which all distributions come from one call of the head."""
+    """Proposes drafts of which all distributions come from one call of the head."""
 
     def read_block(
         self,
@@ -104,26 +94,14 @@ class ParallelEagleDrafter(BlockDrafter, EagleDrafter):
         return DraftedBlock(cache.commit(num), logits, jnp.int32(0))
 
 
-@dataclasses.dataclass(frozen=True)
-class ParallelEagleTreeDrafter(BlockTreeDrafter, ParallelEagleDrafter):
-    """Proposes a tree."""
-
-
 def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
     """Returns the drafter over a head, of chains or of trees.
 
     Raises:
       InputError: a tree that is deeper than a P-EAGLE was trained for.
     """
-    spec = with_at_most_a_tree(spec)
-    shape, is_parallel = tree_shape(spec), config.mask_id is not None
-    if config.most_drafts:
-        spec = with_at_most_drafts(spec, shape, config.most_drafts)
-    fields: dict[str, Any] = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
-    if shape is None:
-        return ParallelEagleDrafter(**fields) if is_parallel else EagleDrafter(**fields)
-    kind = ParallelEagleTreeDrafter if is_parallel else EagleTreeDrafter
-    return kind(shape=shape, **fields)
+    kind = EagleDrafter if config.mask_id is None else ParallelEagleDrafter
+    return kind(**growing_fields(spec, config.most_drafts), config=config, dtype=spec.dtype)
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:

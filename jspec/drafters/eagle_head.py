@@ -64,13 +64,16 @@ from jspec.drafters.eagle_layouts import (
     written_mask,
 )
 from jspec.drafters.head_folder import (
+    FeatureHead,
     LoadedHead,
-    check_target,
+    in_order,
     pack_params,
     read_any_config,
+    read_ids,
     read_stored,
     unpack_params,
     write_head,
+    written_ids,
 )
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
@@ -84,58 +87,29 @@ from jspec.weights.tensor_names import attention_tensors, block_tensors, mlp_ten
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleConfig:
-    """The shape of a head.
+class EagleConfig(FeatureHead):
+    """The shape of a head; with a `mask_id` of one that drafts in one pass.
 
     Attributes:
-      layer: the shape of its decoder layer; `vocab_size` counts the tokens that it can propose, and
-        `embed_dim` is the target's.
-      target_vocab_size: rows of the target's embedding.
-      feature_layers: the layers of the target whose outputs are its features: 0 is the embedding,
-        i the output of the i-th block.
-      target_num_layers: of the target; 0 if it is not known.
       has_input_norm: whether the target's outputs are normed, together, before they are fused.
       has_output_norm: whether what takes a feature's place is the head's output after its norm.
       has_residual_norm: whether the layer adds to the feature after its norm.
-      has_embedding: whether it has its own embedding.
-      mask_id: the token that stands for a draft, of a head that drafts in one pass; else None.
       most_drafts: the drafts that such a head was trained for; 0 if it is not known.
     """
 
-    layer: DecoderConfig
-    target_vocab_size: int
-    feature_layers: tuple[int, ...]
-    target_num_layers: int = 0
     has_input_norm: bool = False
     has_output_norm: bool = False
     has_residual_norm: bool = False
-    has_embedding: bool = False
-    mask_id: int | None = None
     most_drafts: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mask_id is None and self.layer.num_layers != 1:
             raise ValueError(f"expected a head of one layer, got {self.layer.num_layers}")
-        is_id = type(self.mask_id) is int and 0 <= self.mask_id < self.target_vocab_size
-        if self.mask_id is not None and not is_id:
-            raise ValueError(
-                f"expected the mask as a token from 0 to {self.target_vocab_size - 1}, got "
-                f"{self.mask_id!r}"
-            )
         if type(self.most_drafts) is not int or self.most_drafts < 0:
             raise ValueError(
                 f"expected num_depths as a whole number of at least 1, got {self.most_drafts!r}"
             )
-        if self.layer.vocab_size > self.target_vocab_size:
-            raise ValueError(
-                f"expected at most the target's {self.target_vocab_size} tokens, got "
-                f"{self.layer.vocab_size}"
-            )
-
-    @property
-    def feature_dim(self) -> int:
-        """Width of the features before they are fused."""
-        return len(self.feature_layers) * self.layer.embed_dim
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -275,11 +249,8 @@ def apply_head(
       positions: of the pairs; None for a chain.
       block_mask: which pairs of the block each sees; see `ApplyFn`.
 
-    Returns:
-      logits: of the tokens after the later ones, among those the head can propose, [b t u],
-        [b 1 u] or [b l u].
-      hidden: what takes the place of the later tokens' features, [b t d].
-      cache: with the block written and nothing committed.
+    Returns the logits of the tokens after the later ones, [b t u], [b 1 u] or [b l u], what takes
+    the place of their features, [b t d], and the cache, with nothing committed.
     """
     return EagleHead(config).apply(  # type: ignore[return-value]
         {"params": params["head"]},
@@ -377,7 +348,6 @@ def _read_config(
     path: pathlib.Path, raw: dict[str, Any], target: DecoderConfig, tensors: Any
 ) -> EagleConfig:
     """Returns the config of a head; `tensors` are the names of what is stored."""
-    folder = path.parent
     try:
         raw = published_config(raw)
         if "hidden_size" not in raw:
@@ -393,62 +363,15 @@ def _read_config(
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         # The layer's vocabulary is what it proposes; the target's goes to `EagleConfig`.
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
-        layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
-        config = EagleConfig(layer, shape.vocab_size, layers, depth, **fields)
-        is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
+        layers = default_feature_layers(target.num_layers) if layers is None else layers
+        config = EagleConfig(layer, shape.vocab_size, tuple(map(int, layers)), depth, **fields)
     # An InputError is a ValueError too, and has named the file already.
     except InputError:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    sizes = [
-        ("width", config.layer.embed_dim, target.embed_dim),
-        ("vocabulary", config.target_vocab_size, target.vocab_size),
-        ("layers", depth or target.num_layers, target.num_layers),
-    ]
-    check_target(folder, sizes)
-    if not is_in_range:
-        raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
+    config.check_target(path.parent, target)
     return config
-
-
-def read_ids(folder: pathlib.Path, tensors: dict[str, np.ndarray], config: Any) -> np.ndarray:
-    """Takes the mapping out of the tensors; returns the target's id of every draft id, [u].
-
-    `config` is an `EagleConfig`, or has its `layer` and `target_vocab_size`.
-
-    Raises:
-      InputError: it is missing, of another size, or names no ids of the target.
-    """
-    num_drafts = config.layer.vocab_size
-    offsets = tensors.pop("d2t", None)
-    is_known = tensors.pop("t2d", None)
-    if offsets is None:
-        if num_drafts != config.target_vocab_size:
-            raise InputError(f"{folder}: d2t: missing")
-        return np.arange(num_drafts, dtype=np.int32)
-    if offsets.shape != (num_drafts,):
-        raise InputError(f"{folder}: d2t: expected [{num_drafts}], found {list(offsets.shape)}")
-    # `d2t` holds differences, not ids.
-    ids = np.arange(num_drafts) + offsets.astype(np.int64)
-    if len(np.unique(ids)) < num_drafts or ids.min() < 0 or ids.max() >= config.target_vocab_size:
-        raise InputError(f"{folder}: d2t: expected different ids of the target's vocabulary")
-    # The two say the same thing twice: where they differ, one is damaged.
-    if is_known is not None and not np.array_equal(np.flatnonzero(is_known), np.sort(ids)):
-        raise InputError(f"{folder}: d2t and t2d disagree")
-    return ids.astype(np.int32)
-
-
-def in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """Sorts what the tensors have of each token that a head proposes; returns the sorted ids."""
-    # Published heads may list their tokens in any order. Of equal logits the first is taken, in the
-    # head as in the target: the smallest id's.
-    order = np.argsort(ids)
-    if not np.array_equal(order, np.arange(len(ids))):
-        of_drafts = "lm_head.", "markov_head.markov_w2."
-        heads = [name for name in tensors if name.startswith(of_drafts)]
-        tensors |= {name: tensors[name][order] for name in heads}
-    return ids[order]
 
 
 def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]) -> None:
@@ -457,13 +380,9 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
     Raises:
       InputError: the folder exists or cannot be written.
     """
-    ids = np.asarray(params["ids"])
-    is_known = np.zeros([config.target_vocab_size], bool)
-    is_known[ids] = True
-    tensors = {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
+    tensors = written_ids(config, np.asarray(params["ids"]))
     tensors |= unpack_params(eagle_rules(config), params)
-    # In config.json `vocab_size` is the target's, as published heads have it.
-    text = to_hf_config(dataclasses.replace(config.layer, vocab_size=config.target_vocab_size)) | {
+    text = to_hf_config(config.plain_layer) | {
         "architectures": [_ARCHITECTURE],
         "draft_vocab_size": config.layer.vocab_size,
         LAYERS_KEY: list(config.feature_layers),

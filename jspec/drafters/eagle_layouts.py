@@ -99,14 +99,10 @@ def pop_layers(raw: dict[str, Any]) -> list[int] | None:
 def save_speculators(
     source: pathlib.Path, output: pathlib.Path, *, target: str, num_draft_tokens: int
 ) -> None:
-    """Writes the head of EAGLE-3 or P-EAGLE in folder `source` for vLLM.
+    """Writes the head of EAGLE-3 or P-EAGLE in folder `source` for vLLM, into a new folder.
 
-    Args:
-      source: in the layout of `eagle_head`.
-      output: the new folder.
-      target: the name or folder by which vLLM finds the target. One that is not on this machine
-        is taken for a Llama.
-      num_draft_tokens: of vLLM in a round.
+    `target` is the name or folder by which vLLM finds the target. One that is not on this machine
+    is taken for a Llama. vLLM drafts `num_draft_tokens` a round.
 
     Raises:
       InputError: the source is no head of EAGLE-3; the output exists or cannot be written.

@@ -4,6 +4,7 @@ A table (see `tensor_names`) says which tensors there are and where each goes; n
 missing, left over, or of another shape. A `HeadFormat` holds what differs between kinds of heads.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,12 +19,7 @@ from jspec.common.new_files import new_folder
 from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.parameter import Parameter, Path
-from jspec.weights.safetensors_file import (
-    FloatTensors,
-    load_safetensors,
-    save_safetensors,
-    to_int8,
-)
+from jspec.weights.safetensors_file import FloatTensors, load_safetensors, save_safetensors, to_int8
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
 # What a config.json says of the target: in words, its key, and the field of DecoderConfig.
@@ -44,6 +40,67 @@ class HeadSizes:
                 raise ValueError(f"expected {name} as a number of at least 1, got {value!r}")
 
 
+@dataclasses.dataclass(frozen=True)
+class FeatureHead:
+    """The shape of a head that reads the target's features: outputs of some of its layers.
+
+    Attributes:
+      layer: the shape of its decoder layers; `vocab_size` counts the tokens that it can propose.
+      target_vocab_size: rows of the target's embedding.
+      feature_layers: the target's layers that it reads: 0 is the embedding, i the i-th block.
+      target_num_layers: of the target; 0 if it is not known.
+      mask_id: the token that stands for a draft in a head that drafts in one pass; else None.
+      has_embedding: whether it embeds tokens by its own table.
+    """
+
+    layer: DecoderConfig
+    target_vocab_size: int
+    feature_layers: tuple[int, ...]
+    target_num_layers: int = 0
+    mask_id: int | None = dataclasses.field(default=None, kw_only=True)
+    has_embedding: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        is_id = type(self.mask_id) is int and 0 <= self.mask_id < self.target_vocab_size
+        if self.mask_id is not None and not is_id:
+            raise ValueError(
+                f"expected mask_token_id from 0 to {self.target_vocab_size - 1}, got "
+                f"{self.mask_id!r}"
+            )
+        if self.layer.vocab_size > self.target_vocab_size:
+            raise ValueError(
+                f"expected at most the target's {self.target_vocab_size} tokens, got "
+                f"{self.layer.vocab_size}"
+            )
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features before they are fused."""
+        return len(self.feature_layers) * self.layer.embed_dim
+
+    @property
+    def plain_layer(self) -> DecoderConfig:
+        """The shape of its layers with the target's vocabulary, as config.json has it."""
+        return dataclasses.replace(self.layer, vocab_size=self.target_vocab_size)
+
+    def check_target(self, folder: pathlib.Path, target: DecoderConfig) -> None:
+        """Checks that it was trained for a target of that shape.
+
+        Raises:
+          InputError: another width, vocabulary or number of layers; or layers that are not there.
+        """
+        depth = self.target_num_layers or target.num_layers
+        sizes = [
+            ("width", self.layer.embed_dim, target.embed_dim),
+            ("vocabulary", self.target_vocab_size, target.vocab_size),
+            ("layers", depth, target.num_layers),
+        ]
+        check_target(folder, sizes)
+        if not all(0 <= layer <= target.num_layers for layer in self.feature_layers):
+            layers = list(self.feature_layers)
+            raise InputError(f"{folder}: it reads layers {layers}, of {target.num_layers}")
+
+
 class LoadedHead(NamedTuple):
     """A head ready to run: its shape, its module's parameters, and its folder."""
 
@@ -58,8 +115,8 @@ class HeadFormat(NamedTuple):
     Attributes:
       what: the kind, in words.
       architecture: as config.json has it.
-      keys: entries of config.json with the fields of the head's config, by the field's name; the
-        first is an entry that no other kind has.
+      keys: entries of config.json by the fields of the head's config; the first is an entry that no
+        other kind has.
       read_config: (config.json, target, tensors) -> the head's config; raises ValueError if
         config.json is bad.
       rules: the table from the head's tensors to its parameters.
@@ -172,12 +229,8 @@ def pack_params(
 ) -> dict[str, Any]:
     """Returns the parameters of a folder's head, on the default device.
 
-    Args:
-      folder: for messages.
-      tensors: all there are; `rules` say where each goes.
-      rules: see `tensor_names`.
-      dtype: bfloat16 or float32.
-      finish: what becomes of a parameter before the next is made, by its path.
+    All of the tensors are used; `rules` say where each goes (see `tensor_names`), in bfloat16 or
+    float32. A parameter is finished, by its path, before the next is made.
 
     Raises:
       InputError: a tensor that is missing, unknown or of another shape.
@@ -210,6 +263,52 @@ def unpack_params(rules: Sequence[Parameter], params: dict[str, Any]) -> dict[st
     for rule in rules:
         tensors |= rule.unpack(np.asarray(leaves[rule.path]))
     return tensors
+
+
+def read_ids(
+    folder: pathlib.Path, tensors: dict[str, np.ndarray], config: FeatureHead
+) -> np.ndarray:
+    """Takes the mapping out of the tensors; returns the target's id of every draft id, [u].
+
+    Raises:
+      InputError: it is missing, of another size, or names no ids of the target.
+    """
+    num_drafts = config.layer.vocab_size
+    offsets = tensors.pop("d2t", None)
+    is_known = tensors.pop("t2d", None)
+    if offsets is None:
+        if num_drafts != config.target_vocab_size:
+            raise InputError(f"{folder}: d2t: missing")
+        return np.arange(num_drafts, dtype=np.int32)
+    if offsets.shape != (num_drafts,):
+        raise InputError(f"{folder}: d2t: expected [{num_drafts}], found {list(offsets.shape)}")
+    # `d2t` holds differences, not ids.
+    ids = np.arange(num_drafts) + offsets.astype(np.int64)
+    if len(np.unique(ids)) < num_drafts or ids.min() < 0 or ids.max() >= config.target_vocab_size:
+        raise InputError(f"{folder}: d2t: expected different ids of the target's vocabulary")
+    # The two say the same thing twice: where they differ, one is damaged.
+    if is_known is not None and not np.array_equal(np.flatnonzero(is_known), np.sort(ids)):
+        raise InputError(f"{folder}: d2t and t2d disagree")
+    return ids.astype(np.int32)
+
+
+def in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """Sorts what the tensors have of each token that a head proposes; returns the sorted ids."""
+    # Published heads may list their tokens in any order. Of equal logits the first is taken, in the
+    # head as in the target: the smallest id's.
+    order = np.argsort(ids)
+    if not np.array_equal(order, np.arange(len(ids))):
+        of_drafts = "lm_head.", "markov_head.markov_w2."
+        heads = [name for name in tensors if name.startswith(of_drafts)]
+        tensors |= {name: tensors[name][order] for name in heads}
+    return ids[order]
+
+
+def written_ids(config: FeatureHead, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the tensors that `read_ids` reads."""
+    is_known = np.zeros([config.target_vocab_size], bool)
+    is_known[ids] = True
+    return {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
 
 
 def write_head(

@@ -16,6 +16,7 @@ more.
 
 import dataclasses
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -34,14 +35,10 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.drafters.chain import spread
-from jspec.drafters.model import (
-    ModelDrafter,
-    ModelState,
-    make_model_drafter,
-)
-from jspec.drafters.options import HierarchicalOptions, TreeOptions
+from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
+from jspec.drafters.options import TREE, DrafterOptions
 from jspec.drafters.registry import REGISTRY, make_drafter, options_read
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, for_chains
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.kernels import while_any
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
@@ -172,7 +169,6 @@ def _follows(guess: Proposal, tokens: Tokens) -> BlockFlags:
 
 
 def _leading(flags: Bool[Array, "b t"]) -> BlockFlags:
-    """Marks those that are set with all before them."""
     # A product of 0s and 1s stays 0 after the first 0.
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
 
@@ -182,6 +178,10 @@ class PairState(NamedTuple):
 
     model: ModelState
     inner: Any
+
+
+def _property_of(part: str) -> Any:
+    return property(operator.attrgetter(part))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,15 +197,10 @@ class HierarchicalDrafter(Drafter):
     inner: Drafter
     has_lag = True
 
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the inner drafter's state can be cut."""
-        return self.inner.can_roll_back
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Whether the inner drafter looks up earlier answers."""
-        return self.inner.keeps_answers
+    num_draft_tokens = _property_of("model.num_draft_tokens")
+    may_be_silent = _property_of("model.may_be_silent")  # whatever was guessed
+    can_roll_back = _property_of("inner.can_roll_back")
+    keeps_answers = _property_of("inner.keeps_answers")
 
     @property
     def has_slot_per_token(self) -> bool:
@@ -217,16 +212,6 @@ class HierarchicalDrafter(Drafter):
         """One: the drafts are the draft model's."""
         (kind,) = self.model.kinds
         return (kind._replace(drafter="hierarchical"),)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """The draft model's."""
-        return self.model.num_draft_tokens
-
-    @property
-    def may_be_silent(self) -> bool:
-        """As the draft model: whether there was a guess makes no difference."""
-        return self.model.may_be_silent
 
     def lag(self, state: PairState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls by which the draft model catches up, [b]."""
@@ -300,7 +285,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
     # Guesses are read as a chain.
     inner_spec = spec._replace(
-        num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
+        num_draft_tokens=num_guesses, is_member=True, options=spec.options.without_tree()
     )
     inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
@@ -308,7 +293,7 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
-def _inner_name(options: HierarchicalOptions) -> str:
+def _inner_name(options: DrafterOptions) -> str:
     name = options.inner_drafter
     known = [entry.name for entry in REGISTRY.values() if entry.needs in ("", "draft_table")]
     # Without guesses every call would give one draft: that is the drafter `model`.
@@ -319,8 +304,6 @@ def _inner_name(options: HierarchicalOptions) -> str:
     return name
 
 
-def options_read_by(options: HierarchicalOptions) -> set[str]:
-    """Returns the names of the options that it and its inner drafter read."""
-    names = {field.name for field in dataclasses.fields(HierarchicalOptions)}
-    inner = options_read(_inner_name(options), options)
-    return names | inner - {field.name for field in dataclasses.fields(TreeOptions)}
+def options_of_inner(options: DrafterOptions) -> set[str]:
+    """Returns the names of the options that its inner drafter reads."""
+    return options_read(_inner_name(options), options) - TREE

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowTokens
-from jspec.drafters.catch_up import empty_caches
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import empty_caches
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, make_apply
@@ -158,8 +158,6 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _source_of_layers(layers: Sequence[int]) -> Callable[[Params, SourceView], Source]:
-    """Returns what takes these layers' constants out of the target's."""
-
     def take(params: Params, source: SourceView) -> Source:
         every: Source = source.constants
         keys, values = (tuple(part[i] for i in layers) for part in (every.keys, every.values))

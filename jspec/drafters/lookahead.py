@@ -92,8 +92,6 @@ save_lookahead = functools.partial(save_head, _FORMAT)
 
 
 class _Looked(struct.PyTreeNode):
-    """What the look ahead has given."""
-
     cache: KVCache  # the target's, the block written and not committed
     logits: Float32[Array, "b w v"]  # of every draft
     index: Int32[Array, ""]  # of the draft that is drawn next

@@ -5,13 +5,11 @@
 
 Head i was trained for the token i + 2 positions after the one whose hidden state it reads: residual
 blocks x + silu(W x + b) on the normed output of the last layer, and its own head over the
-vocabulary. Its prediction does not depend on earlier drafts. It is drawn like any other draft,
-under the row's processors and settings, from a known distribution, so the output is exact at any
-temperature.
+vocabulary. It does not depend on earlier drafts, and is drawn like any other draft.
 
 With `tree_depth` every head's best tokens are combined with those of the heads before, in a tree of
 one shape: that which promises the most by how often a head's token of each rank is kept
-(section 2.3.3).
+(section 2.3.3). `scripts/medusa_rates.py` measures these shares on calibration texts.
 
 A folder holds, as published ones do,
 
@@ -23,8 +21,6 @@ A folder holds, as published ones do,
     {i}.{n}.weight           [V, D]   its head; n is the number of its blocks
   medusa_rates.json          {"rates": [[rank 0, rank 1, ...] of head 0, ...]}, if measured
 ```
-
-The rates are shares of the tokens of calibration texts; `scripts/medusa_rates.py` measures them.
 """
 
 import contextlib
@@ -45,13 +41,8 @@ from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.head_folder import HeadFormat, HeadSizes, load_head, save_head
 from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    Shape,
-    certain_tree_shape,
-)
-from jspec.drafters.trees import GrowingTrees, best_static_tree
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, certain_tree_shape
+from jspec.drafters.trees import best_static_tree, propose_grown
 from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.sampling.distribution import best_tokens
@@ -198,21 +189,25 @@ def save_rates(folder: pathlib.Path, rates: Sequence[Sequence[float]]) -> pathli
 
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafter(ReadingLastOutput, ChainDrafter):
-    """Proposes a chain to which every head adds one token.
+    """Proposes a chain to which every head adds one token, or a tree of the heads' best tokens.
 
     Attributes:
       config: of the heads, of which there are at least as many as drafts.
       target: the target's shape.
+      rates: of trees: how often the tokens of each rank are kept, by head.
     """
 
     config: MedusaConfig = dataclasses.field(kw_only=True)
     target: DecoderConfig = dataclasses.field(kw_only=True)
+    rates: Rates = dataclasses.field(default=(), kw_only=True)
     kind = Kind("medusa", 0.6, 0.5, is_certain=True)
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
         """Asks the heads in turn, in a loop on the device, for as long as any is wanted."""
+        if self.shape is not None:
+            return propose_grown(self, params, state, inputs)
         hidden = self.read(inputs.view.params, state)
         # `lax.switch` needs one branch a head, as each has its own parameters.
         heads = [
@@ -229,36 +224,24 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
         proposal, _, _ = self.draw_chain(ask, ask, jnp.int32(0), inputs)
         return proposal, state
 
-
-@dataclasses.dataclass(frozen=True)
-class MedusaTreeDrafter(GrowingTrees, MedusaDrafter):
-    """Proposes a tree of the heads' best tokens.
-
-    Attributes:
-      shape: of the tree.
-      rates: how often the tokens of each rank are kept, by head.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-    rates: Rates = dataclasses.field(kw_only=True)
-
     def grow(
         self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: Float32[Array, "b d"]
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
         """Asks all heads that the tree has a level for."""
-        few = [of_head[: self.shape.branches] for of_head in self.rates[: self.shape.depth]]
-        tree = best_static_tree(few, self.shape.num_draft_tokens)
+        assert self.shape is not None
+        size, depth, branches, _ = self.shape
+        few = [of_head[:branches] for of_head in self.rates[:depth]]
+        tree = best_static_tree(few, size)
         hidden, levels = self.read(inputs.view.params, state), []
         for index, width in enumerate(tree.widths):
             logits = medusa_logits(self.config, params[f"head_{index}"], hidden)
             levels.append(best_tokens(logits[..., : self.vocab_size], width)[:, 0])
         pairs = zip(tree.depths, tree.ranks, strict=True)
-        nodes = jnp.stack([levels[depth - 1][:, rank] for depth, rank in pairs], axis=1)
+        nodes = jnp.stack([levels[level - 1][:, rank] for level, rank in pairs], axis=1)
         scores = jnp.broadcast_to(jnp.asarray(tree.scores, jnp.float32), nodes.shape)
         if self.min_confidence > 0:  # the least probability of a path, as in trees that grow
             scores = jnp.where(scores >= jnp.log(self.min_confidence), scores, -jnp.inf)
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), nodes.shape)
-        size, depth = self.shape.num_draft_tokens, self.shape.depth
         # A vocabulary has more tokens than a head is asked for: none of them is NO_TOKEN.
         return best_tree(nodes, scores, parents, size, wanted, max_depth=depth), state
 
@@ -267,11 +250,11 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over trained heads."""
     target, folder, shape = spec.target_config, spec.head_folder("medusa"), certain_tree_shape(spec)
     heads = load_medusa(folder, target, spec.dtype)
-    shapes = {"config": heads.config, "target": target}
+    rates: Rates = ()
     if shape is None:
         # A chain cannot be longer than there are heads.
-        fields = spec.with_at_most(heads.config.num_heads).chain_fields
-        return BuiltDrafter(MedusaDrafter(**shapes, **fields), heads.params)
-    rates = read_rates(folder, heads.config.num_heads)
-    drafter = MedusaTreeDrafter(**shapes, **spec.chain_fields, shape=shape, rates=rates)
-    return BuiltDrafter(drafter, heads.params)
+        spec = spec.with_at_most(heads.config.num_heads)
+    else:
+        rates = read_rates(folder, heads.config.num_heads)
+    fields = spec.chain_fields | {"shape": shape, "rates": rates}
+    return BuiltDrafter(MedusaDrafter(**fields, config=heads.config, target=target), heads.params)

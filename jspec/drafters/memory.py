@@ -1,19 +1,27 @@
 """What drafters remember, and what several of them share.
 
 A drafter remembers nothing (`Drafter`), the text (`Remembering`, in a `History`), or the target's
-last output (`ReadingLastOutput`). One that called the target hands its cache on (`hand_on`).
+last output (`ReadingLastOutput`). A cache of its own catches up with the text in few calls of fixed
+widths (`read_on`). A drafter that called the target hands its cache on (`hand_on`).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowTokens, Tokens
-from jspec.models import DecoderConfig
+from jspec.kernels import while_any
+from jspec.models import DecoderConfig, KVCache, init_cache
 from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.types import Drafter, SourceView, TargetPrefix, TargetView
+
+CATCH_UP_WIDTH = 64
+_FEW = 8  # width of the calls that read the last tokens, twice as many at most
 
 
 class History(struct.PyTreeNode):
@@ -132,3 +140,45 @@ def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> Tar
     hidden = look_up(view.params["embedding"], block).astype(jnp.float32)
     # 0: the verify call begins at the first layer, with the block embedded.
     return TargetPrefix(hidden, view.cache, 0)
+
+
+def read_on(
+    call: Callable[..., Any],
+    cache: KVCache,
+    goal: RowCounts,
+    window: Callable[[RowCounts, int], Tokens],
+) -> KVCache:
+    """Feeds tokens until at least `goal` slots of each row are committed.
+
+    `call` is the model with its parameters; `window` returns tokens of each row from a slot on.
+    """
+
+    def missing(cache: KVCache) -> RowCounts:
+        return jnp.maximum(goal - cache.length, 0)
+
+    def feed(width: int, cache: KVCache) -> KVCache:
+        tokens = window(cache.length, width)
+        _, _, fed = call(tokens, cache, logits_at=jnp.zeros_like(goal))
+        return fed.commit(jnp.minimum(missing(cache), width))
+
+    for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
+        cache = while_any(
+            lambda cache, most_left=most_left: missing(cache) > most_left,
+            functools.partial(feed, width),
+            cache,
+        )
+    return cache
+
+
+def tokens_read(missing: RowCounts) -> RowCounts:
+    """Returns the tokens in the calls by which `read_on` reads what is missing."""
+    num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
+    wide = num_wide * CATCH_UP_WIDTH
+    return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
+
+
+def empty_caches(config: DecoderConfig, dtype: DTypeLike) -> Callable[[int, int], KVCache]:
+    """Returns a function of batch size and capacity that makes a model's empty cache."""
+    return lambda batch_size, capacity: init_cache(
+        config, batch_size=batch_size, capacity=capacity, dtype=dtype
+    )

@@ -18,25 +18,16 @@ With `tree_depth` the model drafts a tree.
 The drafts of a level are fed in one call, under a mask. What is committed afterwards is a path of
 what was fed, in slots that do not lie together; the drafter moves them together itself.
 
-With `draft_vocab_size` the model's head is over the most frequent tokens only.
-
-    head of the model   | 0  1  2  3  4  5 ...                              151,935 |
-    rows that are kept  | 0  1  2  3  4  5 ...  31,999 |   151,643  151,645           |
-
-The head of a small model is a large share of what it reads for a token. A head of fewer rows is
-read faster, and its logits are those of the whole head, bit for bit. The drafts are drawn from
-their softmax, in which every other token has probability 0. As the proposal says so, every
-acceptance rule stays exact: a token that is never drafted comes from the residual.
-
-Which tokens are frequent is counted in a text, if one is given. The other rows are for the first
-ids: those of a byte-level BPE come in the order in which its merges were learned, the most frequent
-pair first.
+With `draft_vocab_size` the model's head is over the most frequent tokens only, as counted in a
+text, and then over the first ids: those of a byte-level BPE come in the order in which its merges
+were learned, the most frequent pair first. A head of fewer rows is read faster, and its logits are
+those of the whole head, bit for bit. The drafts are drawn from their softmax, and the proposal says
+so: every rule stays exact, and a token that is never drafted comes from the residual.
 """
 
 import collections
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -46,19 +37,13 @@ from jaxtyping import Array, Float32, Int, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
-from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
-from jspec.drafters.memory import History
-from jspec.drafters.options import TranslationOptions
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    Shape,
-    tree_shape,
-    with_at_most_a_tree,
-)
+from jspec.drafters.memory import History, empty_caches, read_on, tokens_read
+from jspec.drafters.options import AUTO
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
+from jspec.drafters.token_texts import read_plain
 from jspec.drafters.translated_model import make_translated_drafter
-from jspec.drafters.trees import Fed, GrowingTrees, make_tree
+from jspec.drafters.trees import Fed, make_tree, propose_grown
 from jspec.models import DecoderConfig, KVCache, make_apply
 from jspec.models.cache import Source
 from jspec.models.encoder_decoder import encode, make_source
@@ -113,13 +98,7 @@ def _frequent_ids(spec: DrafterSpec) -> list[int]:
     if name is None:
         return []
     assert spec.tokenizer is not None
-    try:
-        text = pathlib.Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: expected a text in UTF-8, got {error.reason}") from None
-    counts = collections.Counter(spec.tokenizer.encode(text, add_bos=False))
+    counts = collections.Counter(spec.tokenizer.encode(read_plain(name), add_bos=False))
     # Of equal counts the lower id first, so that the order does not depend on the text's.
     return sorted(counts, key=lambda token_id: (-counts[token_id], token_id))
 
@@ -131,11 +110,15 @@ class ModelState(struct.PyTreeNode):
     cache: KVCache  # the draft model's; `cache.length` committed tokens are in it
     # Tokens after those that were fed while drafting; what turns out to be committed stays cached.
     fed: Int32[Array, "b w"]
+    # Of trees, whose drafts that were fed are `fed`: the token that was fed before them, -1 if none
+    # was; and their parents among them, -1 for that token.
+    last: RowTokens | None = None
+    parents: Int32[Array, "b w"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter(ChainDrafter):
-    """Proposes a chain sampled from a draft model.
+    """Proposes what a draft model draws, or a tree of that or of what it finds likeliest.
 
     Attributes:
       apply: the draft model.
@@ -186,16 +169,20 @@ class ModelDrafter(ChainDrafter):
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
-        return ModelState(
-            history=History.init(batch_size, capacity),
-            cache=self.empty_cache(batch_size, capacity),
-            fed=jnp.full([batch_size, self.num_draft_tokens], -1, jnp.int32),
-        )
+        history, shape = History.init(batch_size, capacity), self.shape
+        if shape is None:
+            fed = jnp.full([batch_size, self.num_draft_tokens], -1, jnp.int32)
+            return ModelState(history, self.empty_cache(batch_size, capacity), fed)
+        none = jnp.full([batch_size, shape.num_fed], -1, jnp.int32)
+        cache = self.empty_cache(batch_size, capacity + shape.num_fed)
+        return ModelState(history, cache, none, jnp.full([batch_size], -1, jnp.int32), none)
 
     def observe(
         self, params: Params, state: ModelState, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> ModelState:
         """Remembers committed tokens; those that were fed while drafting count as cached."""
+        if self.shape is not None:
+            return self._observe_tree(self.shape.depth - 1, state, tokens, valid)
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
@@ -204,6 +191,32 @@ class ModelDrafter(ChainDrafter):
         return ModelState(
             history=state.history.append(tokens, valid),
             cache=state.cache.commit(num_fed),
+            fed=jnp.full_like(state.fed, -1),
+        )
+
+    def _observe_tree(
+        self, depth: int, state: ModelState, tokens: Tokens, valid: BlockFlags
+    ) -> ModelState:
+        """Remembers committed tokens; a path of those that were fed counts as cached.
+
+        The drafts that were fed have at most this depth.
+        """
+        assert state.last is not None
+        is_fed = (state.last == tokens[:, 0]) & valid[:, 0]
+        is_fed &= state.cache.end == state.history.length
+        everything = jnp.full(state.last.shape, state.fed.shape[1], jnp.int32)
+        fed = tree_of(Proposal(state.fed, everything, parents=state.parents, max_depth=depth))
+        # What was committed at each draft's depth, -2 beyond its end: nothing that was fed is -2.
+        committed = jnp.where(valid[:, 1:], tokens[:, 1:], -2)[:, :depth]
+        committed = jnp.pad(
+            committed, ((0, 0), (0, depth - committed.shape[1])), constant_values=-2
+        )
+        expected = jnp.take_along_axis(committed, fed.depths[:, 1:] - 1, axis=1)
+        path, num_drafts = kept_path(fed, expected == state.fed)
+        return state.replace(
+            history=state.history.append(tokens, valid),
+            cache=state.cache.commit(jnp.where(is_fed, 1 + num_drafts, 0), path),
+            last=jnp.full_like(state.last, -1),
             fed=jnp.full_like(state.fed, -1),
         )
 
@@ -217,15 +230,11 @@ class ModelDrafter(ChainDrafter):
         self, params: Params, state: ModelState, inputs: RoundInputs
     ) -> tuple[Proposal, ModelState]:
         """Drafts one token after another, in a loop on the device."""
-        wanted, history = inputs.wanted(), state.history
+        if self.shape is not None:
+            return propose_grown(self, params, state, inputs)
+        wanted = inputs.wanted()
         is_wanted = wanted > 0
-
-        def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
-            # If every draft of a round is accepted, the last was never fed to the drafter: this
-            # call fills that hole. Else it rewrites one slot with what it held.
-            block = jnp.stack([history.newest(), token], axis=1)
-            logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
-            return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
+        first = functools.partial(self._first_call, params, state.history)
 
         def later(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
             logits, _, cache = self.apply(params, token[:, None], cache)
@@ -237,6 +246,40 @@ class ModelDrafter(ChainDrafter):
         # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([inputs.last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
+
+    def grow(
+        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: ModelState
+    ) -> tuple[Proposal, ModelState]:
+        """Grows a tree, level by level."""
+        is_wanted = wanted > 0
+        cache = self.ready_cache(params, state, is_wanted)
+        logits, cache = self._first_call(params, state.history, cache, inputs.last_token)
+
+        def feed(cache: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:
+            positions, mask = level.positions(cache.length), level.mask
+            logits, _, cache = self.apply(
+                params, level.tokens, cache, positions=positions, block_mask=mask
+            )
+            return logits[..., : self.vocab_size], cache
+
+        grown = make_tree(self, feed, cache, logits, inputs, wanted=wanted, ids=self.ids(params))
+        length = jnp.where(is_wanted, state.history.length - cache.first, state.cache.length)
+        return grown.proposal, state.replace(
+            cache=grown.memory.rollback(length),
+            last=jnp.where(is_wanted, inputs.last_token, -1),
+            fed=grown.fed,
+            parents=grown.fed_parents,
+        )
+
+    def _first_call(
+        self, params: Params, history: History, cache: KVCache, token: RowTokens
+    ) -> tuple[Float32[Array, "b u"], KVCache]:
+        """Feeds the newest committed token and the last; returns the logits after them."""
+        # If every draft of a round is accepted, the last was never fed to the drafter: this call
+        # fills that hole. Else it rewrites one slot with what it held.
+        block = jnp.stack([history.newest(), token], axis=1)
+        logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
+        return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
 
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Catches up; returns the cache without the newest committed token."""
@@ -322,108 +365,11 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over a draft model, of the target's vocabulary or another."""
     if spec.draft_tokenizer is not None:
         return BuiltDrafter(*make_translated_drafter(spec))
-    if spec.options.draft_translation != TranslationOptions.draft_translation:
+    if spec.options.draft_translation != AUTO:
         raise InputError(
             "expected draft_translation with a draft model of another vocabulary than the "
             f"target's, got {spec.options.draft_translation!r} with one of the same"
         )
-    spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
+    fields = growing_fields(spec)
     drafter, params = make_model_drafter(spec)
-    if shape is not None:
-        drafter = ModelTreeDrafter(**vars(drafter), shape=shape)
-    return BuiltDrafter(drafter, params)
-
-
-class ModelTreeState(ModelState):
-    """The drafter's memory of the committed tokens; `fed` are the drafts that were fed, [b f]."""
-
-    last: Int32[Array, "b"]  # the token that was fed before them; -1 if none was
-    parents: Int32[Array, "b f"]  # of the drafts that were fed, among them; -1 is `last`
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelTreeDrafter(GrowingTrees, ModelDrafter):
-    """Proposes a tree of what a draft model finds likeliest, or of what it draws.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def init(self, batch_size: int, capacity: int) -> ModelTreeState:
-        """Returns the state of rows that have seen nothing."""
-        none = jnp.full([batch_size, self.shape.num_fed], -1, jnp.int32)
-        return ModelTreeState(
-            history=History.init(batch_size, capacity),
-            cache=self.empty_cache(batch_size, capacity + self.shape.num_fed),
-            last=jnp.full([batch_size], -1, jnp.int32),
-            fed=none,
-            parents=none,
-        )
-
-    def observe(
-        self, params: Params, state: ModelTreeState, tokens: Tokens, hidden: Array,
-        valid: BlockFlags,
-    ) -> ModelTreeState:  # fmt: skip
-        """Remembers committed tokens; a path of those that were fed counts as cached."""
-        is_fed = (state.last == tokens[:, 0]) & valid[:, 0]
-        is_fed &= state.cache.end == state.history.length
-        path, num_drafts = self._fed_path(state, tokens[:, 1:], valid[:, 1:])
-        return state.replace(
-            history=state.history.append(tokens, valid),
-            cache=state.cache.commit(jnp.where(is_fed, 1 + num_drafts, 0), path),
-            last=jnp.full_like(state.last, -1),
-            fed=jnp.full_like(state.fed, -1),
-        )
-
-    def _fed_path(
-        self, state: ModelTreeState, tokens: Tokens, valid: BlockFlags
-    ) -> tuple[Int32[Array, "b p"], RowCounts]:
-        """Returns the slots after the committed ones that hold what was committed, in order."""
-        b, size = state.fed.shape
-        everything = jnp.full([b], size, jnp.int32)
-        depth = self.shape.depth - 1
-        fed = tree_of(Proposal(state.fed, everything, parents=state.parents, max_depth=depth))
-        # What was committed at each draft's depth, -2 beyond its end: nothing that was fed is -2.
-        committed = jnp.where(valid, tokens, -2)[:, :depth]
-        committed = jnp.pad(
-            committed, ((0, 0), (0, depth - committed.shape[1])), constant_values=-2
-        )
-        expected = jnp.take_along_axis(committed, fed.depths[:, 1:] - 1, axis=1)
-        return kept_path(fed, expected == state.fed)
-
-    def grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: ModelTreeState
-    ) -> tuple[Proposal, ModelTreeState]:
-        """Grows a tree, level by level."""
-        history = state.history
-        is_wanted = wanted > 0
-        cache = self.ready_cache(params, state, is_wanted)
-        block = jnp.stack([history.newest(), inputs.last_token], axis=1)
-        at = jnp.ones_like(wanted)
-        logits, _, cache = self.apply(params, block, cache, logits_at=at)
-        cache = cache.commit(2 * at)
-
-        def feed(cache: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:
-            logits, _, cache = self.apply(
-                params,
-                level.tokens,
-                cache,
-                positions=level.positions(cache.length),
-                block_mask=level.mask,
-            )
-            return logits[..., : self.vocab_size], cache
-
-        grown = make_tree(
-            self, self.shape, feed, cache, logits[:, 0, : self.vocab_size], inputs, wanted=wanted,
-            ids=self.ids(params),
-        )  # fmt: skip
-        length = jnp.where(is_wanted, history.length - cache.first, state.cache.length)
-        return grown.proposal, state.replace(
-            cache=grown.memory.rollback(length),
-            last=jnp.where(is_wanted, inputs.last_token, -1),
-            fed=grown.fed,
-            parents=grown.fed_parents,
-        )
+    return BuiltDrafter(dataclasses.replace(drafter, **fields), params)

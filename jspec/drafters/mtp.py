@@ -1,4 +1,4 @@
-"""The target's own layer for multi-token prediction proposes (MiMo, arXiv 2505.07608): see `pairs`.
+"""The layer that a target has for multi-token prediction proposes (MiMo, arXiv 2505.07608).
 
 The layer was trained to say the token after the next. It lies in the target's folder, its
 embeddings and its head are the target's, and a feature is the target's normed last output. For a
@@ -13,30 +13,18 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, Tokens
-from jspec.drafters.pairs import PairDrafter, PairTreeDrafter
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    tree_shape,
-    with_at_most_a_tree,
-)
+from jspec.drafters.features import PairDrafter
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, growing_fields
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
 from jspec.models.decoder import apply_mtp, mtp_config
-from jspec.models.layers import (
-    finish_logits,
-    head_kernel,
-    linear,
-    look_up,
-    normed_outputs,
-    scaled,
-)
+from jspec.models.layers import finish_logits, head_kernel, linear, look_up, normed_outputs, scaled
 from jspec.speculation.types import Kind, RoundInputs
 
 
 @dataclasses.dataclass(frozen=True)
 class MtpDrafter(PairDrafter):
-    """Proposes a chain sampled from the layer; its parameters are the target's.
+    """Proposes what the layer draws, or what it finds likeliest; its parameters are the target's.
 
     Attributes:
       config: the target's.
@@ -88,11 +76,6 @@ class MtpDrafter(PairDrafter):
         return self.without_padding(params, logits), hidden, cache
 
 
-@dataclasses.dataclass(frozen=True)
-class MtpTreeDrafter(PairTreeDrafter, MtpDrafter):
-    """Proposes a tree."""
-
-
 def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over the target's own layer."""
     config = spec.target_config
@@ -101,9 +84,4 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
             "the drafter 'mtp' expects a target with a layer for multi-token prediction, such as "
             f"a MiMoForCausalLM with num_nextn_predict_layers 1; got a {config.family} without one"
         )
-    spec = with_at_most_a_tree(spec)
-    shape = tree_shape(spec)
-    fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
-    if shape is None:
-        return BuiltDrafter(MtpDrafter(**fields))
-    return BuiltDrafter(MtpTreeDrafter(shape=shape, **fields))
+    return BuiltDrafter(MtpDrafter(**growing_fields(spec), config=config, dtype=spec.dtype))

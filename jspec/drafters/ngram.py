@@ -3,10 +3,9 @@
 The n-grams in the last tokens of the text that begin with the n - 1 tokens at its end predict what
 follows. The largest n with any such n-gram decides. There are two distributions:
 
-* deterministic: the most frequent continuation, of equals the most recent. Drafts follow from the
-  text alone, so that their distribution is one-hot.
-* sampled: a continuation is drawn in proportion to its count (under the row's processors,
-  temperature and filters, as from any other distribution), and that distribution is reported.
+* deterministic: the most frequent continuation, of equals the most recent; one-hot, as it follows
+  from the text alone;
+* sampled: a continuation is drawn in proportion to its count, as from any other distribution.
 
 The next draft is predicted likewise from a context that ends with this one; counts come from the
 committed text alone. No n-gram, no draft. It is a trivial approximation model in the sense of
@@ -17,9 +16,8 @@ Leviathan et al. (arXiv 2211.17192, §4.1).
     lengths     0  1  2  0  1  2  0  1      tokens that agree with the end, up to each place
     followed    b  c  x  b  c  y  b  c      after [b c] x came once, and y once, more recently
 
-Everything is linear in the window: another token of the text, or of the drafts that follow it,
-lengthens each match or ends it, and equal continuations are counted in a table of the window's
-size.
+Everything is linear in the window: another token lengthens each match or ends it, and equal
+continuations are counted in a table of the window's size.
 """
 
 import dataclasses
@@ -31,7 +29,6 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import ChainDrafter, DrawFn
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.options import NgramOptions
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
@@ -74,10 +71,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
 
 
 def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
-    """Returns the lengths of the matches with the text's end, its newest token left out.
-
-    Matches longer than `longest` count as this long.
-    """
+    """Returns the lengths of the matches, `longest` at most, with the text but its newest token."""
     lengths = jnp.zeros(window.followed.shape, jnp.int32)
     width = window.tokens.shape[1]
     # Only the last tokens can lengthen a match that is capped at `longest`.
@@ -89,10 +83,7 @@ def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
 def lengthen(
     window: Window, lengths: Int32[Array, "b p"], token: RowTokens, longest: int
 ) -> Int32[Array, "b p"]:
-    """Returns the lengths of the matches once a token follows the end that they agree with.
-
-    Those longer than `longest` count as this long.
-    """
+    """Returns the lengths of the matches, `longest` at most, once a token follows their end."""
     # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
     # Negative ids are what lies before the text: they agree with nothing.
@@ -105,7 +96,7 @@ def longest_matches(
 ) -> tuple[RowCounts, Bool[Array, "b p"]]:
     """Returns the length of each row's longest match, [b], and where there is one of it, [b p].
 
-    Those shorter than `shortest` do not count; without another the length is 0.
+    Without one of at least `shortest` the length is 0.
     """
     length = jnp.max(lengths, axis=1)
     # 0 tells the caller that the row has no draft.
@@ -161,9 +152,9 @@ class NgramDrafter(Remembering, ChainDrafter):
     kind = Kind("ngram", 0.4, 0.6)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One for each n of the first draft's n-gram: a longer one may be followed more often."""
-        return super().kinds * (self.max_order + 1 - self.min_order)
+        return super().chain_kinds * (self.max_order + 1 - self.min_order)
 
     def propose(
         self, params: Params, state: History, inputs: RoundInputs
@@ -217,9 +208,8 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     """Returns how to draw from distributions of tokens that followed in the window.
 
     Gumbel noise for 49,152 tokens takes a millisecond on two cores, twenty times as long as the
-    distribution itself. A position of the window is drawn instead, each position of a token with an
-    equal share of the token's probability. The noise is not that of plain decoding: under the rule
-    `coupled` these drafts and the target's own choice are not coupled.
+    distribution. So a position of the window is drawn, each with an equal share of its token's
+    probability. Under the rule `coupled` these drafts and the target's own choice are not coupled.
 
     Noise is drawn for `num_places` positions, at least as many as the window has: that number may
     depend on a row's neighbours, and the noise must not.
@@ -261,10 +251,3 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
         is_sampled=options.ngram_probs == "sampled",
     )
     return BuiltDrafter(drafter)
-
-
-def options_read_by(options: NgramOptions) -> set[str]:
-    """Returns the names of the options that it reads."""
-    names = {field.name for field in dataclasses.fields(NgramOptions)}
-    # The most frequent token follows from the text and is never unsure.
-    return names if options.ngram_probs == "sampled" else names - {"draft_confidence"}

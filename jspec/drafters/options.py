@@ -1,12 +1,9 @@
-"""What a user may set of the drafters: dataclasses from which flags and checks are made.
-
-Those of several drafters are bases of theirs. All of them together are `DrafterOptions`.
-"""
+"""What a user may set of the drafters: one dataclass, from which flags and checks are made."""
 
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from jspec.common.errors import InputError, check_among, check_numbers, check_range, whole_number
 
@@ -37,186 +34,10 @@ def option(
     return dataclasses.field(default=default, metadata=about)
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Base of a drafter's options; every field is an `option`.
-
-    Raises:
-      InputError: a value of another type or out of its range.
-    """
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        for field in dataclasses.fields(self):
-            value, about = getattr(self, field.name), field.metadata
-            if about["between"]:
-                check_range(field.name, value, *about["between"])
-            if about["among"]:
-                check_among(field.name, value, about["among"])
-            # By the field's annotation, as the value itself may be of a wrong type.
-            if field.type in (str, str | None) and not (value is None and field.default is None):
-                if not isinstance(value, str):
-                    raise InputError(f"expected {field.name} as a text, got {value!r}")
-                if not value:
-                    raise InputError(f"expected {option_title(field)} as a text, got an empty one")
-
-
 def option_title(field: dataclasses.Field[Any]) -> str:
     """Returns an option's name, with its flag's name where that is another."""
     flag = field.metadata["flag"]
     return field.name if flag is None else f"{field.name} (--{flag})"
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfidenceOptions(Options):
-    """Options of every drafter that draws its drafts from a distribution."""
-
-    # At temperature 0 the distribution is looked at before it is made one-hot.
-    draft_confidence: float = option(
-        0.0,
-        "Stop drafting where no token is at least this likely, for drafters that draw from a "
-        "distribution; 0 never stops.",
-        between=(0, 1),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadOptions(Options):
-    """Options of the drafters that were trained for a target."""
-
-    # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
-    # of a head that comes with jspec.
-    draft_head: str | None = option(
-        None,
-        "For eagle, dflash, medusa, blockwise and lookahead: folder with the trained head, made "
-        "by jspec.train or published. Default: the head that comes with jspec for the target, if "
-        "any.",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawnHeadOptions(HeadOptions, ConfidenceOptions):
-    """Options of a trained drafter that draws its drafts from a distribution."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeSizeOptions(Options):
-    """Of the drafters that can draft a tree."""
-
-    tree_depth: int = option(
-        0,
-        "For model, eagle, mtp, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at "
-        "most this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
-        between=(0, 16),
-    )
-    tree_branches: int = option(
-        3,
-        "With tree_depth: successors of a draft that are considered, and, of model, eagle and mtp, "
-        "drafts of a level that are fed.",
-        between=(1, 16),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
-            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeOptions(TreeSizeOptions):
-    """Of those whose drafts have a distribution from which a tree can be drawn."""
-
-    tree_draws: str = option(
-        LIKELIEST,
-        "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
-        "are drawn with or without replacement. Under coupled, whose noise they share, without.",
-        among=(LIKELIEST, WITH, WITHOUT),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
-            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class LookupOptions(TreeSizeOptions):
-    """Of `prompt_lookup`."""
-
-    # A cascade's other members have better drafts than those of one token's match. A tree has room
-    # for theirs as well.
-    lookup_min_match: int = option(
-        0,
-        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade of "
-        "chains.",
-        between=(0, 8),
-    )
-    lookup_growth: float = option(
-        0.0,
-        "For prompt_lookup: propose at most this times the length of the match; 0 for no limit.",
-        between=(0, 100),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class SuffixOptions(TreeSizeOptions):
-    """Of `suffix`."""
-
-    draft_corpus: str | None = option(
-        None,
-        "For suffix: a file of earlier answers (.jsonl, as --output_json writes) or of one plain "
-        "text, in which the text's end is looked up, too.",
-    )
-    suffix_growth: float = option(
-        4.0,
-        "For suffix: propose at most this times the length of the match.",
-        between=(1, 100),
-    )
-    suffix_min_share: float = option(
-        0.1,
-        "For suffix: stop where a smaller share of the places that match go on like this.",
-        between=(0, 1),
-    )
-    # A cascade's other members have better drafts than those of one token's match. A tree has room
-    # for theirs as well.
-    suffix_min_match: int = option(
-        0,
-        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade of chains. "
-        "Tokens that match in --draft_corpus count one less.",
-        between=(0, 16),
-    )
-    draft_memory: int = option(
-        0,
-        "For suffix: look the text's end up in this many earlier answers of this run or server, "
-        "too, where the answer does not depend on drafts: at temperature 0, or with --acceptance="
-        "coupled.",
-        between=(0, 4096),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class NgramOptions(ConfidenceOptions):
-    """Of `ngram`."""
-
-    ngram_min_order: int = option(2, "For ngram: n of the shortest n-grams that are counted.")
-    ngram_max_order: int = option(4, "For ngram: n of the longest n-grams.", between=(2, 16))
-    ngram_window: int = option(
-        512, "For ngram: number of tokens at the end of the text to count in.", between=(2, 32768)
-    )
-    ngram_max_tokens: int = option(4, "For ngram: most drafts per round.", between=(1, 64))
-    ngram_probs: str = option(
-        "deterministic",
-        "For ngram: propose the most frequent token, or draw in proportion to the counts.",
-        among=("deterministic", "sampled"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
-            raise InputError(
-                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
-                f"{self.ngram_min_order}"
-            )
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -246,41 +67,113 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerSkipOptions(ConfidenceOptions):
-    """Of `layer_skip`."""
+class DrafterOptions:
+    """Options of all drafters; each reads its own: see `DrafterEntry.options`.
 
+    Raises:
+      InputError: a value of another type or out of its range, or one that needs another option.
+    """
+
+    tree_depth: int = option(
+        0,
+        "For model, eagle, mtp, dflash, medusa, prompt_lookup, suffix and recycle: draft a tree at "
+        "most this deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
+        between=(0, 16),
+    )
+    tree_branches: int = option(
+        3,
+        "With tree_depth: successors of a draft that are considered, and, of model, eagle and mtp, "
+        "drafts of a level that are fed.",
+        between=(1, 16),
+    )
+    # A cascade's other members have better drafts than those of one token's match. A tree has room
+    # for theirs as well.
+    lookup_min_match: int = option(
+        0,
+        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade of "
+        "chains.",
+        between=(0, 8),
+    )
+    lookup_growth: float = option(
+        0.0,
+        "For prompt_lookup: propose at most this times the length of the match; 0 for no limit.",
+        between=(0, 100),
+    )
+    draft_corpus: str | None = option(
+        None,
+        "For suffix: a file of earlier answers (.jsonl, as --output_json writes) or of one plain "
+        "text, in which the text's end is looked up, too.",
+    )
+    suffix_growth: float = option(
+        4.0, "For suffix: propose at most this times the length of the match.", between=(1, 100)
+    )
+    suffix_min_share: float = option(
+        0.1,
+        "For suffix: stop where a smaller share of the places that match go on like this.",
+        between=(0, 1),
+    )
+    suffix_min_match: int = option(
+        0,
+        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade of chains. "
+        "Tokens that match in --draft_corpus count one less.",
+        between=(0, 16),
+    )
+    draft_memory: int = option(
+        0,
+        "For suffix: look the text's end up in this many earlier answers of this run or server, "
+        "too, where the answer does not depend on drafts: at temperature 0, or with --acceptance="
+        "coupled.",
+        between=(0, 4096),
+    )
+    tree_draws: str = option(
+        LIKELIEST,
+        "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
+        "are drawn with or without replacement. Under coupled, whose noise they share, without.",
+        among=(LIKELIEST, WITH, WITHOUT),
+    )
+    # At temperature 0 the distribution is looked at before it is made one-hot.
+    draft_confidence: float = option(
+        0.0,
+        "Stop drafting where no token is at least this likely, for drafters that draw from a "
+        "distribution; 0 never stops.",
+        between=(0, 1),
+    )
     draft_layers: tuple[int, ...] | None = option(
         None,
         "For layer_skip: the target's layers that draft. A number takes that many of the first, a "
         "list such as 0-5,28,29 takes those. Default: the first nine tenths.",
         parse=parse_layers,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draft_layers is None:
-            return
-        if not isinstance(self.draft_layers, tuple | list | range):
-            raise InputError(
-                f"expected draft_layers as a tuple of numbers, got {self.draft_layers!r}"
-            )
-        for layer in self.draft_layers:
-            whole_number("draft_layers", layer)
-
-
-@dataclasses.dataclass(frozen=True)
-class TableOptions(ConfidenceOptions):
-    """Of `unigram` and `bigram`."""
-
-    draft_table: str | None = option(
-        None, "For unigram and bigram: file of token counts, made by scripts/make_answers.py."
+    draft_translation: str = option(
+        AUTO,
+        "For a draft model with another tokenizer: draw drafts from the tokens that both have "
+        "(shared), spell what the draft would say in the target's tokens (spelling), or spell at "
+        "temperature 0 and draw above (auto).",
+        among=(SHARED, SPELLING, AUTO),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class PatternOptions(Options):
-    """Of `pattern`, which needs one of them."""
-
+    draft_context: int = option(
+        0,
+        "The draft model reads at most this many of a text's last tokens before it drafts; 0 reads "
+        "all. Its drafts are checked as ever.",
+        between=(0, 10_000_000),
+    )
+    draft_vocab_size: int = option(
+        0,
+        "The draft model chooses among this many tokens, the most frequent ones, and those that "
+        "end a text; 0 takes all.",
+        between=(0, 10_000_000),
+    )
+    draft_vocab_text: str | None = option(
+        None,
+        "Text file whose most frequent tokens they are, such as answers of the target. The first "
+        "ids fill what is left, and are all of it by default.",
+    )
+    inner_drafter: str = option(
+        "prompt_lookup", "For hierarchical: the drafter that proposes tokens to the draft model."
+    )
+    inner_num_draft_tokens: int = option(
+        4, "For hierarchical: most tokens that --inner_drafter proposes at a time.", between=(1, 64)
+    )
     pattern: str | None = option(
         None,
         "For pattern: a regular expression; the tokens it forces are proposed.",
@@ -293,97 +186,78 @@ class PatternOptions(Options):
         "breaks count: drafts are proposed only where the answer is laid out like this text.",
         flag="draft_json",
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftModelOptions(ConfidenceOptions):
-    """Of the drafters that draft with a second model."""
-
-    draft_context: int = option(
-        0,
-        "The draft model reads at most this many of a text's last tokens before it drafts; 0 reads "
-        "all. Its drafts are checked as ever.",
-        between=(0, 10_000_000),
+    ngram_min_order: int = option(2, "For ngram: n of the shortest n-grams that are counted.")
+    ngram_max_order: int = option(4, "For ngram: n of the longest n-grams.", between=(2, 16))
+    ngram_window: int = option(
+        512, "For ngram: number of tokens at the end of the text to count in.", between=(2, 32768)
     )
-
-    draft_vocab_size: int = option(
-        0,
-        "The draft model chooses among this many tokens, the most frequent ones, and those that "
-        "end a text; 0 takes all.",
-        between=(0, 10_000_000),
+    ngram_max_tokens: int = option(4, "For ngram: most drafts per round.", between=(1, 64))
+    ngram_probs: str = option(
+        "deterministic",
+        "For ngram: propose the most frequent token, or draw in proportion to the counts.",
+        among=("deterministic", "sampled"),
     )
-    draft_vocab_text: str | None = option(
+    draft_table: str | None = option(
+        None, "For unigram and bigram: file of token counts, made by scripts/make_answers.py."
+    )
+    # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
+    # of a head that comes with jspec.
+    draft_head: str | None = option(
         None,
-        "Text file whose most frequent tokens they are, such as answers of the target. The first "
-        "ids fill what is left, and are all of it by default.",
+        "For eagle, dflash, medusa, blockwise and lookahead: folder with the trained head, made "
+        "by jspec.train or published. Default: the head that comes with jspec for the target, if "
+        "any.",
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_numbers(self)
+        for field in dataclasses.fields(self):
+            value, about = getattr(self, field.name), field.metadata
+            if about["between"]:
+                check_range(field.name, value, *about["between"])
+            if about["among"]:
+                check_among(field.name, value, about["among"])
+            # By the field's annotation, as the value itself may be of a wrong type.
+            if field.type in (str, str | None) and not (value is None and field.default is None):
+                if not isinstance(value, str):
+                    raise InputError(f"expected {field.name} as a text, got {value!r}")
+                if not value:
+                    raise InputError(f"expected {option_title(field)} as a text, got an empty one")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
+            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
+            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
+        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
+            raise InputError(
+                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
+                f"{self.ngram_min_order}"
+            )
         if self.draft_vocab_text is not None and self.draft_vocab_size == 0:
             raise InputError("expected draft_vocab_size with draft_vocab_text, got it alone")
+        layers = () if self.draft_layers is None else self.draft_layers
+        if not isinstance(layers, tuple | list | range):
+            raise InputError(f"expected draft_layers as a tuple of numbers, got {layers!r}")
+        for layer in layers:
+            whole_number("draft_layers", layer)
+
+    def without_tree(self) -> Self:
+        """Returns them for a drafter of chains."""
+        defaults = {name: getattr(DrafterOptions, name) for name in TREE}
+        return dataclasses.replace(self, **defaults)
 
 
-@dataclasses.dataclass(frozen=True)
-class TranslationOptions(Options):
-    """Of a draft model of another vocabulary."""
-
-    draft_translation: str = option(
-        AUTO,
-        "For a draft model with another tokenizer: draw drafts from the tokens that both have "
-        "(shared), spell what the draft would say in the target's tokens (spelling), or spell at "
-        "temperature 0 and draw above (auto).",
-        among=(SHARED, SPELLING, AUTO),
-    )
+def named(prefix: str) -> frozenset[str]:
+    """Returns the names of the options that begin so."""
+    names = (field.name for field in dataclasses.fields(DrafterOptions))
+    return frozenset(name for name in names if name.startswith(prefix))
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelOptions(TranslationOptions, DraftModelOptions, TreeOptions):
-    """Of `model`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HierarchicalOptions(DraftModelOptions):
-    """Of `hierarchical`."""
-
-    inner_drafter: str = option(
-        "prompt_lookup", "For hierarchical: the drafter that proposes tokens to the draft model."
-    )
-    inner_num_draft_tokens: int = option(
-        4, "For hierarchical: most tokens that --inner_drafter proposes at a time.", between=(1, 64)
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class EagleOptions(DrawnHeadOptions, TreeOptions):
-    """Of `eagle`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MtpOptions(ConfidenceOptions, TreeOptions):
-    """Of `mtp`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DflashOptions(DrawnHeadOptions, TreeOptions):
-    """Of `dflash`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MedusaOptions(DrawnHeadOptions, TreeSizeOptions):
-    """Of `medusa`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DrafterOptions(  # the fields come in the order of --helpfull, the last base's first
-    EagleOptions,
-    TableOptions,
-    NgramOptions,
-    PatternOptions,
-    HierarchicalOptions,
-    TranslationOptions,
-    LayerSkipOptions,
-    SuffixOptions,
-    LookupOptions,
-):
-    """Options of all drafters; each reads its own."""
+# What several drafters read: those that draw from a distribution, that draft trees, that draw
+# trees, and that draft with a second model.
+CONFIDENCE = frozenset({"draft_confidence"})
+TREE_SIZE = frozenset({"tree_depth", "tree_branches"})
+TREE = named("tree_")
+DRAFT_MODEL = CONFIDENCE | named("draft_vocab_") | {"draft_context"}

@@ -31,13 +31,7 @@ from jaxtyping import Array, Float32, Int32
 from jspec.common.typing import Params, RowCounts
 from jspec.drafters.cascade import Branches, have_same_paths, merge_branches
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    DraftingTrees,
-    Shape,
-    certain_tree_shape,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.types import Kind, Proposal, RoundInputs
 
@@ -50,8 +44,8 @@ _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookupDrafter(Remembering):
-    """Proposes the continuation of an earlier occurrence of the last few tokens.
+class PromptLookupDrafter(DraftingTrees, Remembering):
+    """Proposes what followed earlier occurrences of the last few tokens: of one, or a tree of all.
 
     Attributes:
       num_draft_tokens: drafts a round.
@@ -66,7 +60,7 @@ class PromptLookupDrafter(Remembering):
     growth: float = 0.0
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One for each length of match: a longer one is followed more faithfully."""
         return tuple(map(self._kind, range(1, self.max_match + 1)))
 
@@ -82,6 +76,8 @@ class PromptLookupDrafter(Remembering):
         """Looks the text's end up in the text."""
         # The newest token is part of the suffix to be matched, though not committed yet.
         text = state.append_one(inputs.last_token)
+        if self.shape is not None:
+            return self._propose_tree(self.shape, text, inputs), state
         match_length, match_end = longest_match(text, self.max_match)
         # Past the text's end the copy goes on with itself: a repetition is continued.
         period = jnp.maximum(text.length - 1 - match_end, 1)[:, None]
@@ -96,13 +92,24 @@ class PromptLookupDrafter(Remembering):
             num_tokens = jnp.minimum(num_tokens, most[kind])
         return Proposal(tokens, num_tokens, kind=kind), state
 
+    def _propose_tree(self, shape: Shape, text: History, inputs: RoundInputs) -> Proposal:
+        matches = own_matches(
+            text, max_match=self.max_match, num_places=_NUM_PLACES, width=shape.depth
+        )
+        kind = jnp.maximum(matches.agreement[:, 0], 1) - 1  # of the longest match
+        is_meant = (matches.agreement >= self.min_match)[..., None]
+        if self.growth > 0:
+            most = jnp.floor(self.growth * matches.agreement.astype(jnp.float32))
+            is_meant &= jnp.arange(shape.depth) < most.astype(jnp.int32)[..., None]
+        scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), NEVER)
+        return best_of_matches(shape, matches, scores, inputs, kind)
+
 
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
-    """Finds the earlier position that agrees longest with the end of each text.
+    """Finds the earlier position that agrees longest with the end of each text, of equals the last.
 
-    Returns:
-      How many tokens agree, [b], `max_match` at most, and the index of the last of them at the
-      earlier position, [b]; the most recent position among equals.
+    Returns how many tokens agree, [b], `max_match` at most, and the index of the last of them at
+    the earlier position, [b].
     """
     capacity = text.tokens.shape[1]
     match_length = match_lengths(text, max_match)
@@ -112,10 +119,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
 
 
 def match_lengths(text: History, max_match: int) -> Int32[Array, "b s"]:
-    """Returns how many tokens up to each earlier position agree with the end of the text.
-
-    `max_match` at most are compared.
-    """
+    """Returns how many tokens, `max_match` at most, up to each place agree with the end."""
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
     # The text's end itself is no earlier position.
@@ -153,8 +157,8 @@ class Matches(struct.PyTreeNode):
 def own_matches(text: History, *, max_match: int, num_places: int, width: int) -> Matches:
     """Returns the places in each text that agree longest with its end, of equals the most recent.
 
-    A place so recent that the text runs out before `width` tokens goes on with what followed it: a
-    repetition is continued. Matches longer than `max_match` count as this long.
+    A place so recent that the text runs out before `width` tokens goes on with what followed it.
+    Matches longer than `max_match` count as this long.
     """
     capacity = text.tokens.shape[1]
     lengths = match_lengths(text, max_match)
@@ -168,34 +172,6 @@ def own_matches(text: History, *, max_match: int, num_places: int, width: int) -
     length = lengths[rows, place]
     agreement = jnp.where(length > 0, length, _NOTHING)
     return Matches(agreement, text.tokens.at[rows[..., None], slots].get(mode="clip"))
-
-
-@dataclasses.dataclass(frozen=True)
-class LookupTreeDrafter(DraftingTrees, PromptLookupDrafter):
-    """Proposes the continuations of several earlier occurrences.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def propose(
-        self, params: Params, state: History, inputs: RoundInputs
-    ) -> tuple[Proposal, History]:
-        """Looks the text's end up in the text."""
-        text = state.append_one(inputs.last_token)
-        matches = own_matches(
-            text, max_match=self.max_match, num_places=_NUM_PLACES, width=self.shape.depth
-        )
-        longest = matches.agreement[:, 0]
-        kind = jnp.maximum(longest, 1) - 1
-        is_meant = (matches.agreement >= self.min_match)[..., None]
-        if self.growth > 0:
-            most = jnp.floor(self.growth * matches.agreement.astype(jnp.float32))
-            is_meant &= jnp.arange(self.shape.depth) < most.astype(jnp.int32)[..., None]
-        scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), NEVER)
-        return best_of_matches(self.shape, matches, scores, inputs, kind), state
 
 
 def _scores_in_turn(matches: Matches, kinds: Sequence[Kind]) -> Float32[Array, "b m w"]:
@@ -235,7 +211,6 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
     shape, growth = certain_tree_shape(spec), spec.options.lookup_growth
     least = 2 if spec.is_in_cascade and shape is None else 1
     min_match = spec.options.lookup_min_match or least
-    drafter = PromptLookupDrafter(spec.num_draft_tokens, min_match, growth=growth)
-    if shape is not None:
-        drafter = LookupTreeDrafter(**vars(drafter), shape=shape)
-    return BuiltDrafter(drafter)
+    return BuiltDrafter(
+        PromptLookupDrafter(spec.num_draft_tokens, min_match, growth=growth, shape=shape)
+    )

@@ -18,17 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from jspec.common.typing import BlockFlags, Params, Tokens
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    DraftingTrees,
-    Shape,
-    certain_tree_shape,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.drafters.trees import best_static_tree
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.tree import best_tree
-from jspec.speculation.types import Drafter, Kind, Proposal, RoundInputs
+from jspec.speculation.types import Kind, Proposal, RoundInputs
 
 Table = Int32[Array, "b v k"]
 
@@ -38,8 +32,8 @@ _ASSUMED = (0.43, 0.11, 0.046, 0.039, 0.03, 0.014, 0.014, 0.01)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecycleDrafter(Drafter):
-    """Proposes a chain of the tokens that the target found likeliest after each token.
+class RecycleDrafter(DraftingTrees):
+    """Proposes the tokens that the target found likeliest after each token, a chain or a tree.
 
     Attributes:
       num_draft_tokens: drafts a round.
@@ -50,7 +44,11 @@ class RecycleDrafter(Drafter):
     num_draft_tokens: int
     vocab_size: int
     num_runners_up: int = 1
-    kinds = (Kind("recycle", 0.25, 0.35),)
+
+    @property
+    def chain_kinds(self) -> tuple[Kind, ...]:
+        """One, whatever the table holds."""
+        return (Kind("recycle", 0.25, 0.35),)
 
     def init(self, batch_size: int, capacity: int) -> Table:
         """Returns empty tables."""
@@ -81,6 +79,8 @@ class RecycleDrafter(Drafter):
 
     def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:
         """Follows the table until it has no entry, or enough are drafted."""
+        if self.shape is not None:
+            return self._propose_tree(self.shape, state, inputs), state
         rows, token, tokens = jnp.arange(len(state)), inputs.last_token, []
         for _ in range(self.num_draft_tokens):
             known = state[rows, jnp.maximum(token, 0), 0]
@@ -91,21 +91,10 @@ class RecycleDrafter(Drafter):
         num_tokens = jnp.minimum(num_known, inputs.wanted())
         return Proposal(jnp.maximum(drafts, 0), num_tokens), state
 
-
-@dataclasses.dataclass(frozen=True)
-class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
-    """Proposes a tree of the tokens that the target found likeliest after each token.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:
+    def _propose_tree(self, shape: Shape, state: Table, inputs: RoundInputs) -> Proposal:
         """Follows the table along the nodes of a tree that is the same in every round."""
-        size, rows = self.shape.num_draft_tokens, jnp.arange(len(state))
-        rates = [_ASSUMED[: self.num_runners_up]] * self.shape.depth
+        size, rows = shape.num_draft_tokens, jnp.arange(len(state))
+        rates = [_ASSUMED[: self.num_runners_up]] * shape.depth
         # More nodes than are put forward, for where the table has no entry.
         tree, tokens = best_static_tree(rates, 2 * size), []
         for parent, rank in zip(tree.parents, tree.ranks, strict=True):
@@ -116,14 +105,13 @@ class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
         scores = jnp.where(nodes >= 0, jnp.asarray(tree.scores, jnp.float32), -jnp.inf)
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), nodes.shape)
         nodes = jnp.maximum(nodes, 0), scores, parents
-        return best_tree(*nodes, size, inputs.wanted(), max_depth=self.shape.depth), state
+        return best_tree(*nodes, size, inputs.wanted(), max_depth=shape.depth)
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter, of chains or of trees."""
     sizes = spec.num_draft_tokens, spec.target_config.vocab_size
     shape = certain_tree_shape(spec)
-    if shape is None:
-        return BuiltDrafter(RecycleDrafter(*sizes))
     # Of later ranks nothing is kept: a static tree would hardly ever have room for them.
-    return BuiltDrafter(RecycleTreeDrafter(*sizes, min(shape.branches, len(_ASSUMED)), shape=shape))
+    num_runners_up = 1 if shape is None else min(shape.branches, len(_ASSUMED))
+    return BuiltDrafter(RecycleDrafter(*sizes, num_runners_up, shape=shape))

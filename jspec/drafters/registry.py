@@ -32,7 +32,7 @@ _ENTRIES = (
         _lazily("model"),
         "what a second, cheaper model draws (after lookups, the default with `--draft`)",
         "2211.17192, 2302.01318, 2502.05202",
-        of.ModelOptions,
+        of.TREE | of.DRAFT_MODEL | {"draft_translation"},
         "draft",
         takes_any_tokenizer=True,
     ),
@@ -41,21 +41,21 @@ _ENTRIES = (
         _lazily("prompt_lookup"),
         "what followed the last time the text ended like this",
         "2304.04487",
-        of.LookupOptions,
+        of.TREE_SIZE | of.named("lookup_"),
     ),
     DrafterEntry(
         "suffix",
         _lazily("suffix"),
         "what most often followed text that ended like this",
         "2411.04975",
-        of.SuffixOptions,
+        of.TREE_SIZE | of.named("suffix_") | {"draft_corpus", "draft_memory"},
     ),
     DrafterEntry(
         "recycle",
         _lazily("recycle"),
         "what the target found likeliest when it last read the newest token",
         "2408.08696",
-        of.TreeSizeOptions,
+        of.TREE_SIZE,
         "logits",
     ),
     DrafterEntry(
@@ -63,7 +63,7 @@ _ENTRIES = (
         _lazily("layer_skip"),
         "what some of the target's own layers draw (`--draft_layers`)",
         "2404.16710, 2309.08168",
-        of.LayerSkipOptions,
+        of.CONFIDENCE | {"draft_layers"},
         "layers",
     ),
     DrafterEntry(
@@ -72,7 +72,7 @@ _ENTRIES = (
         "what a trained head draws from the target's hidden states; "
         "jspec has one for `smollm2-135m-instruct`",
         "2503.01840",
-        of.EagleOptions,
+        of.TREE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
     DrafterEntry(
@@ -80,7 +80,7 @@ _ENTRIES = (
         _lazily("mtp"),
         "what the target's own multi-token layer draws (MiMo)",
         "2505.07608",
-        of.MtpOptions,
+        of.TREE | of.CONFIDENCE,
         "layers",
     ),
     DrafterEntry(
@@ -88,7 +88,7 @@ _ENTRIES = (
         _lazily("dflash"),
         "a block, drawn in one pass by a trained decoder",
         "2602.06036",
-        of.DflashOptions,
+        of.TREE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
     DrafterEntry(
@@ -96,7 +96,7 @@ _ENTRIES = (
         _lazily("medusa"),
         "what trained heads, one a position, draw from the target's last hidden state",
         "2401.10774",
-        of.MedusaOptions,
+        of.TREE_SIZE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
     DrafterEntry(
@@ -104,7 +104,7 @@ _ENTRIES = (
         _lazily("blockwise"),
         "the most likely tokens, by smaller heads that share the target's vocabulary matrix",
         "1811.03115",
-        of.HeadOptions,
+        {"draft_head"},
         "draft_head",
     ),
     DrafterEntry(
@@ -112,7 +112,7 @@ _ENTRIES = (
         _lazily("lookahead"),
         "what the target itself draws at trained embeddings of unknown tokens",
         "2311.13581",
-        of.DrawnHeadOptions,
+        of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
     DrafterEntry(
@@ -120,31 +120,32 @@ _ENTRIES = (
         _lazily("hierarchical"),
         "the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
         "2211.17192",
-        of.HierarchicalOptions,
+        of.DRAFT_MODEL | of.named("inner_"),
         "draft",
-        read=_lazily("hierarchical", "options_read_by"),
+        read=_lazily("hierarchical", "options_of_inner"),
     ),
     DrafterEntry(
         "pattern",
         _lazily("pattern"),
         "what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) forces",
         "2307.09702",
-        of.PatternOptions,
+        {"pattern", "json_skeleton"},
     ),
     DrafterEntry(
         "ngram",
         _lazily("ngram"),
         "what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
         "2211.17192",
-        of.NgramOptions,
-        read=_lazily("ngram", "options_read_by"),
+        of.named("ngram_"),
+        # The most frequent token follows from the text and is never unsure.
+        read=lambda options: of.CONFIDENCE if options.ngram_probs == "sampled" else frozenset(),
     ),
     DrafterEntry(
         "unigram",
         _lazily("tables", "build_unigram"),
         "what a table of token counts draws",
         "2211.17192",
-        of.TableOptions,
+        of.CONFIDENCE | {"draft_table"},
         "draft_table",
     ),
     DrafterEntry(
@@ -152,7 +153,7 @@ _ENTRIES = (
         _lazily("tables", "build_bigram"),
         "what a table of counts draws after the newest token",
         "2211.17192",
-        of.TableOptions,
+        of.CONFIDENCE | {"draft_table"},
         "draft_table",
     ),
     DrafterEntry(
@@ -160,7 +161,7 @@ _ENTRIES = (
         _lazily("tables", "build_random"),
         "any token, each equally likely",
         "2211.17192",
-        of.ConfidenceOptions,
+        of.CONFIDENCE,
     ),
 )
 REGISTRY: dict[str, DrafterEntry] = {entry.name: entry for entry in _ENTRIES}

@@ -5,12 +5,12 @@ Some trained heads come with jspec, each for one target, in `shipped_heads/`.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple, Self
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.drafters.options import LIKELIEST, Options, TreeOptions
+from jspec.drafters.options import LIKELIEST, DrafterOptions
 from jspec.models import DecoderConfig
 from jspec.speculation.control import Kind
 from jspec.speculation.types import Drafter
@@ -122,37 +122,44 @@ class DrafterEntry:
       build: makes it.
       proposes: one line for the README's table, in Markdown.
       source: arXiv ids, separated by commas.
-      options: the dataclass of the options that it reads.
+      options: the names of those `DrafterOptions` that it reads.
       needs: what it drafts with besides the text; the target's layers and logits need no option.
-      read: given the options, the names of those that it reads, where that depends on their values.
+      read: given the options, further names, where what it reads depends on their values.
       takes_any_tokenizer: whether its draft model may have another tokenizer than the target.
 
     Raises:
-      InputError: a name that is no text, is empty, or has a "+", which joins names.
+      InputError: a name that is no text, is empty, or has a "+", which joins names; or an option
+        that there is none of.
     """
 
     name: str
     build: Callable[[DrafterSpec], BuiltDrafter]
     proposes: str
     source: str = ""
-    options: type[Options] = Options
+    options: Collection[str] = frozenset()
     needs: Literal["", "draft", "draft_head", "draft_table", "layers", "logits"] = ""
-    read: Callable[[Any], set[str]] | None = None
+    read: Callable[[DrafterOptions], Collection[str]] | None = None
     takes_any_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name) or "+" in self.name:
             raise InputError(f"expected a drafter's name without '+', got {self.name!r}")
+        given = self.options if isinstance(self.options, Collection) else [self.options]
+        strangers = set(given) - {field.name for field in dataclasses.fields(DrafterOptions)}
+        if strangers:
+            raise InputError(
+                f"expected the names of options of {self.name!r} among those of DrafterOptions, "
+                f"got {', '.join(map(str, strangers))}"
+            )
+        object.__setattr__(self, "options", frozenset(given))  # an entry can be hashed
 
-    def options_read(self, options: Any) -> set[str]:
+    def options_read(self, options: DrafterOptions) -> set[str]:
         """Returns the names of the options that it reads, given their values."""
-        if self.read is not None:
-            return self.read(options)
-        return {field.name for field in dataclasses.fields(self.options)}
+        return {*self.options, *(() if self.read is None else self.read(options))}
 
 
 class Shape(NamedTuple):
-    """The static size of a tree; `draws` is how its drafts are chosen, see `TreeOptions`."""
+    """The static size of a tree; `draws` is how its drafts are chosen, see `DrafterOptions`."""
 
     num_draft_tokens: int
     depth: int
@@ -176,22 +183,34 @@ class Shape(NamedTuple):
         return tuple(sizes)
 
 
-class DraftingTrees:
-    """A drafter that has a field `shape`, that of its trees."""
+@dataclasses.dataclass(frozen=True)
+class DraftingTrees(Drafter):
+    """A drafter of chains, or where it has a shape of trees.
 
-    shape: Shape
+    Attributes:
+      shape: of its trees; None for chains.
+    """
+
+    shape: Shape | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def chain_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of its chains."""
+        raise NotImplementedError
 
     @property
     def tree_depth(self) -> int:
         """The greatest depth of its trees."""
-        return self.shape.depth
+        return 0 if self.shape is None else self.shape.depth
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those of its chains, as trees; drawn trees have no scores."""
-        kinds: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
-        is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
-        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in kinds)
+        """Those of its chains, or the same as trees; drawn trees have no scores."""
+        kinds, shape = self.chain_kinds, self.shape
+        if shape is None:
+            return kinds
+        is_tree = shape.draws == LIKELIEST
+        return tuple(k._replace(most=min(k.most, shape.depth), is_tree=is_tree) for k in kinds)
 
 
 def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
@@ -202,18 +221,27 @@ def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
     return tree_shape(spec) if spec.options.tree_draws == LIKELIEST else None
 
 
-def for_chains(options: Any) -> Any:
-    """Returns a drafter's options without a tree."""
-    none = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
-    return dataclasses.replace(options, **none)
+def growing_fields(spec: DrafterSpec, most_drafts: int = 0) -> dict[str, Any]:
+    """Returns the fields of a `ChainDrafter` of chains, or of trees that grow level by level.
 
+    `most_drafts` is the length of a chain, or of a path, at most; 0 sets no limit.
 
-def with_at_most_a_tree(spec: DrafterSpec) -> DrafterSpec:
-    """Returns it with no more drafts than a tree has that grows level by level."""
+    Raises:
+      InputError: a tree that is deeper, or see `tree_shape`.
+    """
     branches, depth = spec.options.tree_branches, spec.options.tree_depth
-    if depth == 0 or spec.options.tree_draws != LIKELIEST:
-        return spec
-    return spec.with_at_most(branches + (depth - 1) * branches**2)
+    if depth > 0 and spec.options.tree_draws == LIKELIEST:
+        # A level has no more drafts than that.
+        spec = spec.with_at_most(branches + (depth - 1) * branches**2)
+    shape = tree_shape(spec)
+    if shape is None and most_drafts:
+        spec = spec.with_at_most(most_drafts)
+    if shape is not None and 0 < most_drafts < shape.depth:
+        raise InputError(
+            f"expected tree_depth of at most {most_drafts}, the drafts of the head's blocks; got "
+            f"{shape.depth}"
+        )
+    return spec.chain_fields | {"shape": shape}
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:

@@ -3,8 +3,7 @@
 Where `prompt_lookup` copies what followed the last place that agrees longest, this drafter asks all
 of them, in the row's own text, in a corpus of earlier answers (`corpus`) and in those that were
 given meanwhile (`answer_memory`), and takes the continuation on which they agree most. A place in
-another text must agree by one token more to count as much. It drafts further after long matches,
-and stops where what follows is a matter of chance. Drafts follow from texts alone, so their
+another text must agree by one token more to count as much. Drafts follow from texts alone, so their
 distribution is one-hot. No match, no draft.
 
 place       tokens that agree    votes    what followed there
@@ -14,14 +13,11 @@ place       tokens that agree    votes    what followed there
        4             2                1/64       w w w
 
 Every place votes for what followed it, with a quarter of the weight for each token less that
-agrees: the longest matches decide, and shorter ones where these are divided. The share of the votes
-for a continuation's first j tokens estimates the probability that the target will say them, and the
-sum of these shares is the expected number of accepted drafts: the score of SuffixDecoding (arXiv
-2411.04975, section 3.3). The paper grows a path of high shares greedily; here all continuations
-that were seen are compared, and the one with the largest sum is taken.
-
-All sums are of powers of two, and exact in float32. So their order, which may differ with the batch
-or the device, changes nothing.
+agrees. The share of the votes for a continuation's first j tokens estimates the probability that
+the target will say them, and the sum of these shares is the expected number of accepted drafts
+(section 3.3). The paper grows a path of high shares greedily; here all continuations that were seen
+are compared, and the one with the largest sum is taken. All sums are of powers of two, and exact in
+float32, so their order changes nothing.
 """
 
 import dataclasses
@@ -30,19 +26,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import DraftTokens, RowCounts, RowFlags
+from jspec.common.typing import RowCounts, RowFlags
 from jspec.drafters.answer_memory import AnswerMemory
 from jspec.drafters.cascade import have_same_paths
 from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterSpec,
-    DraftingTrees,
-    Shape,
-    certain_tree_shape,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.speculation.acceptance.tree import NEVER
 from jspec.speculation.types import Kind, Proposal, RoundInputs
 
@@ -65,20 +55,6 @@ class Votes(NamedTuple):
     shares: Float32[Array, "b m w"]
     is_worth: Bool[Array, "b m w"]
     longest: RowCounts
-
-
-class Choice(NamedTuple):
-    """One continuation of each text.
-
-    Attributes:
-      tokens: [b w]; those from `num_tokens` on mean nothing.
-      num_tokens: how many are worth drafting, [b].
-      agreement: of the place that agrees longest, [b]; negative where there is none.
-    """
-
-    tokens: DraftTokens
-    num_tokens: RowCounts
-    agreement: RowCounts
 
 
 def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
@@ -104,16 +80,6 @@ def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
     return Votes(counts, counts / jnp.maximum(total, 1.0), is_worth, longest)
 
 
-def choose_continuation(matches: Matches, *, growth: float, min_share: float) -> Choice:
-    """Returns the continuation with the most votes, of equals the first; see `count_votes`."""
-    votes = count_votes(matches, growth=growth, min_share=min_share)
-    score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
-    best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
-    # Votes only fall along a continuation, so the tokens that are worth it come first.
-    num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
-    return Choice(matches.followed[rows, best], num_tokens, votes.longest)
-
-
 Sources = tuple[Corpus | AnswerMemory, ...] | None  # what is searched besides the text
 
 _NUM_PLACES = MOST_PLACES // 2  # that are asked in the text, and as many in all sources together
@@ -124,8 +90,8 @@ _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (
 
 
 @dataclasses.dataclass(frozen=True)
-class SuffixDrafter(Remembering):
-    """Proposes the continuation with the most expected accepted drafts.
+class SuffixDrafter(DraftingTrees, Remembering):
+    """Proposes the continuation with the most expected accepted drafts, or a tree of the best.
 
     Attributes:
       num_draft_tokens: drafts a round.
@@ -142,7 +108,7 @@ class SuffixDrafter(Remembering):
     keeps_answers: bool = False
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def chain_kinds(self) -> tuple[Kind, ...]:
         """One for each length of match: a longer one is followed more faithfully."""
         lengths = [*range(1, len(_ASSUMED)), MAX_MATCH]  # the last kind is of all longer ones
         most = [min(self.num_draft_tokens, int(self.growth * length)) for length in lengths]
@@ -171,12 +137,34 @@ class SuffixDrafter(Remembering):
         self, params: Sources, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text and in the sources."""
+        if self.shape is not None:
+            return self._propose_tree(self.shape, params, state, inputs), state
         matches = self.matches(params, state, inputs, self.num_draft_tokens)
-        choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
-        kind = self.kind_of(choice.agreement)
-        num_tokens = jnp.minimum(choice.num_tokens, inputs.limit(kind))
-        num_tokens = jnp.where(choice.agreement >= self.min_match, num_tokens, 0)
-        return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
+        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
+        # The continuation with the most votes, of equals the first.
+        score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
+        best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
+        # Votes only fall along a continuation, so the tokens that are worth it come first.
+        num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
+        kind = self.kind_of(votes.longest)
+        num_tokens = jnp.minimum(num_tokens, inputs.limit(kind))
+        num_tokens = jnp.where(votes.longest >= self.min_match, num_tokens, 0)
+        tokens = jnp.maximum(matches.followed[rows, best], 0)
+        return Proposal(tokens, num_tokens, kind=kind), state
+
+    def _propose_tree(
+        self, shape: Shape, sources: Sources, state: History, inputs: RoundInputs
+    ) -> Proposal:
+        matches = self.matches(sources, state, inputs, shape.depth)
+        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
+        kind = self.kind_of(votes.longest)
+        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
+        first, later = jnp.log(rates[kind]).T
+        place = jnp.arange(shape.depth, dtype=jnp.float32)
+        kept = first[:, None] + place * later[:, None]
+        is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
+        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
+        return best_of_matches(shape, matches, scores, inputs, kind)
 
 
 def _where(is_free: RowFlags | bool, places: Matches) -> Matches:
@@ -186,32 +174,6 @@ def _where(is_free: RowFlags | bool, places: Matches) -> Matches:
     """
     is_free = jnp.reshape(jnp.asarray(is_free), (-1, 1))
     return places.replace(agreement=jnp.where(is_free, places.agreement, -1))
-
-
-@dataclasses.dataclass(frozen=True)
-class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
-    """Proposes the continuations with the largest shares of the votes.
-
-    Attributes:
-      shape: of the tree.
-    """
-
-    shape: Shape = dataclasses.field(kw_only=True)
-
-    def propose(
-        self, params: Sources, state: History, inputs: RoundInputs
-    ) -> tuple[Proposal, History]:
-        """Looks the text's end up in the text and in the sources."""
-        matches = self.matches(params, state, inputs, self.shape.depth)
-        votes = count_votes(matches, growth=self.growth, min_share=self.min_share)
-        kind = self.kind_of(votes.longest)
-        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
-        first, later = jnp.log(rates[kind]).T
-        place = jnp.arange(self.shape.depth, dtype=jnp.float32)
-        kept = first[:, None] + place * later[:, None]
-        is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
-        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
-        return best_of_matches(self.shape, matches, scores, inputs, kind), state
 
 
 def build(spec: DrafterSpec) -> BuiltDrafter:
@@ -230,7 +192,6 @@ def build(spec: DrafterSpec) -> BuiltDrafter:
         min_share=options.suffix_min_share,
         min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),
         keeps_answers=options.draft_memory > 0,
+        shape=shape,
     )
-    if shape is not None:
-        drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, sources)

@@ -1,9 +1,8 @@
 """Trivial approximation models: tables of counts, and no model at all.
 
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
-nothing, makes decoding a little faster, and that a model that draws any token at random is the
-limit of no cost and no skill. A table's distribution for the next token follows from the last one
-alone; it goes through the row's processors, temperature and filters as usual. Tables are
+nothing, makes decoding a little faster; to draw any token at random is the limit of no cost and no
+skill. A table's distribution for the next token follows from the last one alone. Tables are
 parameters, not constants of the compiled program; `scripts/make_answers.py` makes them.
 
 A table is a safetensors file:
@@ -62,12 +61,8 @@ def count_ngrams(
 ) -> NgramTable:
     """Counts the tokens of texts, and what follows what within a text.
 
-    Args:
-      texts: token ids.
-      vocab_size: ids are below it.
-      order: 1 counts unigrams only, 2 bigrams as well.
-      num_continuations: how many of the tokens that followed one are kept; of equals the smaller
-        ids.
+    With `order` 1 unigrams only, else bigrams as well. Of the tokens that followed one, all below
+    `vocab_size`, `num_continuations` are kept; of equals the smaller ids.
 
     Raises:
       InputError: no token at all, or an id beyond the vocabulary.
@@ -180,7 +175,6 @@ def load_table(
 
 
 def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | None:
-    """Returns what is wrong with a file's content, or None."""
     kind = metadata.get("kind")
     if _TENSORS.get(str(kind)) != tensors.keys():
         return f"expected a table of n-gram counts, got tensors {', '.join(sorted(tensors))}"
@@ -213,7 +207,6 @@ def _find_mismatch(
 
 
 def _find_bigram_problem(unigrams: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> str | None:
-    """Returns what is wrong with bigrams, or None."""
     if ids.shape != counts.shape or ids.ndim != 2 or len(ids) != len(unigrams) or not ids.size:
         return f"expected ids and counts of one shape, got {ids.shape} and {counts.shape}"
     if ids.max() >= len(unigrams):
@@ -289,16 +282,6 @@ def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     return params
 
 
-def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of a table's counts of single tokens."""
-    return _build_from_counts(spec, "unigram", unigram_logits)
-
-
-def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of a table's counts of pairs."""
-    return _build_from_counts(spec, "bigram", bigram_logits)
-
-
 def build_random(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter that draws any token, each equally likely."""
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
@@ -306,7 +289,7 @@ def build_random(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
 
 
-def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> BuiltDrafter:
+def _build_from_counts(name: str, logits: TableLogitsFn, spec: DrafterSpec) -> BuiltDrafter:
     table = _read_table(spec, name)
     if name == "bigram" and table.ids is None:
         raise InputError(
@@ -315,6 +298,10 @@ def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> B
         )
     drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
     return BuiltDrafter(drafter, table_params(table, name))
+
+
+build_unigram = functools.partial(_build_from_counts, "unigram", unigram_logits)
+build_bigram = functools.partial(_build_from_counts, "bigram", bigram_logits)
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:

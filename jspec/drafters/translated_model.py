@@ -4,8 +4,7 @@ The drafter reads the text in its own tokens (`translated_text`), and translates
 
   shared     The draft's distribution, restricted to the tokens that both vocabularies have and
              normalised again. The draft is drawn from it and reported with it: every acceptance
-             rule stays exact, and the target's other tokens come from the residual (algorithm 4 of
-             the paper, token-level intersection).
+             rule stays exact (algorithm 4 of the paper, token-level intersection).
   spelling   The draft's likeliest tokens, of its whole vocabulary. Their text is cut into tokens of
              the target, which are proposed as drafts that follow from the text alone (algorithm 2,
              string-level exact match). This reaches target tokens that the draft does not have.
@@ -14,11 +13,10 @@ The drafter reads the text in its own tokens (`translated_text`), and translates
     the draft says     | _filter | _( | x | ): | \\n |
     proposed           | _filter | _(x  |  ):\\n   |        spelling: whole words of the target
 
-All of it runs on the device, inside the loop over rounds, so no tokenizer is called. What that
-costs: the text is cut by tables and not by the rules for words of the two tokenizers, which
-agrees with them nearly always; and logits processors, which are made of the target's tokens, do not
-change what is spelt. A row whose text takes half as many draft tokens again as the target has, as
-may happen in a script that the draft cannot write, is not drafted for: its cache would be too long.
+All of it runs on the device, so no tokenizer is called: tables cut the text nearly always as the
+tokenizers would. Logits processors, which are made of the target's tokens, do not change what is
+spelt. A row whose text takes half as many draft tokens again as the target has, as in a script that
+the draft cannot write, is not drafted for: its cache would be too long.
 """
 
 import dataclasses
@@ -33,8 +31,8 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
-from jspec.drafters.catch_up import empty_caches, read_on, tokens_read
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import empty_caches, read_on, tokens_read
 from jspec.drafters.options import AUTO, SHARED, SPELLING
 from jspec.drafters.spec import DrafterSpec
 from jspec.drafters.translated_text import BLOCK, TranslatedText, spell
@@ -79,8 +77,7 @@ class TranslatedState(struct.PyTreeNode):
 
     Attributes:
       text: the tokens of both vocabularies.
-      cache: the draft model's. It holds what the draft reads of the text, and between a proposal
-        and its verdict the drafts that were fed.
+      cache: the draft model's: of what it reads of the text, and after a proposal of the drafts.
       fed: the draft tokens in the last of its slots, from `fed_begin` on, [b f].
       fed_begin: [b].
     """
@@ -252,7 +249,6 @@ class TranslatedDrafter(ChainDrafter):
     def _draw(
         self, params: TranslatedParams, begun: Begun, inputs: RoundInputs, wanted: RowCounts
     ) -> tuple[Proposal, Tokens, RowCounts, KVCache]:
-        """Draws from what both vocabularies have."""
         tables = params.tables
 
         def single(token: Int32[Array, "*b"]) -> Int32[Array, "*b"]:
@@ -299,7 +295,6 @@ class TranslatedDrafter(ChainDrafter):
     def _call(
         self, params: TranslatedParams, cache: KVCache, token: RowTokens
     ) -> tuple[Float32[Array, "b v"], KVCache]:
-        """Runs the draft model on one of its tokens."""
         logits, _, cache = self.apply(params.draft, token[:, None], cache)
         return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 

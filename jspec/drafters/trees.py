@@ -49,7 +49,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.typing import Params, RowCounts
 from jspec.drafters.chain import ChainDrafter, spread
 from jspec.drafters.options import LIKELIEST, WITHOUT
-from jspec.drafters.spec import DraftingTrees, Shape
+from jspec.drafters.spec import Shape
 from jspec.kernels import run_if
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
@@ -163,16 +163,11 @@ def grow_tree(
     min_confidence: float = 0.0,
     ids: Int32[Array, "u"] | None = None,
 ) -> Grown:
-    """Grows a tree from the logits of the first level.
+    """Grows a tree from the logits of the first level, [b u], of the tokens `ids` or 0 to u-1.
 
-    Args:
-      feed: (memory, a level) -> the logits after each of its drafts, and the memory.
-      memory: such as a cache.
-      logits: after the last committed token.
-      shape: of the tree.
-      wanted: the most drafts of each row.
-      min_confidence: drafts whose paths are less likely are not put forward.
-      ids: of the tokens that the logits are of; None for 0 to u-1.
+    `feed` takes the memory, such as a cache, and a level to the logits after each of its drafts,
+    and the memory. Each row has at most `wanted` drafts, of paths that are no less likely than
+    `min_confidence`.
     """
     k, b = shape.branches, logits.shape[0]
     root = jnp.full([b, 1], -1, jnp.int32)
@@ -183,7 +178,7 @@ def grow_tree(
     before = jnp.zeros([b, k], jnp.int32)  # places in the pool of the level before
     for depth in range(1, shape.depth):
         # Of a level's candidates the best are fed. The first level has no more than that.
-        place = _best_places(new.scores, k)
+        place = jax.lax.top_k(new.scores, k)[1].astype(jnp.int32)
         at = lambda leaf, place=place: jnp.take_along_axis(leaf, place, axis=1)  # noqa: E731
         parent = at(new.parents)
         above = jnp.argmax(before[:, None, :] == parent[..., None], axis=-1).astype(jnp.int32)
@@ -236,40 +231,23 @@ def _successors(
     )
 
 
-def _best_places(scores: Float32[Array, "b c"], number: int) -> Int32[Array, "b n"]:
-    """Returns the places of the largest scores, in falling order; the first of equals first."""
-    return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
-
-
-def if_wanted(
-    propose: Callable[[Any], tuple[Proposal, Any]], state: Any, wanted: RowCounts
+def propose_grown(
+    drafter: Any, params: Params, state: Any, inputs: RoundInputs
 ) -> tuple[Proposal, Any]:
-    """Returns what `propose` does of the state; nothing is computed where no row wants drafts."""
-    propose = jax.jit(propose, inline=True)  # traced once for its shapes and for the loop
-    shapes = jax.eval_shape(propose, state)[0]
+    """Returns the tree that `drafter.grow` makes of what each row wants, and the state after it.
+
+    Nothing is computed where no row wants drafts.
+    """
+    wanted = inputs.wanted()
+    # Traced once for its shapes and for the loop.
+    grow = jax.jit(functools.partial(drafter.grow, params, inputs, wanted), inline=True)
+    shapes = jax.eval_shape(grow, state)[0]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    return run_if((wanted > 0).any(), lambda carry: propose(carry[1]), (empty, state))
-
-
-class GrowingTrees(DraftingTrees):
-    """A drafter whose trees a method makes, which is not run where no row wants drafts."""
-
-    def grow(
-        self, params: Params, inputs: RoundInputs, wanted: RowCounts, state: Any
-    ) -> tuple[Proposal, Any]:
-        """Returns the tree of each row that wants drafts, [b], and the state after it."""
-        raise NotImplementedError
-
-    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
-        """Makes a tree of what each row wants."""
-        wanted = inputs.wanted()
-        return if_wanted(functools.partial(self.grow, params, inputs, wanted), state, wanted)
+    return run_if((wanted > 0).any(), lambda carry: grow(carry[1]), (empty, state))
 
 
 def make_tree(
     drafter: ChainDrafter,
-    shape: Shape,
     feed: FeedFn,
     memory: Any,
     logits: Float32[Array, "b u"],
@@ -279,6 +257,8 @@ def make_tree(
     ids: Int32[Array, "u"] | None = None,
 ) -> Grown:
     """Returns the tree of the likeliest drafts, see `grow_tree`, or that of drawn ones."""
+    shape = drafter.shape
+    assert shape is not None
     if shape.draws == LIKELIEST:
         confidence = drafter.min_confidence
         return grow_tree(
@@ -349,10 +329,7 @@ def _draw(
     draws: str,
 ) -> _Level:
     """Draws one level; `is_taken`: its drafts are siblings, all of one distribution."""
-    logits = jnp.stack(
-        [branch.process(logits[:, i]) for i, branch in enumerate(settings)],
-        axis=1,
-    )
+    logits = jnp.stack([branch.process(logits[:, i]) for i, branch in enumerate(settings)], axis=1)
     plain = settings[0].without_processors()
     probs = sampling_probs(logits, plain)
     is_greedy = (plain.temperature < COLDEST)[:, None]

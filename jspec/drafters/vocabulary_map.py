@@ -113,14 +113,9 @@ class Reading(NamedTuple):
 
 
 class _Vocabulary:
-    """The tokens of one tokenizer.
+    """A tokenizer's tokens: `texts` are the bytes of every id, b"" for special ones.
 
-    Attributes:
-      tokenizer: whose they are.
-      texts: the bytes of every id; b"" for special ones.
-      ids: the id of each text.
-      names: the name of each special token's id.
-      special: the special tokens by name.
+    `ids` has the id of each text, `names` each special id's name, `special` the reverse.
     """
 
     def __init__(self, tokenizer: TokenizerLike, size: int) -> None:
@@ -269,20 +264,15 @@ def _readings(targets: _Vocabulary, drafts: _Vocabulary, shared: dict[int, int])
     def read(i: int, text: bytes) -> Sequence[int]:
         if i in shared:
             return (shared[i],)
-        return drafts.cut(text) or unknown
-
-    def read_special(i: int) -> Sequence[int]:
-        if i in shared:
-            return (shared[i],)
         begin = drafts.begins_with
-        if i == targets.begins_with and begin is not None:
+        if not text and i == targets.begins_with and begin is not None:
             return (begin,)
-        if drafts.ends and i in (targets.begins_with, *targets.ends):
+        if not text and drafts.ends and i in (targets.begins_with, *targets.ends):
             return drafts.ends[:1]
-        # Anything else as if it were written out.
-        return drafts.cut(targets.names.get(i, "").encode()) or unknown
+        # Other special tokens as if they were written out.
+        return drafts.cut(text or targets.names.get(i, "").encode()) or unknown
 
-    usual = [read(i, text) if text else read_special(i) for i, text in enumerate(targets.texts)]
+    usual = [read(i, text) for i, text in enumerate(targets.texts)]
     if not unknown and not all(usual):
         i = next(i for i, reading in enumerate(usual) if not reading)
         raise InputError(

@@ -154,15 +154,10 @@ def best_candidates(
 def beam_step(
     beams: Beams, candidates: Candidates, limits: BeamLimits
 ) -> tuple[Beams, Int32[Array, "k"], RowTokens]:
-    """Takes one step.
+    """Takes one step, by the candidates after the last token of each beam, [k c].
 
-    Args:
-      beams: before it.
-      candidates: after the last token of each beam, [k c]; see `num_candidates` for c.
-      limits: what ends beams and the search.
-
-    Returns:
-      The beams after it; and of each running one the beam that it continues, [k], and its token.
+    Returns the beams after it; and of each running one the beam that it continues, [k], and its
+    token. See `num_candidates` for c.
     """
     k, c = candidates.logprobs.shape
     totals = beams.scores[:, None] + candidates.logprobs
@@ -203,10 +198,7 @@ def _penalty(length: Int32[Array, ""], limits: BeamLimits) -> Float32[Array, ""]
 def _is_over(
     best: Float32[Array, ""], length: Int32[Array, ""], pool: Pool, limits: BeamLimits
 ) -> Bool[Array, ""]:
-    """Returns whether the search ends: nothing can improve the pool, or all has been said.
-
-    `best` is the score of the best running beam.
-    """
+    """Returns whether nothing can improve the pool; `best` is the best running beam's score."""
     # With early_stopping=False (0) no longer text is hoped for: transformers' guess, too.
     is_long = (limits.early_stopping == 2) & (limits.length_penalty > 0)
     hoped = best / _penalty(jnp.where(is_long, limits.max_tokens, length), limits)
@@ -255,15 +247,9 @@ class BeamState(struct.PyTreeNode):
         num_candidates: int,
         max_steps: int,
     ) -> Self:
-        """Returns the state before the first step.
+        """Returns the state before the first step, with room for `max_steps` steps.
 
-        Args:
-          read: a state of one row that has read the prompt, but for its last token.
-          last_token: that token.
-          limits: what ends beams and the search.
-          num_beams: k.
-          num_candidates: how many a step looks at, see `num_candidates`.
-          max_steps: room for steps.
+        `read` is a state of one row that has read the prompt, but for its last token, [1].
         """
         rows = read.target_cache, read.draft, last_token, read.settings
         return cls(
@@ -291,8 +277,6 @@ class BeamInfo(struct.PyTreeNode):
 
 
 class _Walk(NamedTuple):
-    """Where the steps of a round have come to."""
-
     beams: Beams
     num_steps: Int32[Array, ""]
     row: Int32[Array, "k"]  # of the block, which each beam goes on from

@@ -66,12 +66,7 @@ def smallest_call(
 
 
 def grant(demand: Demand, sizes: Sequence[CallSize]) -> RowCounts:
-    """Returns how many drafts each row gets, [b], at most what it wants; widths may differ.
-
-    Args:
-      demand: drafts that the rows have and want.
-      sizes: the compiled calls; see `call_sizes`.
-    """
+    """Returns how many drafts each row gets, [b], at most what it wants; see `call_sizes`."""
     control, _, kind, wanted, is_running, is_free = demand
     is_forced = control.forced[jnp.arange(kind.shape[0]), kind] >= 0
     is_shared = is_running & is_free & ~is_forced
@@ -113,10 +108,7 @@ def _most_likely(
 
 
 def _seconds(demand: Demand, sizes: Sequence[CallSize]) -> Float32[Array, "n"]:
-    """Returns the mean of the running rows' costs of a plain round and of rounds of the calls.
-
-    Costs lie between those of the numbers of drafts that were measured.
-    """
+    """Returns the running rows' mean cost of a plain round and of rounds of the calls."""
     control, costs, kind, is_running = demand.control, demand.costs, demand.kind, demand.is_running
     batch_size = kind.shape[0]
     known = costs[jnp.arange(batch_size), control.drafter_of(kind)]

@@ -1,37 +1,33 @@
 """How many drafts a row asks for: a function of its own history and of recorded costs.
 
 A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average, where a is the probability
-that the first draft is accepted, and l that a later one is once those before it are. Among the few
+that the first draft is accepted, and l that a later one is once those before it are. Of the few
 numbers of drafts for which a verify call is compiled, each row takes the one that gives the most
-tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
-instead of the ratio c. A round of 0 drafts is a plain step.
-
-A drafter with a cache of its own must first read what it has missed, in the beginning the whole
-prompt. This cost is spread over the tokens still to come: as many as other answers of the models
-lead to expect, at least 16 and as many as the answer has so far, at most the room that is left. So
-long prompts are read for long answers only. In a cascade a later drafter gets only the rounds for
-which the earlier ones find nothing: of the tokens to come, it counts the share that such rounds had
-so far, and reads the prompt only once there were a few.
+tokens per second: Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs instead of
+the ratio c. A round of 0 drafts is a plain step. No clock is read: the same history and costs, the
+same choice.
 
 Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
-tried, l follows a. What is assumed at first is what was measured for the models, where that is
-known. With every round the past fades towards it, so a drafter that was switched off is tried
-again. No clock is read: the same history and costs, the same choice.
+tried, l follows a. What is assumed at first is what was measured for the models, if it was. With
+every round the past fades towards it, so a drafter that was switched off is tried again.
+
+What a drafter must read first, in the beginning the whole prompt, is spread over the tokens still
+to come: as many as other answers of the models lead to expect, at least 16 and as many as the
+answer has so far, at most the room that is left. Of these a later drafter of a cascade counts the
+share of rounds for which the earlier ones found nothing so far.
 
 Trying is limited: each row counts the seconds by which its rounds have taken longer than plain
-decoding would have, by the recorded costs. A round that could bring that above one plain step and
-1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
-where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
+decoding would have. A round that could bring that above one plain step and 1 % of the answer is
+chosen only if the row's own rounds speak for it, without what was assumed.
 
-A tree is drafted whole or not at all. The drafter's own estimates say how many nodes to verify.
-In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
-later drafter that always has a draft, where that promises more tokens per second.
+A tree is drafted whole or not at all; the drafter's own estimates say how many nodes to verify. In
+a cascade a drafter that has found a draft leaves the round to a later one that always has a draft,
+where that promises more tokens per second.
 
 In a batch the rows' blocks lie side by side, and `budget` grants drafts out of what rows want.
-Where that cannot be, a round is as wide as its widest row, and all rows wait for it: what a row
-would draft alone is not always worth it for the batch. With E_r(c) the tokens that row r is
-expected to emit in a round with c drafts, the most that any row may have is the c that maximises
-sum_r E_r(min(c, c_r)) / seconds(c), where c_r is what the row wants itself.
+Where that cannot be, all rows wait for the widest: the most drafts that any row may have is the c
+that maximises sum_r E_r(min(c, c_r)) / seconds(c), where E_r(c) are the tokens that row r is
+expected to emit in a round with c drafts, and c_r is what the row wants itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -148,10 +144,8 @@ class Control(struct.PyTreeNode):
     ) -> Self:
         """Returns the control whose rows assume what other answers of these models have shown.
 
-        Args:
-          accepted: first and later drafts of each kind that were accepted.
-          decided: those that were accepted or refused.
-          answer_tokens: mean length of the answers.
+        `accepted` are the first and later drafts of each kind that were accepted, `decided` those
+        that were accepted or refused, and `answer_tokens` is the mean length of the answers.
         """
         assumed = (accepted + _PRIOR_WEIGHT * self.assumed) / (decided + _PRIOR_WEIGHT)
         length = jnp.full_like(self.answer_tokens, answer_tokens)
@@ -160,8 +154,8 @@ class Control(struct.PyTreeNode):
     def round_costs(self, is_free: RowFlags) -> Costs:
         """Returns what rounds of as many rows as there are cost, [b m c].
 
-        The seconds lie between those of one row and those of `num_rows`. Only the rows that are
-        free count that: drafts of other rows, and so their tokens, must not depend on the batch.
+        The seconds lie between those of one row and those of `num_rows`. Only for free rows: the
+        drafts of other rows, and so their tokens, must not depend on the batch.
         """
         if len(is_free) >= self.num_rows:
             return self.costs
@@ -172,11 +166,8 @@ class Control(struct.PyTreeNode):
     def choose(self, costs: Costs, kind: RowCounts, lag: LagFn, room: RowCounts) -> RowCounts:
         """Returns how many drafts each row wants, one of `numbers`, [b].
 
-        Args:
-          costs: see `round_costs`.
-          kind: of the proposal.
-          lag: from kinds [b] to the tokens that their drafters have to read first.
-          room: tokens that may still be emitted.
+        By `costs`, see `round_costs`, for proposals of that kind. `lag` is from kinds [b] to the
+        tokens that their drafters have to read first; `room`, the tokens that may still be emitted.
         """
         per_token = self._seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
@@ -296,7 +287,6 @@ class Control(struct.PyTreeNode):
         return jnp.array([known.is_tree for known in self.kinds])[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
-        """Returns the seconds of reading that count as owed."""
         rows = jnp.arange(kind.shape[0])
         # The first reading has been weighed against the tokens to come. Charged in full it would
         # forbid the very drafts for which it was done.
@@ -304,7 +294,6 @@ class Control(struct.PyTreeNode):
         return jnp.where(self._is_new(kind), 0.0, seconds)
 
     def _is_new(self, kind: RowCounts) -> RowFlags:
-        """Returns whether no draft of the kind was decided yet, [b]."""
         return self.tried[jnp.arange(kind.shape[0]), kind, 0] == 0
 
     def _tokens_to_come(self, kind: RowCounts, room: RowCounts) -> Float32[Array, "b"]:

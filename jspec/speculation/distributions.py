@@ -5,18 +5,16 @@ numpyro and distrax. `Categorical` and `Gaussian` are here because for them the 
 norm(max(target - draft, 0)), is drawn by an exact formula:
 
 - two categoricals: by the rule of `acceptance.rejection`;
-- two Gaussians of the same scales: by reflection. A rejected draft is reflected in the plane half
-  way between the two means, in units of the scales. This is the reflection maximal coupling (Jacob,
-  O'Leary and Atchadé, arXiv 1708.03625, section 4): the value is exactly the target's, whether the
-  draft was kept or reflected, and kept drafts contribute min(target, draft);
+- two Gaussians of the same scales: a rejected draft is reflected in the plane half way between the
+  means, in units of the scales. This is the reflection maximal coupling (Jacob, O'Leary and
+  Atchadé, arXiv 1708.03625, section 4);
 - all others: draw y from the target and keep it with probability 1 - min(1, draft(y) / target(y)),
   until one is kept. Its density is then target - min(target, draft), up to a factor.
 
 With TV the total variation between the two, a draft is rejected with probability TV, and the loop
-then takes 1 / TV draws on average: together one draw for each draft examined, however similar the
-two are. A loop that has kept nothing after 2^24 draws takes the target's last draw. That happens
-with probability TV (1 - TV)^(2^24), below 2.2e-8 for every TV, which is less than the resolution of
-the uniform number that decides an acceptance.
+then takes 1 / TV draws on average: together one draw for each draft examined. A loop that has kept
+nothing after 2^24 draws takes the target's last draw, with probability TV (1 - TV)^(2^24), below
+2.2e-8 for every TV, less than the resolution of the uniform number that decides an acceptance.
 """
 
 import inspect
@@ -151,15 +149,8 @@ def draw_after(
 ) -> Array:
     """Draws the value that follows the kept drafts; the key is consumed.
 
-    Args:
-      target: the distribution of the value.
-      draft: that of the first draft that was not kept; not read after the last draft.
-      value: that draft.
-      is_rejected: whether it was rejected; else all were kept, and the target's own value follows.
-      rng_key: for all draws.
-
-    Returns:
-      A value of norm(max(target - draft, 0)), or of the target.
+    It is of norm(max(target - draft, 0)) where `value`, the first draft that was not kept,
+    `is_rejected`; else all drafts were kept, and it is of the target.
     """
 
     def attempt(index: Array) -> tuple[Array, Array]:

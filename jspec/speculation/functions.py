@@ -12,29 +12,18 @@
 that g alone gives, whatever f is; a round of one call emits from 1 to num_drafts + 1 of them.
 
 *State* is the past: a pytree of arrays whose shapes and types never change. `f(state)` and
-`g(state)` return the distribution of the next value, a single array of a shape and a type that both
-share; see `distributions`. `update(state, value)` returns the state after a value; by default the
-value is the state, as in a Markov chain. A history is a buffer and a length, which `update` writes.
-All three are pure. Parameters belong in a callable pytree, `jax.tree_util.Partial(apply, params)`:
-arrays that a plain function closes over become constants of the program. The states of one round
-lie side by side, num_drafts + 1 copies: large constants do not belong in them.
+`g(state)` return the distribution of the next value, a single array; see `distributions`.
+`update(state, value)` returns the state after a value. All three are pure. Parameters belong in a
+callable pytree, `jax.tree_util.Partial(apply, params)`: arrays that a plain function closes over
+become constants of the program. The states of one round lie side by side, num_drafts + 1 copies.
 
-*Result.* `Speculation`: the values, which of them were guesses, the state after the last, and
-counts. All shapes follow from num_steps, num_drafts and the state.
+*Seeds.* Under "coupled" (arXiv 2408.07978) the value of step t is drawn with the key of step t, by
+f and by g, and a guess is kept if g draws the same: the values are those of g alone, whatever f and
+num_drafts are. The rule "rejection" keys its noise by the first step of the round, as
+`sampling.noise` explains. With num_drafts=0 f is not run, and both rules are g alone.
 
-*Seeds.* The same key gives the same values. With `acceptance="coupled"` (arXiv 2408.07978) the
-value of step t is drawn with the key of step t, by f and by g, and a guess is kept if g draws the
-same. The values are then those of g alone, one at a time, whatever f and num_drafts are; see
-`step_key`. That keeps guesses only where equal noise gives equal values, as for categories. The
-rule "rejection" keys its noise by the first step of the round, as `sampling.noise` explains.
-With num_drafts=0 f is not run, and both rules are g alone.
-
-*One program.* Equal functions, shapes and counts share one compiled program: a lambda that is made
-anew for every call is compiled anew. The rounds are one loop on the device. `speculate` may itself
-be part of a jitted or vmapped function; what it can then not raise is read from `num_values`.
-
-*Devices.* In `with jax.set_mesh(mesh):`, where the mesh has an axis of the name "guesses", that
-axis divides the num_drafts + 1 states of a round between the devices.
+*One program.* Equal functions, shapes and counts share one compiled program, whose rounds are one
+loop on the device. A lambda that is made anew for every call is compiled anew.
 """
 
 import functools
@@ -81,8 +70,7 @@ class Speculation(struct.PyTreeNode):
 
     Attributes:
       values: one a step, [num_steps, ...].
-      is_guess: which of them were guesses of f, [num_steps]; the others were drawn from g or the
-        residual, one at the end of each round.
+      is_guess: which of them were guesses of f, [num_steps].
       state: after the last value.
       num_values: how many of the values are real, []: all, unless a `log_prob` was NaN.
       num_rounds: calls of vmapped g, []; each computed num_drafts + 1 distributions side by side.
@@ -290,11 +278,7 @@ class Guesses(NamedTuple):
 
 
 def guess(
-    f: StepFn,
-    update: UpdateFn,
-    state: Any,
-    choose: Callable[[Any, Array], Array],
-    keys: Array,
+    f: StepFn, update: UpdateFn, state: Any, choose: Callable[[Any, Array], Array], keys: Array
 ) -> Guesses:
     """Returns the guesses after a state; `choose` draws each from its distribution with a key."""
 
@@ -359,7 +343,7 @@ def find_fault(
 ) -> tuple[Array, Array]:
     """Returns the index in the round of the first `log_prob` that is NaN, and whose it is.
 
-    Those after the first rejection do not count: the states there are not the chain's.
+    Those after the first rejection do not count.
     """
     width = len(guesses.values)
     is_read = jnp.arange(width) <= num_accepted

@@ -80,8 +80,7 @@ class Packing(struct.PyTreeNode):
     ) -> tuple[AnyLogits, Array, Any]:
         """Calls the target on the tokens or hidden states [b t ...] of blocks that are in the call.
 
-        Returns:
-          Its logits [n 1 v], hidden states of blocks [b t d] or [b t l d], and the cache.
+        Returns its logits [n 1 v], hidden states of blocks [b t d] or [b t l d], and the cache.
         """
         packed = cache.side_by_side(self.row, self.place)
         logits, hidden, packed = target(params, self.pack(inputs), packed, **options)

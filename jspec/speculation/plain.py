@@ -14,11 +14,7 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import ApplyFn, RowCounts, Tokens
 from jspec.kernels import whole
-from jspec.sampling.distribution import (
-    TokenLogprobs,
-    draw_next,
-    token_logprobs,
-)
+from jspec.sampling.distribution import TokenLogprobs, draw_next, token_logprobs
 from jspec.speculation.round import as_read, cut_at_end, silence
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
 

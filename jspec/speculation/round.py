@@ -15,16 +15,14 @@ The drafts may also form a tree, of which the rule keeps one path; see `acceptan
 
 Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
 so those at the accepted drafts are the ones that plain decoding would have computed there. The
-acceptance rule decides by these distributions; see `speculation.acceptance`.
+acceptance rule decides by these distributions.
 
 The newest token has been emitted, but no model has consumed it: its keys and values are computed as
-the first token of the next block. Rejected drafts leave keys and values in the cache, in
-slots after `length`. Those are not visible, and the next block overwrites them.
+the first token of the next block. Rejected drafts leave keys and values in slots after `length`,
+which are not visible, and which the next block overwrites.
 
-In the order of the file: the verify call, in the width that is needed; the verdict, which is the
-acceptance rule applied to the target's logits; what is emitted, and where a row ends, which is at a
-stop token or the length limit, inside a block as in plain decoding; and the round made of these.
-Scopes name the parts, so that a profile can add up their operations.
+In the order of the file: the verify call, in the width that is needed; the verdict; what is
+emitted, and where a row ends; and the round made of these.
 """
 
 import functools
@@ -132,7 +130,7 @@ def in_narrowest(
     """Returns what `verify` does with the proposal, cut to the smallest width that is enough.
 
     Which of `widths`, which rise, that is, or whether the whole proposal is needed, is known on the
-    device only. The info, `verify`'s second result, is padded to its shape at full width.
+    device only; see `in_smallest`.
     """
     widths = [width for width in widths if width < proposal.width] + [proposal.width]
     # The row with the most drafts decides: a batch has one width.
@@ -147,17 +145,11 @@ def in_smallest(
     state: _State,
     proposal: Proposal,
 ) -> tuple[_State, Any]:
-    """Returns what the smallest call does that is enough for what is needed.
+    """Returns what the smallest call does that is enough for `num_needed`.
 
-    Args:
-      calls: each one's size, in rising order, what it does, and the width of the proposal that it
-        is given; the last one's is the whole proposal.
-      num_needed: the size that is needed, known on the device only.
-      state: the rounds'.
-      proposal: cut to each call's width.
-
-    Returns:
-      The call's results; the info, the second, is padded to its shape at full width.
+    Each of the calls has a size, in rising order, what it does, and the width to which the proposal
+    is cut for it; the last one's is the whole proposal. The info, the second of the results, is
+    padded to its shape at full width.
     """
     if len(calls) == 1:
         return calls[0][1](state, proposal)
@@ -202,9 +194,8 @@ def judge(
     """Decides which drafts are accepted, and which token follows them.
 
     The logits are the target's at each block token, [b w+1 v], after the processors, which the
-    settings no longer have. The position of the round's first token keys the noise. The tree is the
-    proposal's, if it is a tree. The target's distributions, [b w+1 v], are returned too if the
-    settings ask for log-probabilities.
+    settings no longer have. The position of the round's first token keys the noise. The target's
+    distributions, [b w+1 v], are returned too if the settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
 

@@ -45,8 +45,8 @@ class Proposal(struct.PyTreeNode):
       parents: of the drafts in a tree, [b w], each before its children; -1 is the last committed
         token. None for a chain.
       max_depth: of a tree: no draft is deeper, and its children of -1 have depth 1.
-      scores: of drafts without a distribution, [b w], where the drafter has an estimate: the
-        logarithm of the probability that the draft is kept. No rule reads it.
+      scores: of drafts without a distribution, [b w]: the estimated logarithm of the probability
+        that the draft is kept. No rule reads it.
       silent: where several drafters make one proposal, the kinds [b k] of those that had nothing to
         add, though it was their turn. None where `kind` says who was silent.
     """
@@ -71,15 +71,10 @@ class Proposal(struct.PyTreeNode):
         prefix = self.prefix
         if prefix is not None:
             prefix = prefix.replace(hidden=prefix.hidden[:, : width + 1])
-        return self.replace(
-            tokens=self.tokens[:, :width],
-            num_tokens=jnp.minimum(self.num_tokens, width),
-            probs=None if self.probs is None else self.probs[:, :width],
-            prefix=prefix,
-            parents=None if self.parents is None else self.parents[:, :width],
-            max_depth=min(self.max_depth, width),
-            scores=None if self.scores is None else self.scores[:, :width],
-        )
+        leaves = {name: getattr(self, name) for name in ("tokens", "probs", "parents", "scores")}
+        cut = {name: leaf[:, :width] for name, leaf in leaves.items() if leaf is not None}
+        most, depth = jnp.minimum(self.num_tokens, width), min(self.max_depth, width)
+        return self.replace(**cut, num_tokens=most, prefix=prefix, max_depth=depth)
 
 
 def as_tree(proposal: Proposal) -> Proposal:
@@ -116,8 +111,7 @@ class Verdict(struct.PyTreeNode):
 
     Attributes:
       num_accepted: drafts accepted, [b].
-      next_token: the token that follows them, [b]: a residual token after a rejection, a bonus
-        token after the last draft.
+      next_token: the token that follows them, [b]: a residual or a bonus token.
       path: in a tree, the slots of the block that are kept, [b max_depth+1]: the last committed
         token, which is slot 0, and the accepted drafts. None for a chain.
     """
@@ -130,8 +124,7 @@ class Verdict(struct.PyTreeNode):
 class AcceptanceRule(NamedTuple):
     """A rule that decides which drafts are accepted, as pure functions of arrays.
 
-    The two probabilities stand apart from the noise, so that a test can enumerate all outcomes of a
-    rule and compare their sum with the target's distribution.
+    The two probabilities stand apart from the noise, so that a test can enumerate all outcomes.
 
     Attributes:
       acceptance_probs: (target_probs, proposal) -> [b w], the probability that each draft is
@@ -146,8 +139,8 @@ class AcceptanceRule(NamedTuple):
         temperatures.
       matches_at_zero: whether at temperature 0 it decides what `chain.match` decides, which needs
         no distribution over the vocabulary.
-      draws_only: whether it does nothing with distributions but draw, a token at each position with
-        that position's shared noise, to which it compares the draft: parts of them will do.
+      draws_only: whether it only draws a token at each position, with that position's shared noise,
+        and compares the draft with it: parts of the distributions will do.
       tree: the rule for trees, a `TreeRule`; None where it knows chains only.
     """
 
@@ -273,10 +266,7 @@ class Drafter:
     def observe(
         self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> Any:
-        """Takes in newly committed tokens, of the prompt or of the output.
-
-        It sees every token of prompt and answer, once and in order, so its caches and tables have
-        no hole.
+        """Takes in newly committed tokens, of the prompt or of the output: each once and in order.
 
         Args:
           params: the drafter's parameters.
@@ -302,9 +292,7 @@ class Drafter:
         """Takes in what the target found likeliest after each token of a verify call's block.
 
         It is called before `observe`, where `num_runners_up` asks for it: with the newest token and
-        the drafts, a chain or a tree. The target's predictions after rejected drafts count as well
-        as those after accepted drafts. Prefill, which computes logits at the prompt's last token
-        alone, shows nothing.
+        the drafts, a chain or a tree, rejected ones included. Prefill shows nothing.
 
         Args:
           state: its state.
@@ -327,19 +315,16 @@ class Drafter:
     def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
         """Proposes what follows `inputs.last_token`, which follows everything observed.
 
-        A row for which no draft is wanted may be left to lag: the drafter catches up when it is
-        asked again.
-
-        Returns:
-          The proposal, and the drafter's state after it.
+        Returns the proposal and the drafter's state after it. A row for which no draft is wanted
+        may be left to lag: the drafter catches up when it is asked again.
         """
         raise NotImplementedError
 
     def lag(self, state: Any, kind: RowCounts) -> RowCounts:
-        """Returns how many tokens it must still read before it can propose, [b].
+        """Returns how many tokens it was shown and must still read before it can propose, [b].
 
-        These are tokens that it was shown and did not consume, perhaps rounded up to whole calls.
-        The number depends on the row's own history alone, since the row's choices follow from it.
+        Perhaps rounded up to whole calls. It depends on the row's own history alone, as the row's
+        choices follow from it.
         """
         return jnp.zeros_like(kind)
 
@@ -401,8 +386,8 @@ class StepInfo(struct.PyTreeNode):
     Attributes:
       tokens: the emitted tokens, [b w+1].
       num_tokens: how many of the tokens count, [b]; 0 for a row that was done.
-      num_proposed: drafts proposed, [b]. It includes drafts after a row's end: for the round in
-        which a row ends, the smaller of this and `num_tokens` is to be counted.
+      num_proposed: drafts proposed, [b], those after a row's end included: for the round in which a
+        row ends, the smaller of this and `num_tokens` is to be counted.
       num_accepted: drafts accepted, [b], likewise.
       kind: of the proposal, [b].
       logprobs: of the emitted tokens; None if they are not wanted.

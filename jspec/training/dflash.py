@@ -142,7 +142,7 @@ class DflashTraining(TrainingConfig):
             layer,
             shape.vocab_size,
             self.feature_layers or default_feature_layers(shape.num_layers),
-            self.block_size,
+            block_size=self.block_size,
             says_next=self.SAYS_NEXT,
             markov_rank=self.markov_rank,
             has_confidence=self.confidence_weight > 0,

@@ -11,7 +11,7 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
+from jspec.drafters.dflash import DflashDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
 from tests import tiny, tiny_dflash
@@ -319,7 +319,7 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
     config = MARKOV if name == "Markov" else CONFIGS[name]
     head, depth, size, branches = tiny_dflash.params(config, std=0.2), 3, 7, 3
     plain = tiny_dflash.drafter(size, config)
-    drafter = DflashTreeDrafter(**vars(plain), shape=Shape(size, depth, branches))
+    drafter = dataclasses.replace(plain, shape=Shape(size, depth, branches))
     state = observe(tiny_pair, drafter, head, text)
     proposal, _ = propose(tiny_pair, drafter, head, state, last, [size] * 3)
     ids = np.asarray(head["ids"]) if config.is_cut else np.arange(61)
@@ -346,8 +346,7 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
 @pytest.mark.parametrize("draws", ["likeliest", slow_unless(False, "without")])
 def test_output_with_trees_is_plain_output(tiny_pair, head, plain, draws):
     """Greedily, and that some of a tree is kept; the cache stays that of the text."""
-    fields = vars(tiny_dflash.drafter(6))
-    drafter = DflashTreeDrafter(**fields, shape=Shape(6, 3, 2, draws))
+    drafter = tiny_dflash.drafter(6, shape=Shape(6, 3, 2, draws))
     engine = Engine(
         tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, "rejection"
     )

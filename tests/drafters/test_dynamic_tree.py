@@ -1,5 +1,6 @@
 """Trees that grow: what they hold; model and head as drafters of trees, through whole rounds."""
 
+import dataclasses
 import functools
 
 import hypothesis
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.eagle import EagleTreeDrafter
-from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
+from jspec.drafters.model import ModelDrafter
 from jspec.drafters.spec import Shape
 from jspec.drafters.trees import grow_tree
 from tests import tiny, tiny_eagle
@@ -128,12 +128,12 @@ def model_chain(pair, num_draft_tokens=3):
 
 
 def model_tree(pair, shape):
-    return ModelTreeDrafter(**vars(model_chain(pair, shape.num_draft_tokens)), shape=shape)
+    return dataclasses.replace(model_chain(pair, shape.num_draft_tokens), shape=shape)
 
 
 def eagle_tree(shape):
     chain = tiny_eagle.drafter(shape.num_draft_tokens)
-    return EagleTreeDrafter(**vars(chain), shape=shape)
+    return dataclasses.replace(chain, shape=shape)
 
 
 SHAPE = Shape(7, 3, 2)

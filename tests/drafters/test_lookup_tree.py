@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.prompt_lookup import LookupTreeDrafter
-from jspec.drafters.recycle import RecycleTreeDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.spec import Shape
-from jspec.drafters.suffix import SuffixTreeDrafter
+from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.trees import best_static_tree
 from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_dynamic_tree import paths_of
@@ -24,10 +24,10 @@ from tests.speculation.drive import QUICK, settings_of
 
 SIZE = 6
 SHAPES = [Shape(SIZE, WIDTH, 16), Shape(SIZE, 2, 1), Shape(40, WIDTH, 2)]
-LOOKUPS = [LookupTreeDrafter(shape.num_draft_tokens, shape=shape) for shape in SHAPES]
-LOOKUPS += [LookupTreeDrafter(SIZE, 2, growth=1.0, shape=SHAPES[0])]
+LOOKUPS = [PromptLookupDrafter(shape.num_draft_tokens, shape=shape) for shape in SHAPES]
+LOOKUPS += [PromptLookupDrafter(SIZE, 2, growth=1.0, shape=SHAPES[0])]
 SUFFIXES = [
-    SuffixTreeDrafter(
+    SuffixDrafter(
         shape.num_draft_tokens, growth=4.0, min_share=0.1, min_match=min_match, shape=shape
     )
     for shape, min_match in zip(SHAPES, (0, 0, 2), strict=True)
@@ -187,7 +187,7 @@ def test_a_static_tree_is_the_best_one():
 def test_recycled_tokens_branch_by_rank():
     """The table's first entries are followed first; where it has none others take the room."""
     shape = Shape(5, 3, 2)
-    drafter = RecycleTreeDrafter(5, 6, 2, shape=shape)
+    drafter = RecycleDrafter(5, 6, 2, shape=shape)
     table = drafter.init(2, 9)
     table = table.at[0, 1].set(jnp.array([2, 3])).at[0, 2].set(jnp.array([4, 1]))
     table = table.at[0, 3].set(jnp.array([5, -1])).at[0, 4].set(jnp.array([0, 5]))

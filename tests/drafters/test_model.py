@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.catch_up import CATCH_UP_WIDTH
+from jspec.drafters.memory import CATCH_UP_WIDTH
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView

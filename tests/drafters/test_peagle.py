@@ -13,7 +13,7 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.eagle import ParallelEagleDrafter, ParallelEagleTreeDrafter
+from jspec.drafters.eagle import ParallelEagleDrafter
 from jspec.drafters.eagle_head import load_eagle, save_eagle
 from jspec.drafters.eagle_layouts import save_speculators
 from tests import tiny, tiny_eagle, tiny_peagle
@@ -114,7 +114,7 @@ def test_folders_have_the_published_names_and_are_read_back(tmp_path):
     ("change", "message"),
     [
         ({"mask_token_id": None}, "expected mask_token_id or ptd_token_id"),
-        ({"mask_token_id": 61}, "expected the mask as a token from 0 to 60, got 61"),
+        ({"mask_token_id": 61}, "expected mask_token_id from 0 to 60, got 61"),
         ({"speculators_model_type": "eagle3", "mask_token_id": None}, "a head of one layer, got 2"),
         ({"zebra": 1}, "unknown config keys: zebra"),
         ({"num_depths": -1}, "expected num_depths as a whole number"),
@@ -156,7 +156,8 @@ def test_there_are_no_more_drafts_than_it_was_trained_for(tmp_path):
         drafter = make_drafter("eagle", spec_for(folder, wanted)).drafter
         assert drafter.num_draft_tokens == drafter.kinds[0].most == min(wanted, 2)
     tree = make_drafter("eagle", spec_for(folder, 4, tree_depth=2, tree_branches=2)).drafter
-    assert isinstance(tree, ParallelEagleTreeDrafter)
+    assert isinstance(tree, ParallelEagleDrafter)
+    assert tree.shape is not None
     with pytest.raises(InputError, match="expected tree_depth of at most 2"):
         make_drafter("eagle", spec_for(folder, 4, tree_depth=3))
 

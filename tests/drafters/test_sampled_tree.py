@@ -1,5 +1,6 @@
 """Branches that are drawn: from what they claim, exactly; through whole rounds."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,8 +11,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.eagle import EagleTreeDrafter
-from jspec.drafters.model import ModelDrafter, ModelTreeDrafter
+from jspec.drafters.model import ModelDrafter
 from jspec.drafters.spec import Shape
 from jspec.drafters.trees import draw_tree
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
@@ -185,9 +185,9 @@ def generate(tiny_pair):
     def engine_of(name, draws, rule):
         shape = Shape(7, 3, 3, draws)
         drafter, params = {
-            "model": (ModelTreeDrafter(**vars(chain), shape=shape), tiny_pair.draft),
-            "self": (ModelTreeDrafter(**vars(chain), shape=shape), tiny_pair.target),
-            "eagle": (EagleTreeDrafter(**vars(eagle), shape=shape), head),
+            "model": (dataclasses.replace(chain, shape=shape), tiny_pair.draft),
+            "self": (dataclasses.replace(chain, shape=shape), tiny_pair.target),
+            "eagle": (dataclasses.replace(eagle, shape=shape), head),
             "none": (None, None),
         }[name]  # fmt: skip
         model_params = tiny_pair.target, params

@@ -1,5 +1,6 @@
 """Rounds of beam search: several steps a call, and caches as a fresh prefill would leave them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.model import ModelTreeDrafter
 from jspec.drafters.spec import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam
@@ -39,8 +39,7 @@ def engine_of(tiny_pair, make_engine):
     def build(name):
         if name != "tree":
             return make_engine(name, 0 if name == "plain" else 4)
-        fields = vars(make_engine("self", 8).drafter)
-        drafter = ModelTreeDrafter(**fields, shape=Shape(8, 3, 3))
+        drafter = dataclasses.replace(make_engine("self", 8).drafter, shape=Shape(8, 3, 3))
         params = tiny_pair.target, tiny_pair.target
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafters.options import TreeOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
 from jspec.generation.options import settings_read_by
@@ -38,7 +37,6 @@ _TEXTS = (
     "Write a Python function that adds two numbers.",
     "1 2 3 4 1 2 3 4 1 2 3",
 )
-_NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
 
 
 def run_checks(
@@ -186,7 +184,7 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     }
     if subject.acceptance == "coupled":
         methods["plain"] = {"drafter": "none"}
-        chain = dataclasses.replace(subject.drafter_options, **_NO_TREE)
+        chain = subject.drafter_options.without_tree()
         methods["one draft a round"] = {"num_draft_tokens": 1, "drafter_options": chain}
     num_different = {}
     for name, options in methods.items():

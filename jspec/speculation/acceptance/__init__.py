@@ -48,7 +48,7 @@ RULES: dict[str, Callable[[RuleOptions], AcceptanceRule]] = {
 
 # For timing only: their output means nothing, so no program that writes text offers them.
 TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
-    "synthetic": lambda options: _module("synthetic").RULE,
+    "synthetic": lambda options: _module("synthetic").RULE
 }
 
 BUILT_IN = frozenset({**RULES, **TIMING_RULES})  # RULES grows with your own
@@ -87,11 +87,4 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     return known[name](options)
 
 
-__all__ = [
-    "BUILT_IN",
-    "RULES",
-    "TIMING_RULES",
-    "RuleOptions",
-    "get_rule",
-    "register_rule",
-]
+__all__ = ["BUILT_IN", "RULES", "TIMING_RULES", "RuleOptions", "get_rule", "register_rule"]

@@ -21,11 +21,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import TargetProbs
-from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.acceptance import rejection, siblings
 from jspec.speculation.acceptance.siblings import Trial, is_candidate
 from jspec.speculation.acceptance.tree import Tree, along
-from jspec.speculation.types import AcceptanceRule, Proposal
+from jspec.speculation.types import Proposal
 
 _BISECTIONS = 24  # as many as float32 has binary digits
 
@@ -86,11 +85,4 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     )
 
 
-RULE = AcceptanceRule(
-    rejection.acceptance_probs,
-    rejection.next_token_probs,
-    rejection.accept,
-    INDEPENDENT,
-    matches_at_zero=True,
-    tree=siblings.make_rule(try_all),
-)
+RULE = rejection.RULE._replace(tree=siblings.make_rule(try_all))

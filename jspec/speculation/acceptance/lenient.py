@@ -18,7 +18,6 @@ from jaxtyping import Array, Float32
 
 from jspec.common.typing import Logits, TargetProbs
 from jspec.sampling.distribution import sampling_probs
-from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import greedy, rejection, siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance
@@ -53,12 +52,11 @@ def make_rule(lenience: float) -> AcceptanceRule:
         tried = siblings.try_all(target_probs, proposal, tree)
         return tried._replace(draft=lenience * tried.draft)
 
-    return AcceptanceRule(
-        functools.partial(rejection.acceptance_probs, lenience=lenience),
-        # The residual of `rejection`, unchanged: it bounds every token's probability by target / l.
-        rejection.next_token_probs,
-        functools.partial(rejection.accept, lenience=lenience),
-        INDEPENDENT,
+    # The residual of `rejection`, unchanged: it bounds every token's probability by target / l.
+    return rejection.RULE._replace(
+        acceptance_probs=functools.partial(rejection.acceptance_probs, lenience=lenience),
+        accept=functools.partial(rejection.accept, lenience=lenience),
+        matches_at_zero=False,
         temperatures=Temperatures.POSITIVE,
         is_lossless=False,
         tree=siblings.make_rule(trial),
