@@ -140,7 +140,6 @@ def audit(mesh: Mesh | None) -> None:
 
 
 def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
-    """Prints each check when it is done, and returns all."""
     checks = []
     for check in outcomes:
         checks.append(check)
@@ -153,7 +152,6 @@ def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
 def _print_verdict(
     checks: Sequence[Check], is_lossless: bool, subject: str, seconds: float
 ) -> bool:
-    """Prints the last line, and returns whether all is well."""
     failed = {check.kind for check in checks if not check.has_passed}
     has_passed = is_lossless and not failed
     verdict = "lossless" if has_passed else "NOT lossless"

@@ -131,7 +131,6 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _follow(mesh: Mesh | None) -> None:
-    """Computes with the first process, which serves, until it stops."""
     from jspec.serving.many_processes import follow
     from jspec.serving.worker import make_slots
 
@@ -139,7 +138,6 @@ def _follow(mesh: Mesh | None) -> None:
 
 
 def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
-    """Loads the models that the flags name."""
     if settings.num_beams > 1:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
     method = read_method(settings)  # before anything slow

@@ -59,7 +59,6 @@ def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
 
 
 def _claim(workdir: pathlib.Path, plain: dict[str, Any]) -> None:
-    """Makes the workdir, and writes the config there, or checks that it is the same."""
     make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)

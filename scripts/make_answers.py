@@ -85,11 +85,6 @@ def main() -> None:
 
 
 def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
-    """Returns the values of flags.
-
-    Raises:
-      InputError: some are missing; the message names all of them.
-    """
     if missing := [f"--{holder.name}" for holder in holders if not holder.value]:
         raise InputError(f"expected {' and '.join(missing)}")
     return [holder.value for holder in holders if holder.value]
@@ -212,7 +207,6 @@ def _plain(target: LoadedModel, max_len: int) -> Generator:
 
 
 def _decisive(settings: SamplingParams) -> dict[str, Any]:
-    """Returns what besides prompt and seed decides a text."""
     return {
         "target": _TARGET.value,
         "dtype": _DTYPE.value,

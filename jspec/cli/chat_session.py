@@ -134,7 +134,6 @@ class Session:
         return encode_conversation(target, [*messages, message], answers, chat=None, system=system)
 
     def _answer(self, message: str, before: list[Turn]) -> None:
-        """Answers a message that follows these turns, and remembers it."""
         prompt, most = self._encode(before, message), self._generator.max_seq_len
         if len(prompt) >= most:
             long = f"the conversation would have {len(prompt)} tokens, and the context has {most}"
@@ -163,7 +162,6 @@ class Session:
             self._terminal.say(f"note: the context of {most} tokens is full: /clear begins anew")
 
     def _show(self, prompt: list[int], settings: SamplingParams) -> Result:
-        """Writes an answer as it comes."""
         terminal, tokenizer, rounds = self._terminal, self._models[0].tokenizer, list[Round]()
         painter = Painter(tokenizer.stream(prompt)) if self._is_traced else None
         result = None
@@ -260,7 +258,6 @@ class Session:
             self._terminal.write(f"{self._picture(*self._last)}\n")
 
     def _picture(self, result: Result, rounds: list[Round]) -> str:
-        """Returns an answer round by round."""
         from jspec.lab.analysis.trace import to_terminal
         from jspec.lab.benchmarking.tracing import round_record, with_texts
 

@@ -180,7 +180,6 @@ def read_flags() -> dict[str, Any]:
 
 
 def _read_counts(name: str, texts: Sequence[str]) -> list[int]:
-    """Returns the whole numbers of a list; refuses an empty list."""
     if not texts or not all(text.isdecimal() for text in texts):
         given = repr(",".join(texts)) if texts else "none"
         raise InputError(f"expected whole numbers in --{name}, got {given}")

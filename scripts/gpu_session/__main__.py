@@ -135,7 +135,6 @@ def main() -> None:
 
 
 def _end_call(session: Session, problems: Mapping[str, str], until: float) -> None:
-    """Writes which steps are not done, and why; the exit status is 1 if there are any."""
     line = "all steps are done"
     if problems:
         by_reason: dict[str, list[str]] = {}

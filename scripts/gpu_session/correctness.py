@@ -273,7 +273,6 @@ def explain(work: Work) -> str:
 
 
 def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
-    """Runs arms at once, each in a process; returns their answers, and records their faults."""
     children = {}
     for arm in arms:
         variables = _WITHOUT_TILING | dict(arm.variables)
@@ -430,7 +429,6 @@ def run_audit(work: Work) -> str:
 
 
 def _check_smollm2() -> list[Check]:
-    """Compares the greedy answers of SmolLM2 with its head with plain ones, in both dtypes."""
     target = load_model(SMOLLM2)
     subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
     prompts = _encode_prompts(target)

@@ -313,7 +313,6 @@ def run_steps(
 
 
 def _run_step(session: Session, step: Step, deadline: float) -> tuple[str, str]:
-    """Returns the step's outcome, and what it decided or why it did not end."""
     work, ends = Work(session, step.name, deadline), []
 
     def guarded() -> None:

@@ -133,7 +133,6 @@ def measure_models(work: Work) -> str:
 
 
 def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
-    """Measures 1B and 3B, first what matters most; returns the shares of plain rounds."""
     models = {size: llama(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
     plain.cache_clear()
     generators = {size: plain(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
@@ -201,7 +200,6 @@ def _time_calls(
 
 
 def _time_host(work: Work, choice: str, generators: dict[str, Generator]) -> None:
-    """Measures what the host adds to rounds: text, bookkeeping and Python."""
     request = Request(PROMPT, SamplingParams(temperature=0.0, max_new_tokens=64))
     for size, generator in generators.items():
         generator.generate(request)  # compiles for its own size of cache
@@ -255,7 +253,6 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
 
 
 def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch: Batch) -> str:
-    """Records a drafter's rounds beside plain ones; returns how many times as fast they are."""
     speeds = []
     for rate in RATES if name != "lookup" else RATES[1:2]:
         work.check_time()
@@ -270,7 +267,6 @@ def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch:
 def _record_drafts(
     work: Work, choice: str, name: str, rate: float, rounds: Rounds, plain_rounds: Rounds
 ) -> float:
-    """Records rounds; returns the speed that their time and the rate of acceptance give."""
     cost = rounds.seconds / plain_rounds.seconds
     # A lookup of random texts finds nothing; what it costs to verify its drafts is known.
     expected = expected_tokens(rate, NUM_DRAFTS)
@@ -289,7 +285,6 @@ def _settings(rate: float) -> SamplingParams:
 
 
 def _build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns a head of random weights, of the shape of the published ones."""
     config = eagle_config(spec)
     params = jax.jit(functools.partial(init_eagle_params, config))(jax.random.key(0))
     params = jax.tree.map(

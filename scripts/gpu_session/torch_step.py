@@ -63,7 +63,6 @@ def run(work: Work) -> str:
 
 
 def _beside(work: Work, record: Mapping[str, Any]) -> str:
-    """Records a step beside the best plain rounds of the same shape; returns both in words."""
     size, seconds = record["step"], record["seconds"]
     rounds = [figure for figure in work.session.figures("models", "rounds")
               if (figure["model"], figure["rows"]) == (size, 1)]  # fmt: skip

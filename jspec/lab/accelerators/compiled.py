@@ -159,7 +159,6 @@ def count_moves(text: str) -> int:
 
 
 def _num_bytes(shape: str) -> float:
-    """Returns the bytes of the arrays in a shape's text."""
     total = 0.0
     for dtype, sizes in _ARRAY.findall(shape):
         bits = re.search(r"\d+", dtype)

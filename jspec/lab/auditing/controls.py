@@ -72,7 +72,6 @@ def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
 
 
 def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | None:
-    """Returns the rule for trees with its verdicts changed by `after`; None where there is none."""
     if rule.tree is None:
         return None
 

@@ -54,7 +54,6 @@ def subject_key(subject: Subject) -> dict[str, Any]:
 
 
 def _model_digests(model: LoadedModel) -> dict[str, str | None]:
-    """Returns what a model's weights follow from: its files, and how they were rounded."""
     path = find_model(model.name)
     digests = {"random weights": model.name} if path is None else file_digests(path)
     return {**digests, "quantization": model.quantization}
@@ -110,7 +109,6 @@ def keep_stamp(subject: Subject, checks: Sequence[Check], num_rows: int) -> dict
 
 
 def _outweighs(earlier: dict[str, Any], stamp: dict[str, Any]) -> bool:
-    """Returns whether an earlier finding says more than a new one of the same subject."""
     if earlier["num_rows"] <= stamp["num_rows"]:
         return False
     has_passed = not stamp["failed"]

@@ -124,7 +124,6 @@ def format_record(record: Mapping[str, Any]) -> str:
 def _warm_generators(
     generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: SamplingParams
 ) -> None:
-    """Lets every Generator begin an answer to every prompt, so that everything is compiled."""
     for name, generator in generators.items():
         print(f"warming up {name}", file=sys.stderr, flush=True)
         for prompt in prompts:

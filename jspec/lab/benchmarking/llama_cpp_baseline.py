@@ -136,7 +136,6 @@ _SPECULATIVE = (
 
 
 def _read_times(printed: str, program: pathlib.Path, *, decoding: bool) -> tuple[Generated, int]:
-    """Returns what an answer took, and the number of the prompt's tokens."""
     speculative = [pattern.search(printed) for pattern in _SPECULATIVE]
     plain = [pattern.search(printed) for pattern in _PLAIN]
     if all(speculative):

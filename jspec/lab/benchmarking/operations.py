@@ -70,8 +70,6 @@ def measure_operations(asked: Measurement) -> Iterator[Outcome]:
 
 
 def _profiled(generator: Generator, requests: list[Request]) -> dict[str, Any]:
-    """Returns a round's milliseconds: without the profiler, and by part and kind with it."""
-
     def answer() -> list[Result]:
         generator.forget_answers()  # or the next run would copy them
         return generator.generate(requests)
@@ -104,7 +102,6 @@ def _num_rounds(results: Iterable[Result]) -> int:
 
 
 def _times_by_operation(folder: pathlib.Path) -> dict[Instruction, float]:
-    """Returns the nanoseconds of all rounds in a profile, by part and kind."""
     threads = list(_threads(folder))
     if not any(threads):
         raise InputError(
@@ -185,7 +182,6 @@ def read_instructions(module: str, text: str) -> dict[tuple[str, str], Instructi
 
 
 def _kind(opcode: str, target: re.Match[str] | None, name: str) -> str:
-    """Returns what an instruction does: products, attention, the cache, another kernel, or XLA."""
     if target is not None:
         function = target[1].removeprefix("jspec_")
         if "product" in function:  # of floats, int8, packed, grouped
@@ -199,7 +195,6 @@ def _kind(opcode: str, target: re.Match[str] | None, name: str) -> str:
 
 
 def _format(lines: list[dict[str, Any]]) -> str:
-    """Returns one table: a column for each method and number of rows, milliseconds a round."""
     cells: dict[tuple[str, str], dict[int, float]] = collections.defaultdict(dict)
     for column, line in enumerate(lines):
         for operation in line["operations_ms"]:

@@ -129,7 +129,6 @@ def measure_suite(asked: Measurement) -> Iterator[Outcome]:
 
 
 def _head_of(asked: Measurement, models: Models) -> dict[str, Any]:
-    """Returns what the record says of all rows."""
     files = {}
     for role, model in (("target", models.target), ("draft", models.draft)):
         if model is not None and (path := find_model(model.name)) is not None:
@@ -210,7 +209,6 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
 def _why_not(
     asked: Measurement, target: LoadedModel, draft: LoadedModel | None, drafter: str, number: int
 ) -> str | None:
-    """Returns why a drafter does not fit; None for one that does."""
     needs_draft = needs_draft_model(drafter)
     if needs_draft and draft is None:
         return "it needs a draft model (--draft)"
@@ -257,7 +255,6 @@ def _rules_at(temperature: float, *, has_tree: bool) -> list[str]:
 
 
 def _or_failed(row: Row, measure: Any, categories: Sequence[str]) -> dict[str, Any]:
-    """Returns what a row has given, or the reason why it has given nothing."""
     begin, about = time.monotonic(), row._asdict()
     try:
         measured = measure(categories)
@@ -276,7 +273,6 @@ def _measure(
     ids: Sequence[list[int]],
     categories: Sequence[str],
 ) -> dict[str, Any]:
-    """Answers all prompts by a row's method and by plain decoding, in turn."""
     draft = models.draft if needs_draft_model(row.drafter) else None
     generator = Generator(
         models.target, draft, drafter=row.drafter, num_draft_tokens=row.num_draft_tokens,
@@ -313,7 +309,6 @@ def _audit(
     clock: _Clock,
     num_left: int,
 ) -> None:
-    """Adds to a row what an audit of it has found; if the audit fails, why."""
     from jspec.lab.auditing.checks import run_checks
 
     draft = models.draft if needs_draft_model(row.drafter) else None

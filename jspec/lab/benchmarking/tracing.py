@@ -68,7 +68,6 @@ def record_trace(
 
 
 def _run_twice(generator: Generator, row: Row) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the first token, and the rounds of the second run."""
     row = generator.with_costs(row)
     halves = _make_halves(generator)
     _run(generator, row, *halves)
@@ -94,7 +93,6 @@ def _run(
     propose_half: Callable[..., Any],
     verify_half: Callable[..., Any],
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the first token, and each round's drafts, what became of them, and times."""
     capacity = generator.engine.capacity_for(row.max_length)
     state = generator.engine.prefill(
         generator.params, row, capacity, generator.switches([row.settings])
@@ -117,7 +115,6 @@ def _run(
 
 
 def _counts(info: StepInfo) -> dict[str, Any]:
-    """Returns the record of the only row's round."""
     drafts, num_accepted = Drafts(), int(info.num_accepted[0])
     if info.drafts is not None:
         parents = None if info.parents is None else np.asarray(info.parents)[0]

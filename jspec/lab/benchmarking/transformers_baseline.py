@@ -78,14 +78,12 @@ class TransformersModels:
         self._target.register_forward_hook(self._note_read)
 
     def _note_call(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
-        """Notes how many tokens the target had read when it was called."""
         import torch
 
         if not torch.compiler.is_compiling():
             self._starts.append(kwargs[_cache_name(type(self._target))].get_seq_length())
 
     def _note_read(self, *_: Any) -> None:
-        """Notes when the first call has returned."""
         import torch
 
         if self._read is None and not torch.compiler.is_compiling():
@@ -159,7 +157,6 @@ class TransformersModels:
     def _answer(
         self, prompt: list[int], seed: int, max_new_tokens: int, **options: Any
     ) -> tuple[list[int], float]:
-        """Returns an answer, and the seconds after the prompt had been read."""
         import torch
 
         self._starts.clear()

@@ -179,14 +179,12 @@ class Estimator:
 
 
 def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
-    """Yields the tokens in equal chunks, the last one padded, each with its begin."""
     for begin in range(0, len(text), _CHUNK):
         part = text[begin : begin + _CHUNK]
         yield begin, jnp.array([*part, *[0] * (_CHUNK - len(part))], jnp.int32)
 
 
 def _sampling_settings(settings: SamplingParams) -> tuple[SamplingSettings, SamplingSettings]:
-    """Returns the target's and the drafter's settings, of one row."""
     row = functools.partial(jnp.full, 1, dtype=jnp.float32)
     target_settings = SamplingSettings(
         row(settings.temperature), jnp.array([settings.top_k], jnp.int32), row(settings.top_p),
@@ -229,7 +227,6 @@ def _lenient(
     draft: Float32[Array, "t v"],
     lenience: float,
 ) -> tuple[Float32[Array, "t"], Float32[Array, "t"]]:
-    """Returns how likely a draft is accepted, and how far the emitted distribution is off."""
     if at_one is None:
         emitted = lenient_next_token_probs(target, draft, lenience)
         return lenient_acceptance(target, draft, lenience), divergence(target, emitted)

@@ -87,7 +87,6 @@ def run_experiment(
 
 
 def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str) -> int:
-    """Measures, in another process than the first, what that one tells; see `run_experiment`."""
     if processes.broadcast(None):
         _, measure = _choose_work(experiment, prompts, FollowedStore(workdir))
         while (told := processes.broadcast(None)) != _NO_MORE:
@@ -99,7 +98,6 @@ def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str)
 def _choose_work(
     experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
 ) -> tuple[Record, Callable[[Cell], Record]]:
-    """Returns what each method is, and what measures a cell."""
     if not experiment.needs_prompts:
         return {}, functools.partial(_compute, experiment)
     from jspec.lab.experiments import workers  # formulas wait for no model
@@ -110,7 +108,6 @@ def _choose_work(
 
 
 def _compute(experiment: Experiment, cell: Cell) -> Record:
-    """Returns a table of the kinds "theory", "predict" and "functions", which answer no prompts."""
     if "functions" in cell.key:
         from jspec.lab.functions.measure import measure
 
@@ -121,7 +118,6 @@ def _compute(experiment: Experiment, cell: Cell) -> Record:
 
 
 def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
-    """Checks that the prompts are those with which the workdir was begun."""
     before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
     if before and before[0] != digest(prompts):
         raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
@@ -152,7 +148,6 @@ def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record], run: str) -> None:
-    """Measures cells until all are finished, here or elsewhere."""
     progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
     is_waiting = False
     while remaining := _remaining(store, cells):
@@ -176,7 +171,6 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
 
 
 def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
-    """Returns the line of a cell: its record, or its error."""
     line = {"cell": cell.name, "key": cell.key, "run": run}
     try:
         record = measure(cell)
@@ -194,7 +188,6 @@ def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
 def _describe_run(
     argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
 ) -> Record:
-    """Returns the line of this process in `runs.jsonl`."""
     begin = datetime.datetime.now()
     record = {
         "run": f"{begin:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name

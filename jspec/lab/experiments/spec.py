@@ -45,7 +45,6 @@ _MOST = 10**9
 
 
 def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
-    """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):

@@ -69,7 +69,6 @@ class Store(contextlib.AbstractContextManager):
         }
 
     def _command(self) -> str:
-        """Returns the command of the last run here; "" if there was none."""
         argv = next((run["argv"] for run in reversed(self.runs) if run.get("argv")), ())
         # A published folder calls the workdir "DIR", and a folder may have been moved.
         workdir = f"--workdir={self.folder}"

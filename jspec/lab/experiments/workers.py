@@ -63,7 +63,6 @@ class GenerateWorker:
         return self._prompts[index].turns[: self._experiment.turns or None]
 
     def _request(self, cell: Cell, index: int, answers: list[str]) -> Request:
-        """Returns the request for a conversation's next answer, after those so far."""
         turns, chat = self._turns(index)[: len(answers) + 1], self._experiment.wants_chat
         ids = encode_conversation(self._models.target, turns, answers, chat=chat)
         method = self._experiment.methods[cell.key["method"]]
@@ -131,7 +130,6 @@ class EstimateWorker:
         return self._estimator.make_distribution(method.drafter, method.options, draft)
 
     def _make_answer(self, setting: str, prompt: int, seed: int) -> Result:
-        """Returns the target's own answer to a prompt."""
         text, chat = self._prompts[prompt].text, self._experiment.wants_chat
         ids = encode_conversation(self._models.target, [text], [], chat=chat)
         settings = settings_of(self._experiment, {"setting": setting, "seed": seed}, prompt)

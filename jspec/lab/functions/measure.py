@@ -86,7 +86,6 @@ def measure(spec: FunctionsSpec) -> dict[str, Any]:
 def _run(
     spec: FunctionsSpec, chain: Chain, num_drafts: int, seed: int
 ) -> tuple[Speculation, float]:
-    """Returns one chain, and the seconds that it took."""
     begin = time.perf_counter()
     result = speculate(
         chain.f, chain.g, chain.state, jax.random.key(seed), num_steps=spec.num_steps,

@@ -24,7 +24,6 @@ def functions_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 
 def _figure(records: Mapping[str, Mapping[str, Any]], view: View) -> Picture:
-    """Draws, by the number of guesses, the calls saved, the guesses kept and the speed."""
     numbers = sorted({row[0] for record in records.values() for row in record["rows"]})
     panels = []
     for column, name in ((_CALLS, "values per call of g"), (_KEPT, "share of guesses kept"),
@@ -39,7 +38,6 @@ def _figure(records: Mapping[str, Mapping[str, Any]], view: View) -> Picture:
 
 
 def _images(record: Mapping[str, Any], name: str, title: str) -> Picture:
-    """Draws images, and which of their pixels were guessed."""
     kept = sum(map(sum, record["is_guess"])) / sum(map(len, record["is_guess"]))
     subtitle = f"{len(record['images'])} images; {100 * kept:.0f} % of the pixels are f's guesses"
     figure, panels = new_figure(2, title=title, subtitle=subtitle, height=2.6)
@@ -55,7 +53,6 @@ def _images(record: Mapping[str, Any], name: str, title: str) -> Picture:
 
 
 def _tiled(images: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Returns images side by side, up to six in a line, with an empty pixel between them."""
     per_line, rows = 6, []
     for begin in range(0, len(images), per_line):
         line = images[begin : begin + per_line]

@@ -106,7 +106,6 @@ def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
 
 
 def _details(label: str, group: Groups, view: View) -> list[Block]:
-    """Returns what alpha depends on at one setting: category, entropy, lenience."""
     blocks: list[Block] = [Heading(f"Where drafts are accepted: {label}")]
     rows = []
     for method, cells in group.items():
@@ -141,7 +140,6 @@ def _by_entropy(group: Groups, view: View) -> Block:
 
 
 def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> list[Block]:
-    """Returns table and figure of what a lenient rule accepts; nothing where none was looked at."""
     first = next(iter(group.values()))[0]["record"]
     leniences = [entry["lenience"] for entry in first["lenience"]]
     if len(leniences) < 2:

@@ -75,7 +75,6 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 
 def _asked(scene: Scene) -> str:
-    """Returns how many prompts there were, and how long they and the answers."""
     cells = scene.cells[scene.baseline]
     answers = [answer for group in answers_by_prompt(cells) for answer in group]
     prompt = statistics.median(given.num_prompt_tokens for given in answers)
@@ -87,7 +86,6 @@ def _asked(scene: Scene) -> str:
 
 
 def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) -> list[Block]:
-    """Returns the speed-up of whole answers, by batch size or by answer length, which rises."""
     speedups = {
         method: [
             compare(scene.cells.get(method, ()), scene.cells[scene.baseline], whole)
@@ -173,7 +171,6 @@ def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
 
 
 def _num_positions(rounds: PromptRounds) -> int:
-    """Returns how many positions were examined often enough."""
     flat = [a_round for answer in rounds for a_round in answer]
     most = max(proposed for proposed, _, _ in flat)
     counts = [

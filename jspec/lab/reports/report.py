@@ -93,7 +93,6 @@ def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.
 
 
 def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
-    """Returns the files of the figures in the report that a folder holds, if it holds any."""
     report = folder / "report.md"
     text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
     return {folder / _FIGURES / f"{name}.png" for name in _LINK.findall(text)}
@@ -124,7 +123,6 @@ def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _data(folder: pathlib.Path) -> dict[str, bytes]:
-    """Returns the contents of all files but the report's, by name."""
     workdir = read_workdir(folder)
     files = {"config.json": json.dumps(portable(workdir.config), indent=1).encode() + b"\n"}
     if workdir.runs:

@@ -90,7 +90,6 @@ class Scene:
 
 
 def _of(cells: Sequence[TimedCell], category: str) -> list[TimedCell]:
-    """Returns the cells all of whose answers are of a category."""
     return [cell for cell in cells if all(answer.category == category for answer in cell.answers)]
 
 
