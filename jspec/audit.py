@@ -64,7 +64,7 @@ _NUM_GUESSES = 2  # a round, where nothing else is asked for
 def main() -> None:
     """Runs the checks, prints them one at a time, and ends with the verdict."""
     if _LIST_RULES.value:
-        from jspec.lab.auditing.rule_list import list_rules
+        from jspec.lab.auditing.controls import list_rules
 
         print(list_rules())
         return
@@ -117,7 +117,7 @@ def audit(mesh: Mesh | None) -> None:
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
     from jspec.lab.auditing.checks import run_checks
-    from jspec.lab.auditing.stamps import keep_stamp
+    from jspec.lab.auditing.subject import keep_stamp
 
     begin = time.perf_counter()
     checks = _print_checks(

@@ -19,8 +19,7 @@ from jspec.cli import program as cli
 from jspec.common.figures import Curves, Picture, Value, draw
 from jspec.lab.reports.computed import alpha
 from jspec.lab.reports.costs import predict_by_position, predict_iid
-from jspec.lab.reports.scene import make_scenes
-from jspec.lab.reports.timed import answers_by_prompt, parse_cells
+from jspec.lab.reports.scene import answers_by_prompt, make_scenes, parse_cells
 from jspec.lab.reports.workdir import read_file, read_workdir
 
 _WALLTIME = flags.DEFINE_string(

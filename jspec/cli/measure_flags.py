@@ -11,7 +11,7 @@ from jspec.cli.program import list_flags
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.request import SamplingParams
-from jspec.lab.benchmarking.llama_cpp_baseline import check_programs
+from jspec.lab.benchmarking.baselines import check_programs
 from jspec.lab.benchmarking.measurement import SUITES
 from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import QUANTIZATION_FLAG

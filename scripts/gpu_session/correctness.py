@@ -32,8 +32,7 @@ import numpy as np
 from jspec import kernels
 from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.request import Request, SamplingParams
-from jspec.lab.auditing.caches import check_caches
-from jspec.lab.auditing.checks import check_parity
+from jspec.lab.auditing.checks import check_caches, check_parity
 from jspec.lab.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject

@@ -27,7 +27,7 @@ from jspec.kernels.backend import NAMES, XLA
 from jspec.kernels.cuda_block import multiply_by_xla
 from jspec.kernels.cuda_product import NOTHING_FUSED, Fused, multiply
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
-from jspec.lab.benchmarking.parts import call_loop
+from jspec.lab.benchmarking.roofline import call_loop
 from jspec.models import DecoderConfig
 from scripts.gpu_session.correctness import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work

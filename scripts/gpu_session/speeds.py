@@ -25,8 +25,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
 from jspec.lab.accelerators.shapes import eagle_config
 from jspec.lab.analysis.theory import expected_tokens
-from jspec.lab.benchmarking.parts import call_loop
-from jspec.lab.benchmarking.roofline import model_cost
+from jspec.lab.benchmarking.roofline import call_loop, model_cost
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.speculation.types import SpecState
 from jspec.weights.resolver import LoadedModel

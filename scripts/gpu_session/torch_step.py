@@ -29,7 +29,7 @@ _PACKAGES = "torch", "transformers"
 
 def start(work: Work) -> str:
     """Starts the process that compiles; the step that times it comes later."""
-    from jspec.lab.benchmarking.transformers_baseline import has_transformers
+    from jspec.lab.benchmarking.baselines import has_transformers
 
     if not has_transformers():
         raise LeftOut("torch or transformers is not installed")

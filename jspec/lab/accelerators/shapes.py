@@ -21,7 +21,7 @@ from jspec.drafters.eagle_head import (
     init_eagle_params,
 )
 from jspec.kernels.packed import STRIP
-from jspec.lab.analysis.byte_model import load_config
+from jspec.lab.analysis.call_cost import load_config
 from jspec.models.sharding import parameter_specs, spread_config
 from jspec.weights.assemble import as_dtype
 from jspec.weights.parameter import Parameter

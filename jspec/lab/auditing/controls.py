@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from jspec.common.text_table import NOTHING, format_table
 from jspec.common.typing import (
     ApplyFn,
     BlockFlags,
@@ -22,9 +23,17 @@ from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
+from jspec.speculation.acceptance import RULES, RuleOptions
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.tree import Tree, TreeRule, along, end_of, path_of, tree_of
-from jspec.speculation.types import AcceptanceRule, Drafter, Proposal, RoundInputs, Verdict
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    Proposal,
+    RoundInputs,
+    Temperatures,
+    Verdict,
+)
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
@@ -267,3 +276,22 @@ def claiming_all(drafter: ModelDrafter, *, num_ids: int) -> ModelDrafter:
         return token, draw_from_distribution(logits, settings, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)
+
+
+_COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
+
+
+def list_rules() -> str:
+    """Returns a table of all rules, yours too, and the controls that an audit must reject."""
+    lines = [_line(name, make(RuleOptions())) for name, make in RULES.items()]
+    whatever = f"on trees, whatever the rule, above temperature 0: {', '.join(CALL_CONTROLS)}"
+    return f"{format_table(_COLUMNS, lines)}\n{whatever}"
+
+
+def _line(name: str, rule: AcceptanceRule) -> tuple[str, ...]:
+    on_trees = [name for name in tree_controls(rule, None, 0) if name not in CALL_CONTROLS]
+    controls = ["a flatter target", ", ".join(on_trees) or NOTHING]
+    if rule.temperatures is Temperatures.ZERO:  # the text says everything
+        controls = [NOTHING, NOTHING]
+    is_lossless = "yes" if rule.is_lossless else "no"
+    return name, rule.temperatures.value, is_lossless, *controls

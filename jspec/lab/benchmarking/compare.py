@@ -24,7 +24,9 @@ from jspec.lab.benchmarking.answers import (
     GenerateFn,
     answer_in_turn,
     answer_with,
+    columns_by_method,
     forget_all,
+    format_columns,
     format_summary,
     gives_one_text,
     one_of_each_size,
@@ -32,13 +34,13 @@ from jspec.lab.benchmarking.answers import (
     timings_of,
     warm_up,
 )
-from jspec.lab.benchmarking.by_task import columns_by_method, format_columns
-from jspec.lab.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, LlamaCpp
-from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
-from jspec.lab.benchmarking.transformers_baseline import (
+from jspec.lab.benchmarking.baselines import (
+    LLAMA_PLAIN,
+    LlamaCpp,
     TransformersModels,
     transformers_methods,
 )
+from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.weights.resolver import LoadedModel
 
 _WARM_PIECES = 3  # of an answer: of the prefill, and of two visits

@@ -28,9 +28,8 @@ from jspec.generation.layout import place_model
 from jspec.generation.options import RULE_DEFAULTS, check_num_draft_tokens
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import SamplingParams
-from jspec.lab.benchmarking.answers import JSPEC_PLAIN
-from jspec.lab.benchmarking.by_task import tasks_of
-from jspec.lab.benchmarking.transformers_baseline import has_transformers
+from jspec.lab.benchmarking.answers import JSPEC_PLAIN, tasks_of
+from jspec.lab.benchmarking.baselines import has_transformers
 from jspec.models.sharding import make_mesh
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8

@@ -31,12 +31,12 @@ from jspec.generation.auto import AUTO
 from jspec.generation.generator import Generator
 from jspec.generation.options import make_spec
 from jspec.generation.request import SamplingParams
-from jspec.lab.auditing.stamps import file_digests, find_stamp, keep_stamp
-from jspec.lab.auditing.subject import Subject, cast
+from jspec.lab.auditing.subject import Subject, cast, file_digests, find_stamp, keep_stamp
 from jspec.lab.benchmarking.answers import (
     JSPEC_PLAIN,
     answer_in_turn,
     answer_with,
+    columns_by_method,
     forget_all,
     gives_one_text,
     one_of_each_size,
@@ -44,7 +44,6 @@ from jspec.lab.benchmarking.answers import (
     timings_of,
     warm_up,
 )
-from jspec.lab.benchmarking.by_task import columns_by_method
 from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts, parse_methods
 from jspec.lab.reports.leaderboard import leaderboard_text
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict, config_dict
 from jspec.common.errors import InputError, describe_error
 from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from jspec.lab.experiments.spec import Experiment, MethodSpec, PairSpec
-from jspec.lab.functions.spec import FunctionsSpec
+from jspec.lab.experiments.spec import Experiment, FunctionsSpec, MethodSpec, PairSpec
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 

@@ -20,7 +20,7 @@ from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import git_state
 from jspec.kernels import environment
 from jspec.lab.analysis import theory
-from jspec.lab.analysis.byte_model import predict_table
+from jspec.lab.analysis.call_cost import predict_table
 from jspec.lab.experiments.cells import (
     Cell,
     check_files,

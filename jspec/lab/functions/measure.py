@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.lab.experiments.spec import FunctionsSpec
 from jspec.lab.functions import digits, posterior
-from jspec.lab.functions.spec import FunctionsSpec
 from jspec.speculation.functions import Speculation, latest, speculate
 
 _NUM_CALLS = 50  # timed of vmapped g

@@ -18,8 +18,7 @@ from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.ratios import alpha_of, tokens_by_position
 from jspec.lab.analysis.theory import expected_tokens
 from jspec.lab.reports.document import Block, Heading, Table, code, interval, number
-from jspec.lab.reports.scene import Scene, families
-from jspec.lab.reports.timed import Timed, TimedAnswer, answers_by_prompt
+from jspec.lab.reports.scene import Scene, Timed, TimedAnswer, answers_by_prompt, families
 from jspec.lab.reports.workdir import View
 
 Answers = Sequence[TimedAnswer]

@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
 from jspec.lab.analysis.trace import check_trace, timeline, to_terminal
-from jspec.lab.reports.chains import functions_chapters
-from jspec.lab.reports.computed import estimate_chapters, predict_chapters, theory_chapters
+from jspec.lab.reports.computed import (
+    estimate_chapters,
+    functions_chapters,
+    predict_chapters,
+    theory_chapters,
+)
 from jspec.lab.reports.document import Block, Code, Glossary, Heading, to_csv, to_markdown
 from jspec.lab.reports.generate import generate_chapters
 from jspec.lab.reports.workdir import (
