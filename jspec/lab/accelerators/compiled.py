@@ -76,13 +76,23 @@ def find_accelerator(name: str) -> Accelerator:
     check_among("device", name, (*_GPUS, *_TPUS))
     if name in _TPUS:
         return _TPUS[name]
-    text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
+    kept = "h100" if name == "h200" else name
+    text = pathlib.Path(__file__).with_name(f"{kept}.txtpb").read_text()
+    for was, becomes in _H200.items() if name == "h200" else ():
+        text = text.replace(was, becomes)
     (memory,) = re.findall(r"device_memory_size: (\d+)", text)
     return Accelerator(name, "gpu", int(_SHARE * int(memory)), text)
 
 
 _SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
 _GPUS = "h200", "h100", "a100"
+# An H200 is an H100 with other memory: bandwidth, size, clock and name.
+_H200 = {
+    "3352320000000": "4800000000000",
+    "84942979072": "151397597184",
+    "2619000KHz": "3750000KHz",
+    "H100 80GB HBM3": "H200 141GB HBM3e",
+}
 _TPUS = {
     "v5e": Accelerator("v5e", "tpu", int(_SHARE * (63 << 28)), "v5litepod"),
     "v6e": Accelerator("v6e", "tpu", int(_SHARE * (125 << 28)), "v6e"),
