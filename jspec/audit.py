@@ -21,6 +21,7 @@ from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError, check_count
 from jspec.common.json_lines import JsonLinesWriter
+from jspec.common.progress import say
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
 from jspec.generation.auto import AUTO
@@ -125,7 +126,7 @@ def audit(mesh: Mesh | None) -> None:
             subject,
             num_rows=_NUM_ROWS.value,
             max_new_tokens=subject.settings.max_new_tokens,
-            say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
+            say=lambda what: say(f"checking {what}"),
         )
     )
     seconds = time.perf_counter() - begin

@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jspec.common.progress import say
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.generation.auto import MOST_DRAFT_TOKENS
@@ -105,7 +105,7 @@ class Timings(NamedTuple):
 def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> None:
     """Lets every method answer every prompt once, so that everything is compiled."""
     for name, generate in methods.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
+        say(f"warming up {name}")
         for prompt in prompts:
             generate(prompt, 0)
 
@@ -137,7 +137,7 @@ def answer_in_turn(
     done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
     for repeat in range(repeats):
         if repeats > 1:
-            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+            say(f"repeat {repeat + 1} of {repeats}")
         forget()
         for rows in done.values():
             rows.extend([[]] * (len(rows) == repeat))

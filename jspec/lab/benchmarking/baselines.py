@@ -14,12 +14,12 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.common.timing import Instant
 from jspec.drafters import needs_draft_model
 from jspec.lab.benchmarking.answers import Generated, GenerateFn
@@ -315,8 +315,7 @@ class LlamaCpp(NamedTuple):
             printed = _run([*command, "-f", file.name, "-n", self.max_new_tokens])
         answer, num_read = _read_times(printed, command[0], decoding=self.decoding)
         if num_read != len(prompt):
-            note = f"note: {program[0]} reads a prompt of {len(prompt)} tokens as {num_read}"
-            print(note, file=sys.stderr, flush=True)
+            say(f"note: {program[0]} reads a prompt of {len(prompt)} tokens as {num_read}")
         return answer
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
@@ -77,7 +78,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     if begun and begun["prompts_digest"] != digest:
         raise InputError(f"expected the prompts that {path} was begun with, got others")
     if begun:
-        print(f"going on with {path}", file=sys.stderr, flush=True)
+        say(f"going on with {path}")
     _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
     peak_bytes = _peak_bytes()
     working, left_out = _working_baselines(asked, target, draft, texts, ids)
@@ -127,7 +128,7 @@ def _warm_generators(
     generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: SamplingParams
 ) -> None:
     for name, generator in generators.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
+        say(f"warming up {name}")
         for prompt in prompts:
             list(itertools.islice(generator.run([Request(prompt, settings)]), _WARM_PIECES))
 
@@ -178,7 +179,7 @@ def _working_baselines(
             except Exception as error:
                 left_out[name] = _reason(error)
     for name, reason in left_out.items():
-        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+        say(f"note: {name} is left out: {reason}")
     return working, left_out
 
 
@@ -207,7 +208,7 @@ def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedM
     if draft is None or draft.quantization is None:
         return draft
     note = f"it cannot load jspec's {draft.quantization}"
-    print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
+    say(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}")
     return asked.load("draft", is_rounded=False)
 
 

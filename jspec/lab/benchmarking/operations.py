@@ -9,7 +9,6 @@ time for each, so a round is also timed without it.
 import collections
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.common.text_table import format_table, number_cell
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request
@@ -64,7 +64,7 @@ def measure_operations(asked: Measurement) -> Iterator[Outcome]:
         for name in asked.methods:
             generator = asked.generators(target, draft, name, batch_size=rows)[name]
             line = {"name": name, "rows": rows} | _profiled(generator, requests)
-            print(f"{name}, {rows} rows: {line['round_ms']:.3g} ms", file=sys.stderr, flush=True)
+            say(f"{name}, {rows} rows: {line['round_ms']:.3g} ms")
             lines.append(line)
             yield Outcome({"lines": lines}, _format(lines))
 

@@ -13,7 +13,6 @@ goes on, this means nothing.
 import dataclasses
 import math
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jspec.common.memory import tree_bytes
+from jspec.common.progress import say
 from jspec.common.text_table import format_table, number_cell
 from jspec.common.timing import Loop, TurnLoop, make_loop, seconds_each, seconds_in_turn, with_first
 from jspec.common.typing import Logits, RowTokens
@@ -82,7 +82,7 @@ def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
         yield from choice_lines(target.config.vocab_size)
 
     for line in all_lines():
-        print(f"{line['name']}: {1e3 * line['seconds']:.3g} ms", file=sys.stderr, flush=True)
+        say(f"{line['name']}: {1e3 * line['seconds']:.3g} ms")
         lines.append(line)
         yield _outcome(lines, machine)
     yield _outcome(lines, Machine(*map(max, machine, measure_machine(dtype))))
@@ -95,7 +95,7 @@ def profile(generator: Generator, folder: str) -> None:
     generator.generate(PROFILED)  # compiles
     with jax.profiler.trace(folder):
         generator.generate(PROFILED)
-    print(f"a profile of an answer is in {folder}", file=sys.stderr, flush=True)
+    say(f"a profile of an answer is in {folder}")
 
 
 def _outcome(lines: Sequence[Line], machine: Machine) -> Outcome:

@@ -9,7 +9,6 @@ already.
 
 import functools
 import hashlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import title_of
 from jspec.common.memory import tree_bytes
-from jspec.common.progress import counted
+from jspec.common.progress import counted, say
 from jspec.drafters import (
     DRAFTERS,
     check_options,
@@ -157,8 +156,7 @@ class _Clock:
         moment = time.monotonic()
         if moment - self._begin >= self._limit:
             if not self.is_over:
-                text = f"--minutes={self._limit / 60:g} have passed; the same command continues"
-                print(text, file=sys.stderr, flush=True)
+                say(f"--minutes={self._limit / 60:g} have passed; the same command continues")
             self.is_over = True
             return False
         if self._num_begun:
@@ -166,8 +164,7 @@ class _Clock:
         self._num_begun += 1
         estimate = min(num_left * self._usual, self._limit - (moment - self._begin)) / 60
         about = f"about {counted(round(estimate), 'minute')}" if estimate >= 1 else "under a minute"
-        text = f"{label} ({num_left} left, {about})"
-        print(text, file=sys.stderr, flush=True)
+        say(f"{label} ({num_left} left, {about})")
         return True
 
 
@@ -192,7 +189,7 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
             fitting[drafter] = number
         else:
             left_out[drafter] = reason
-            print(f"note: {drafter} is left out: {reason}", file=sys.stderr, flush=True)
+            say(f"note: {drafter} is left out: {reason}")
     if not fitting and draft is None:
         raise InputError(f"expected a drafter that fits {target.name}, got {', '.join(names)}")
     if draft is not None and not any(map(needs_draft_model, fitting)):
@@ -259,7 +256,7 @@ def _or_failed(row: Row, measure: Any, categories: Sequence[str]) -> dict[str, A
         measured = measure(categories)
     except Exception as error:  # of the drafter, the rule or the device: the other rows go on
         reason = str(error) if isinstance(error, InputError) else describe_error(error)
-        print(f"note: {row.label} has failed: {reason}", file=sys.stderr, flush=True)
+        say(f"note: {row.label} has failed: {reason}")
         return about | {"error": reason}
     return about | measured | {"seconds": time.monotonic() - begin}
 
@@ -330,9 +327,7 @@ def _audit(
             )
         except Exception as error:  # as above
             entry["audit"] = {"error": describe_error(error)}
-            print(
-                f"note: the audit of {row.label} has failed: {error}", file=sys.stderr, flush=True
-            )
+            say(f"note: the audit of {row.label} has failed: {error}")
             return
         stamp = keep_stamp(subject, checks, num_rows=asked.audit_rows)
     if stamp is not None:

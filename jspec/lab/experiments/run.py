@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import functools
 import pathlib
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from jspec.common import processes
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.journal import Record
-from jspec.common.progress import Progress, counted
+from jspec.common.progress import Progress, counted, say
 from jspec.drafters import entries_of
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
@@ -163,7 +162,7 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
                 progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
         if not has_worked:
             if not is_waiting:
-                print("waiting for the cells of other processes", file=sys.stderr, flush=True)
+                say("waiting for the cells of other processes")
             is_waiting = True
             processes.broadcast([])  # a sign of life
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -180,7 +179,7 @@ def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
         if processes.is_loss(error):
             raise
         text = describe_error(error)
-        print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
+        say(f"cell {cell.name} failed: {text}")
         return line | {"status": FAILED, "error": text, "record": None}
     return line | {"status": DONE, "error": None, "record": record}
 

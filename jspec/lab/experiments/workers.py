@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 from jspec.common import processes
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
-from jspec.common.progress import Progress, counted
+from jspec.common.progress import Progress, counted, say
 from jspec.common.timing import Instant
 from jspec.common.work_dir import write_json
 from jspec.drafters.tables import count_ngrams, save_table
@@ -160,8 +159,7 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore)
     generator = Generator(
         target, drafter="none", max_seq_len=experiment.max_seq_len, batch_size=_TABLE_BATCH_SIZE
     )
-    print(f"counting a table on {counted(spec.num_tokens, 'token')} of the target's answers",
-          file=sys.stderr, flush=True)  # fmt: skip
+    say(f"counting a table on {counted(spec.num_tokens, 'token')} of the target's answers")
     progress = Progress(spec.num_tokens, _total(answers), "token")
     while _total(answers) < spec.num_tokens:
         # An answer does not depend on its batch: a resumed run may group them differently.
