@@ -15,15 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from jspec.common.timing import Loop, seconds_each, timed
-from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import make_eagle_drafter
-from jspec.drafters.eagle_head import init_eagle_params
 from jspec.drafters.registry import REGISTRY
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
-from jspec.lab.accelerators.shapes import eagle_config
+from jspec.lab.accelerators.shapes import build_eagle
 from jspec.lab.analysis.theory import expected_tokens
 from jspec.lab.benchmarking.roofline import call_loop, model_cost
 from jspec.speculation.acceptance.synthetic import seed_of
@@ -244,7 +241,9 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
         f"1B, {kind}": Generator(target, load("1b", quantization=kind), drafter="model", **options)
         for kind in _DRAFT_WEIGHTS
     }
-    eagle = dataclasses.replace(REGISTRY["eagle"], build=_build_eagle)
+    eagle = dataclasses.replace(
+        REGISTRY["eagle"], build=functools.partial(build_eagle, has_weights=True)
+    )
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
     generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)
@@ -281,12 +280,3 @@ def _record_drafts(
 
 def _settings(rate: float) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed_of(rate, 0), max_new_tokens=64)
-
-
-def _build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    config = eagle_config(spec)
-    params = jax.jit(functools.partial(init_eagle_params, config))(jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
-    )
-    return BuiltDrafter(make_eagle_drafter(spec, config), params)

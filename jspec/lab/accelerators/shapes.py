@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec import kernels
 from jspec.common.errors import check_among
+from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
 from jspec.drafters.eagle_head import (
@@ -84,14 +85,18 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
     return kernels.PackedKernel(blocks, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
 
 
-def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns a head of shapes, those of the published heads."""
+def build_eagle(spec: DrafterSpec, *, has_weights: bool = False) -> BuiltDrafter:
+    """Returns a head of the shapes of the published ones; of random weights if asked for."""
     config = eagle_config(spec)
-    params = jax.eval_shape(functools.partial(init_eagle_params, config), jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
-    )
-    return BuiltDrafter(make_eagle_drafter(spec, config), params)
+
+    def make(rng_key: jax.Array) -> Params:
+        return jax.tree.map(
+            lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf,
+            init_eagle_params(config, rng_key),
+        )
+
+    run = jax.jit(make) if has_weights else functools.partial(jax.eval_shape, make)
+    return BuiltDrafter(make_eagle_drafter(spec, config), run(jax.random.key(0)))
 
 
 def eagle_config(spec: DrafterSpec) -> EagleConfig:

@@ -1,5 +1,6 @@
 """Negative controls: rules and drafters that are wrong on purpose and must be detected."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,12 +12,10 @@ from jaxtyping import Array, Bool
 from jspec.common.text_table import NOTHING, format_table
 from jspec.common.typing import (
     ApplyFn,
-    BlockFlags,
     Params,
     RowCounts,
     RowSeeds,
     TargetProbs,
-    Tokens,
 )
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
@@ -115,36 +114,17 @@ def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
     return proposal.replace(probs=probs)
 
 
-@dataclasses.dataclass(frozen=True)
-class MisreportingTrees(Drafter):
-    """The drafter of trees, but its proposals are `misreported`."""
+def misreporting_trees(drafter: Drafter, vocab_size: int) -> Drafter:
+    """Returns the drafter of trees, but its proposals are `misreported`."""
 
-    drafter: Drafter
-    vocab_size: int
+    class MisreportingTrees(type(drafter)):
+        def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
+            proposal, state = super().propose(params, state, inputs)
+            return misreported(proposal, vocab_size), state
 
-    def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "kinds", "may_be_silent", "tree_depth", "hidden_layers",
-                     "has_lag"):  # fmt: skip
-            object.__setattr__(self, name, getattr(self.drafter, name))
-
-    def init(self, batch_size: int, capacity: int) -> Any:
-        """Returns the drafter's state of rows that have seen nothing."""
-        return self.drafter.init(batch_size, capacity)
-
-    def observe(
-        self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
-    ) -> Any:
-        """Shows the drafter committed tokens."""
-        return self.drafter.observe(params, state, tokens, hidden, valid)
-
-    def lag(self, state: Any, kind: RowCounts) -> RowCounts:
-        """Returns how many tokens the drafter must still read, [b]."""
-        return self.drafter.lag(state, kind)
-
-    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
-        """Returns the drafter's proposal, misreported."""
-        proposal, state = self.drafter.propose(params, state, inputs)
-        return misreported(proposal, self.vocab_size), state
+    wrong = copy.copy(drafter)
+    object.__setattr__(wrong, "__class__", MisreportingTrees)
+    return wrong
 
 
 def ignoring_depths(apply: ApplyFn) -> ApplyFn:
@@ -211,7 +191,7 @@ def tree_controls(
     if rule.noise is not SHARED:  # there the next token is the target's, whatever the drafts
         changed["no residual"] = {"rule": without_residual(rule)}
         changed["drafts misreported"] = {
-            "drafter": None if drafter is None else MisreportingTrees(drafter, vocab_size)
+            "drafter": None if drafter is None else misreporting_trees(drafter, vocab_size)
         }
     return changed | {name: {"around": around} for name, around in CALL_CONTROLS.items()}
 

@@ -110,18 +110,6 @@ def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> 
             generate(prompt, 0)
 
 
-def measure(
-    methods: Mapping[str, GenerateFn],
-    prompts: Sequence[list[int]],
-    repeats: int,
-    forget: Callable[[], object] = lambda: None,
-) -> Iterator[dict[str, Timings]]:
-    """Times every method on every prompt, by turns; yields after each repeat all up to it."""
-    for answers in answer_in_turn(methods, prompts, repeats, {}, forget):
-        if all(len(own[-1]) == len(prompts) for own in answers.values()):
-            yield timings_of(answers)
-
-
 def answer_in_turn(
     methods: Mapping[str, GenerateFn],
     prompts: Sequence[list[int]],

@@ -21,12 +21,13 @@ from jspec.generation.options import (
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     GenerateFn,
+    answer_in_turn,
     answer_with,
     forget_all,
     gives_one_text,
-    measure,
     one_of_each_size,
     summarise,
+    timings_of,
     warm_up,
 )
 from jspec.lab.benchmarking.measurement import Measurement, check_methods, parse_methods
@@ -92,7 +93,7 @@ def compare_drafters(
         )
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
     forget = functools.partial(forget_all, generators.values())
-    timings = list(measure(answers, prompts, _REPEATS, forget))[-1]
+    timings = timings_of(list(answer_in_turn(answers, prompts, _REPEATS, {}, forget))[-1])
     first, *_ = generators
     rule = generators[first].describe()["acceptance"]
     report = summarise(timings, is_one_text=gives_one_text(settings, rule))
