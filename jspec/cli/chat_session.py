@@ -64,14 +64,8 @@ class Session:
     ) -> None:
         """Compiles the programs, and reads what comes before the first message.
 
-        Args:
-          models: the target, and the draft model, if any.
-          method: the drafter and the rule.
-          settings: how to answer.
-          terminal: where messages come from, and answers go to.
-          system: a system message.
-          max_seq_len: maximum number of tokens of the conversation; None takes the model's context.
-          has_stats: whether lines on standard error tell of the device and of each answer.
+        `max_seq_len` is that of the conversation; None takes the model's context. With `has_stats`
+        lines on standard error tell of the device and of each answer.
 
         Raises:
           InputError: options or settings that do not fit the models.

@@ -53,12 +53,9 @@ Answers = dict[str, list[list[Generated]]]
 def answer_with(
     generator: Generator, settings: SamplingParams, *, decoding: bool = False
 ) -> GenerateFn:
-    """Returns generation by a Generator.
+    """Returns generation by a Generator under settings, but for their seeds.
 
-    Args:
-      generator: what answers.
-      settings: of the answers, but for their seeds.
-      decoding: count the time of decoding alone: without the prompt, and without the first token.
+    With `decoding` its time is that of decoding alone: without the prompt and the first token.
     """
 
     def generate(prompt: list[int], seed: int) -> Generated:
@@ -243,10 +240,8 @@ def columns_by_method(
 ) -> dict[str, Columns]:
     """Returns Spec-Bench's columns of every method, plain values.
 
-    Args:
-      timings: what was measured.
-      plain_of: for each method, plain decoding by the same program, which may be missing.
-      tasks: of each prompt, None where it has none.
+    `plain_of` has, for each method, plain decoding by the same program, which may be missing;
+    `tasks` those of the prompts, None where a prompt has none.
     """
     places = {
         task: np.flatnonzero([label == task for label in tasks])

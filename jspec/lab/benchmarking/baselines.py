@@ -70,11 +70,7 @@ class TransformersModels:
     ) -> None:
         """Hands the weights over as Hugging Face checkpoints, in their own dtype.
 
-        Args:
-          target: what answers.
-          draft: what assists.
-          temperature: of the answers.
-          decoding: count the time after the call that reads the prompt.
+        With `decoding` the time after the call that reads the prompt is counted.
 
         Raises:
           InputError: weights are quantised, or not those that transformers expects.
@@ -105,11 +101,9 @@ class TransformersModels:
     def method(self, drafter: str, num_draft_tokens: int, max_new_tokens: int) -> GenerateFn:
         """Returns one method of generating.
 
-        Args:
-          drafter: "none", "prompt_lookup", or "model": assisted generation, in which the draft
-            proposes this many tokens in every round, however sure it is of them.
-          num_draft_tokens: a round; at the end of an answer no more than can be used.
-          max_new_tokens: of an answer.
+        The drafter is "none", "prompt_lookup", or "model": assisted generation, in which the draft
+        proposes this many tokens in every round, however sure it is of them, but at the end of an
+        answer no more than can be used.
         """
         options: dict[str, Any] = {
             "none": {},
@@ -137,10 +131,8 @@ class TransformersModels:
     def compiled_method(self, max_length: int, max_new_tokens: int) -> GenerateFn:
         """Returns plain decoding by a compiled step over a static cache.
 
-        Args:
-          max_length: tokens of prompt and answer that the cache holds; a cache of every length
-            would be compiled anew.
-          max_new_tokens: of an answer.
+        The cache holds prompts and answers of `max_length` tokens: one of every length would be
+        compiled anew.
         """
         import torch
         import transformers
@@ -256,11 +248,8 @@ class LlamaCpp(NamedTuple):
     ) -> dict[str, GenerateFn]:
         """Returns llama.cpp's methods of generating, each its own program.
 
-        Args:
-          target: whose file it reads.
-          draft: whose file it drafts with.
-          drafters: what stands beside them, names and numbers of drafts (see
-            `transformers_methods`). Lookup is there in any case, with the first number.
+        `drafters` are what stands beside them, names and numbers of drafts (see
+        `transformers_methods`). Lookup is there in any case, with the first number.
         """
         files = ["-m", self._file(target)]
         commands = {LLAMA_PLAIN: [PROGRAM, "-no-cnv"]}

@@ -121,11 +121,7 @@ class Measurement(types.SimpleNamespace):
 
 
 def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
-    """Returns the methods by the names that the tables give them.
-
-    Args:
-      drafters: each DRAFTER or DRAFTER:NUMBER.
-      num_draft_tokens: the number for drafters that are named without it.
+    """Returns the methods by the names that the tables give them, of DRAFTER or DRAFTER:NUMBER each.
 
     Raises:
       InputError: none at all, one twice, no such drafter, or a number of drafts for "none".

@@ -154,10 +154,7 @@ def model_cost(model: LoadedModel, float_bytes: int) -> CallCost:
 def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
     """Yields calls of a model: by width, by context, by batch size, and of a prefill.
 
-    Args:
-      model: the target or the draft.
-      role: its name in the lines.
-      is_quick: fewer calls are measured, and each less often.
+    `role` is its name in the lines. With `is_quick` fewer are measured, and each less often.
     """
     itemsize = model.params["embedding"].dtype.itemsize
     cost = model_cost(model, itemsize)
@@ -218,13 +215,8 @@ def time_call(model: LoadedModel, width: int, context: int) -> float:
 def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1) -> TurnLoop:
     """Returns a loop over calls, each with a greedy choice, on what the one before it chose.
 
-    It is compiled as a run of rounds is: on a GPU as one graph.
-
-    Args:
-      model: whose calls they are.
-      width: tokens of each row.
-      context: tokens in each row's cache before them.
-      batch_size: rows.
+    Each is on `width` tokens of each row, after `context` others in its cache. The loop is compiled
+    as a run of rounds is: on a GPU as one graph.
     """
     apply = make_apply(model.config)
     # Of a long block, as of a prefill, only the last logits are wanted.
@@ -295,12 +287,8 @@ def choice_loop(
 ) -> Loop:
     """Returns a loop over what turns a call's logits into a round's tokens, for one row.
 
-    Args:
-      vocab_size: v.
-      num_drafts: judged by the rule `rejection`; 0 for plain decoding.
-      temperature: of the draw.
-      has_filters: whether top-k, top-p and min-p are on.
-      has_distribution: whether the drafts come with a distribution, which is uniform.
+    Drafts are judged by the rule `rejection`; 0 of them is plain decoding. With a distribution, the
+    drafts' is uniform; filters are top-k, top-p and min-p.
     """
     unit = jnp.ones([1])
     settings = SamplingSettings(

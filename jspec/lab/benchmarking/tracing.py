@@ -31,16 +31,9 @@ def record_trace(
 ) -> dict[str, Any]:
     """Answers one prompt in two programs a round, so that the drafts are seen between them.
 
-    The tokens are those that a Generator gives for the same request, but for stop strings, which
-    are not looked at. All is run twice, and the second time is what is recorded: nothing is
-    compiled then. Plain decoding is timed beside it.
-
-    Args:
-      generator: models, drafter (not "none") and rule.
-      prompt: the prompt.
-      settings: how to answer.
-      chat: whether to put the prompt into the chat template; None: if there is a template.
-      argv: the command line, for the record.
+    The drafter is not "none". The tokens are those that a Generator gives for the same request, but
+    for stop strings, which are not looked at. All is run twice, and the second time is what is
+    recorded: nothing is compiled then. Plain decoding is timed beside it.
 
     Returns:
       The trace; see `jspec.lab.analysis.trace`. It holds all that decides the answer, plain

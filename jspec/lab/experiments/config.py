@@ -82,11 +82,9 @@ def find_config(name: str) -> str:
 def load_config(path: str) -> ConfigDict:
     """Returns the config that a file's `get_config` returns; "FILE:TEXT" passes it the text.
 
-    Args:
-      path: see `find_config` for FILE.
-
     Raises:
-      InputError: there is no such file, it raises, or it returns something else; one line.
+      InputError: there is no such file (see `find_config`), it raises, or it returns something
+        else; one line.
     """
     name, colon, text = path.partition(":")
     name = find_config(name)
