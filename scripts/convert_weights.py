@@ -57,8 +57,8 @@ def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype
     """Loads a model and writes it in another format, to a folder that appears when it is complete.
 
     The source is a name that `load_model` takes, except random weights; or see `find_torch_files`.
-    Without a format, "orbax" or "hf", the one that the source can be written in is chosen. The dtype
-    "int8" is for a head's folder.
+    Without a format, "orbax" or "hf", the one that the source can be written in is chosen. The
+    dtype "int8" is for a head's folder.
 
     Raises:
       InputError: no such model, or the folder exists or cannot be written.

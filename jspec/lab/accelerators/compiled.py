@@ -212,8 +212,8 @@ def count_moves(text: str) -> int:
     """Returns how many launches of a program, optimised HLO, only move a megabyte or more.
 
     That is, they copy, transpose, pad or convert an array, such as a cache that the loop needs in
-    another layout. A launch counts once, however often a loop runs it. Copies to a TPU's chip, which
-    are needed, do not count.
+    another layout. A launch counts once, however often a loop runs it. Copies to a TPU's chip,
+    which are needed, do not count.
     """
     computations: dict[str, list[tuple[str, str, str]]] = {}
     for line in text.splitlines():

@@ -208,8 +208,8 @@ class PairCost:
 def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns what to expect of a pair, one row for each number of drafts.
 
-    `predict` are the fields of `experiments.spec.PairSpec`, already checked: `bandwidth` in bytes and
-    `flop_rate` in operations a second, None to measure them here.
+    `predict` has the fields of `experiments.spec.PairSpec`, already checked: `bandwidth` in bytes
+    and `flop_rate` in operations a second, None to measure them here.
 
     Raises:
       InputError: no such model, or models that do not fit.

@@ -121,7 +121,7 @@ class Measurement(types.SimpleNamespace):
 
 
 def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
-    """Returns the methods by the names that the tables give them, of DRAFTER or DRAFTER:NUMBER each.
+    """Returns the methods by the names that the tables give them; each is DRAFTER[:NUMBER].
 
     Raises:
       InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
