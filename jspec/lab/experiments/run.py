@@ -71,8 +71,9 @@ def run_experiment(
     if not opened:
         return _follow(experiment, prompts, workdir)
     with opened[0] as store:
-        _check_prompts(store, prompts, experiment.prompts_file)
-        own_code = _check_own_code(store, experiment)
+        path, own_code = experiment.prompts_file, _own_code(experiment)
+        _check_unchanged(store, "prompts_digest", digest(prompts), f"the prompts in {path} have")
+        _check_unchanged(store, "own_code", own_code, "a drafter or rule of your own has")
         if processes.broadcast(bool(_remaining(store, cells))):
             described, measure = _choose_work(experiment, prompts, store)
             run = _describe_run(argv, prompts, described, len(cells))
@@ -116,30 +117,20 @@ def _compute(experiment: Experiment, cell: Cell) -> Record:
     return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))
 
 
-def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
-    before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
-    if before and before[0] != digest(prompts):
-        raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
-                           "take another --workdir")  # fmt: skip
+def _check_unchanged(store: Store, field: str, value: str | None, what: str) -> None:
+    """Checks that a field of a run's record is what it was when the workdir was begun."""
+    before = [run[field] for run in store.runs if field in run]
+    if before and before[0] != value:
+        raise WorkdirError(f"{what} changed since {store.folder} was begun; take another --workdir")
 
 
-def _check_own_code(store: Store, experiment: Experiment) -> str | None:
-    """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
-
-    Raises:
-      WorkdirError: it is another.
-    """
+def _own_code(experiment: Experiment) -> str | None:
+    """Returns a digest of the user's own drafters and rules; None without any."""
     methods = experiment.methods.values()
     drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]
-    rules = [get_rule(method.acceptance).accept for method in methods]
-    own_code = digest_of_own_code(*drafters, *rules)
-    before = [one["own_code"] for one in store.runs if "own_code" in one]
-    if before and before[0] != own_code:
-        raise WorkdirError(
-            f"a drafter or rule of your own has changed since {store.folder} was begun; "
-            "take another --workdir"
-        )
-    return own_code
+    return digest_of_own_code(
+        *drafters, *(get_rule(method.acceptance).accept for method in methods)
+    )
 
 
 def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
