@@ -27,6 +27,33 @@ _NO_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
 
+_SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
+_GPUS = "h200", "h100", "a100"
+# An H200 is an H100 with other memory: bandwidth, size, clock and name.
+_H200 = {
+    "3352320000000": "4800000000000",
+    "84942979072": "151397597184",
+    "2619000KHz": "3750000KHz",
+    "H100 80GB HBM3": "H200 141GB HBM3e",
+}
+_PACKAGES = (
+    "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
+    "nvidia-cuda-nvcc",
+)  # fmt: skip
+_VARIABLES = "JSPEC_KERNELS", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+# Name, shape, op, operands and attributes.
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\([^)]*\)?(.*)$"
+)
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\]")  # dtype and sizes
+_ON_CHIP = "S(1)"  # in a layout of a TPU
+# What carries numbers elsewhere and computes nothing.
+_MOVES = {"convert", "transpose", "pad", "copy"}
+# Beside them a slice is the cut to or from a multiple of the tile; the others name arrays.
+_FREE = {"slice", "bitcast", "reshape", "parameter", "constant", "get-tuple-element", "tuple"}
+_LARGE = 1e6  # bytes: a weight, or one layer's keys of a short context
+
 
 class Accelerator(NamedTuple):
     """One device.
@@ -84,38 +111,10 @@ def find_accelerator(name: str) -> Accelerator:
     return Accelerator(name, "gpu", int(_SHARE * int(memory)), text)
 
 
-_SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
-_GPUS = "h200", "h100", "a100"
-# An H200 is an H100 with other memory: bandwidth, size, clock and name.
-_H200 = {
-    "3352320000000": "4800000000000",
-    "84942979072": "151397597184",
-    "2619000KHz": "3750000KHz",
-    "H100 80GB HBM3": "H200 141GB HBM3e",
-}
 _TPUS = {
     "v5e": Accelerator("v5e", "tpu", int(_SHARE * (63 << 28)), "v5litepod"),
     "v6e": Accelerator("v6e", "tpu", int(_SHARE * (125 << 28)), "v6e"),
 }
-
-
-_PACKAGES = (
-    "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
-    "nvidia-cuda-nvcc",
-)  # fmt: skip
-_VARIABLES = "JSPEC_KERNELS", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-# Name, shape, op, operands and attributes.
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\([^)]*\)?(.*)$"
-)
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\]")  # dtype and sizes
-_ON_CHIP = "S(1)"  # in a layout of a TPU
-# What carries numbers elsewhere and computes nothing.
-_MOVES = {"convert", "transpose", "pad", "copy"}
-# Beside them a slice is the cut to or from a multiple of the tile; the others name arrays.
-_FREE = {"slice", "bitcast", "reshape", "parameter", "constant", "get-tuple-element", "tuple"}
-_LARGE = 1e6  # bytes: a weight, or one layer's keys of a short context
 
 
 class CompiledProgram(NamedTuple):

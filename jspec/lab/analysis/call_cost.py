@@ -36,6 +36,10 @@ from jspec.weights.tensor_names import parameter_table
 _EMBEDDING = ("embedding",)
 _WIDTH = 4096  # of the product by which reading is measured
 
+_FIRST_CALL_WIDTH = 2  # a draft model's first call of a round; see `drafters.model`
+_FLOAT_BYTES = {"bfloat16": 2, "float32": 4}
+_SAME_SHAPE = {SMOLLM2: "smollm2-135m"}
+
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
@@ -149,11 +153,6 @@ def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
         return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
 
     return make_loop(turn, kernel, values)
-
-
-_FIRST_CALL_WIDTH = 2  # a draft model's first call of a round; see `drafters.model`
-_FLOAT_BYTES = {"bfloat16": 2, "float32": 4}
-_SAME_SHAPE = {SMOLLM2: "smollm2-135m"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,6 +59,17 @@ EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
 Answers = Sequence[Sequence[int]]
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
+# Of the largest key or value: a wrong slot is off by about 1.
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
+_NUM_ROWS = 4
+_TEXTS = (
+    "Why is the sky blue?",
+    "Name three rivers and three mountains, then name the three rivers again.",
+    "Write a Python function that adds two numbers.",
+    "1 2 3 4 1 2 3 4 1 2 3",
+)
+_NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
+
 
 def parting_gaps(
     prompts: Answers, answers: Answers, others: Answers, logits_after: LogitsFn
@@ -80,11 +91,6 @@ def parting_gaps(
         elif len(answer) != len(rival):
             gaps.append(math.inf)
     return gaps
-
-
-# Of the largest key or value: a wrong slot is off by about 1.
-_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
-_NUM_ROWS = 4
 
 
 def check_caches(rows: Rows) -> Check:
@@ -174,15 +180,6 @@ def _largest_error(
         difference = np.abs(np.where(is_committed, ours - theirs, 0)).max()
         worst = max(worst, float(difference / np.abs(theirs).max()))
     return worst
-
-
-_TEXTS = (
-    "Why is the sky blue?",
-    "Name three rivers and three mountains, then name the three rivers again.",
-    "Write a Python function that adds two numbers.",
-    "1 2 3 4 1 2 3 4 1 2 3",
-)
-_NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
 
 
 def run_checks(

@@ -34,6 +34,9 @@ from jspec.speculation.types import (
     Verdict,
 )
 
+SettingsFn = Callable[[SamplingSettings], SamplingSettings]
+_COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
+
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
     """Returns the rule, but after a rejection the target's own distribution is drawn from."""
@@ -215,9 +218,6 @@ def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
     return rule._replace(noise=rule.noise._replace(acceptance=noise))
 
 
-SettingsFn = Callable[[SamplingSettings], SamplingSettings]
-
-
 def hotter(settings: SamplingSettings) -> SamplingSettings:
     """Returns the settings at twice the temperature."""
     return settings.replace(temperature=2 * settings.temperature)
@@ -256,9 +256,6 @@ def claiming_all(drafter: ModelDrafter, *, num_ids: int) -> ModelDrafter:
         return token, draw_from_distribution(logits, settings, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)
-
-
-_COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
 
 
 def list_rules() -> str:

@@ -37,6 +37,10 @@ INCONCLUSIVE = {
     "tree control": "too few rows to tell: try --num_rows={more_rows}",
 }
 
+_FILE = "audits.json"
+_KNOWN = ("jax", "jaxlib", "numpy")  # packages whose versions may change what is computed
+_UNREAD = ("max_new_tokens", "seed")  # settings that a finding does not rest on
+
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -111,10 +115,7 @@ def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     return dataclasses.replace(model, params=params)
 
 
-_FILE = "audits.json"
 _SOURCES = pathlib.Path(__file__).parents[2]
-_KNOWN = ("jax", "jaxlib", "numpy")  # packages whose versions may change what is computed
-_UNREAD = ("max_new_tokens", "seed")  # settings that a finding does not rest on
 
 
 def subject_key(subject: Subject) -> dict[str, Any]:

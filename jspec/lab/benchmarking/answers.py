@@ -20,6 +20,15 @@ from jspec.lab.analysis.spec_bench import TASKS
 
 JSPEC_PLAIN = "jspec plain"
 
+_TITLE = "speed-up over the program's own plain decoding / mean accepted tokens (Spec-Bench's)"
+Columns = dict[str, Any]
+"""One method on all prompts: `tasks`, figures by task, and `overall`, those without a task too.
+
+Figures are `num_prompts`; `speedup` over plain decoding by the same program (see `Ratio`), None
+where that was not measured; and `mean_accepted_tokens`, None without a call after those that read
+the prompts.
+"""
+
 
 class Generated(NamedTuple):
     """An answer, and what it took after the prompt had been read.
@@ -209,18 +218,6 @@ def ratio_cell(ratio: Mapping[str, float] | None) -> str:
     if ratio is None:
         return NOTHING
     return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
-
-
-_TITLE = "speed-up over the program's own plain decoding / mean accepted tokens (Spec-Bench's)"
-
-
-Columns = dict[str, Any]
-"""One method on all prompts: `tasks`, figures by task, and `overall`, those without a task too.
-
-Figures are `num_prompts`; `speedup` over plain decoding by the same program (see `Ratio`), None
-where that was not measured; and `mean_accepted_tokens`, None without a call after those that read
-the prompts.
-"""
 
 
 def tasks_of(categories: Sequence[str | None]) -> list[str | None]:

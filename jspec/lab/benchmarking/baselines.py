@@ -29,6 +29,22 @@ from jspec.weights.resolver import LoadedModel, find_model, load_model
 
 _NUM_DRAFT_TOKENS = 2  # where jspec's method has no fixed number
 
+LLAMA_PLAIN = "llama.cpp plain"
+PROGRAM = "llama-completion"
+_SPARE_SLOTS = 64  # for drafts past the end, and for what a program keeps free
+# What the programs print. Those that speculate tell seconds and all tokens; plain decoding tells
+# milliseconds and runs, which come after the first token.
+_PLAIN = (
+    re.compile(r"prompt eval time = +([\d.]+) ms / +(\d+) tokens"),
+    re.compile(r" I .*?(?<!prompt )eval time = +([\d.]+) ms / +(\d+) runs"),
+)
+_SPECULATIVE = (
+    re.compile(r"encoded +(?P<n>\d+) tokens in +(?P<s>[\d.]+) seconds"),
+    re.compile(r"decoded +(?P<n>\d+) tokens in +(?P<s>[\d.]+) seconds"),
+    re.compile(r"n_drafted += +(?P<n>\d+)"),
+    re.compile(r"n_accept += +(?P<n>\d+)"),
+)
+
 
 def transformers_methods(
     methods: Mapping[str, tuple[str, int | str]],
@@ -212,11 +228,6 @@ def _hand_over(model: LoadedModel) -> Any:
     return loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-LLAMA_PLAIN = "llama.cpp plain"
-PROGRAM = "llama-completion"
-_SPARE_SLOTS = 64  # for drafts past the end, and for what a program keeps free
-
-
 def check_programs(folder: pathlib.Path) -> None:
     """Raises an `InputError` unless a folder holds llama.cpp's programs."""
     if not (folder / PROGRAM).is_file():
@@ -306,20 +317,6 @@ class LlamaCpp(NamedTuple):
         if num_read != len(prompt):
             say(f"note: {program[0]} reads a prompt of {len(prompt)} tokens as {num_read}")
         return answer
-
-
-# What the programs print. Those that speculate tell seconds and all tokens; plain decoding tells
-# milliseconds and runs, which come after the first token.
-_PLAIN = (
-    re.compile(r"prompt eval time = +([\d.]+) ms / +(\d+) tokens"),
-    re.compile(r" I .*?(?<!prompt )eval time = +([\d.]+) ms / +(\d+) runs"),
-)
-_SPECULATIVE = (
-    re.compile(r"encoded +(?P<n>\d+) tokens in +(?P<s>[\d.]+) seconds"),
-    re.compile(r"decoded +(?P<n>\d+) tokens in +(?P<s>[\d.]+) seconds"),
-    re.compile(r"n_drafted += +(?P<n>\d+)"),
-    re.compile(r"n_accept += +(?P<n>\d+)"),
-)
 
 
 def _read_times(printed: str, program: pathlib.Path, *, decoding: bool) -> tuple[Generated, int]:

@@ -62,6 +62,17 @@ _COLUMNS = {  # title, format, unit
 }
 _SLOWED = "a share above 100 %: the machine was slower while its limit was measured"
 
+_MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
+_NUM_DRAFTS = 5  # of the choices that are timed
+# One token over and over: a drafter that looks back finds a match.
+PROFILED = Request([1] * PROMPT_TOKENS, SamplingParams(max_new_tokens=64))
+_KINDS = {  # of a choice
+    "T = 0": {"temperature": 0.0},
+    "T = 1": {},
+    "T = 1, filters": {"has_filters": True},
+    "T = 1, drafts with a distribution": {"has_distribution": True},
+}
+
 
 def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
     """Measures calls of the target and of the draft, and rounds; yields after each line.
@@ -186,18 +197,6 @@ def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
             # Only the last token's logits are computed.
             "operations": cost.call_operations(width, context=0) - (width - 1) * head,
         }
-
-
-_MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
-_NUM_DRAFTS = 5  # of the choices that are timed
-# One token over and over: a drafter that looks back finds a match.
-PROFILED = Request([1] * PROMPT_TOKENS, SamplingParams(max_new_tokens=64))
-_KINDS = {  # of a choice
-    "T = 0": {"temperature": 0.0},
-    "T = 1": {},
-    "T = 1, filters": {"has_filters": True},
-    "T = 1, drafts with a distribution": {"has_distribution": True},
-}
 
 
 def with_own_head(target: LoadedModel, draft: LoadedModel, options: DrafterOptions) -> LoadedModel:

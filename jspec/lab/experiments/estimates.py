@@ -58,6 +58,10 @@ from jspec.weights.vocabulary import used_vocab_size
 Distributions = Float32[Array, "... v"]
 Values = Float32[Array, "..."]
 
+_CHUNK = 64
+_DRAFTER_DEFAULTS = DrafterOptions()
+_HostOrDeviceArray = Any
+
 
 def expected_acceptance(target_probs: Distributions, draft_probs: Distributions) -> Values:
     """Returns how likely speculative sampling accepts a draft drawn from a distribution.
@@ -277,11 +281,6 @@ def _ask_after_each(
 
 def _no_target(*args: Any, **options: Any) -> Any:
     raise NotImplementedError("this drafter does not run the target")
-
-
-_CHUNK = 64
-_DRAFTER_DEFAULTS = DrafterOptions()
-_HostOrDeviceArray = Any
 
 
 class PositionFigures(NamedTuple):

@@ -45,6 +45,13 @@ GUESSES = {
     "langevin": ("quadratic", "nothing"),
 }
 
+KINDS = ("generate", "estimate", "theory", "predict", "functions")
+THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
+_DTYPES = ("bfloat16", "float32")
+_RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
+_CHATS = {"auto": None, "yes": True, "no": False}
+_MOST = 10**9
+
 
 @dataclasses.dataclass(frozen=True)
 class FunctionsSpec:
@@ -80,14 +87,6 @@ class FunctionsSpec:
         check_count("num_steps", self.num_steps, 1, most)
         check_count("num_chains", self.num_chains, 1, 10**5)
         check_count("num_updates", self.num_updates, 1, 10**6)
-
-
-KINDS = ("generate", "estimate", "theory", "predict", "functions")
-THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
-_DTYPES = ("bfloat16", "float32")
-_RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
-_CHATS = {"auto": None, "yes": True, "no": False}
-_MOST = 10**9
 
 
 def _check_values(spec: object, **bounds: tuple[float, float]) -> None:

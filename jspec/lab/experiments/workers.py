@@ -39,6 +39,8 @@ from jspec.weights.vocabulary import used_vocab_size
 _FIRST_SEED = 10**9  # of a table's answers: far from the seeds of what is measured
 _TABLE_BATCH_SIZE = 8
 
+_WARM_VISITS = 2  # of the host to each row, besides the prefill
+
 
 class Models:
     """The target, the draft models, and a Generator for each method's label and batch size."""
@@ -185,9 +187,6 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: AnyStore)
 
 def _total(answers: list[list[int]]) -> int:
     return sum(map(len, answers))
-
-
-_WARM_VISITS = 2  # of the host to each row, besides the prefill
 
 
 class GenerateWorker:

@@ -43,6 +43,9 @@ _PREDICT = (
     "alpha: above it, drafting is faster than plain decoding."
 )
 
+_WIDTH = 8  # pixels of an image's row
+_CALLS, _KEPT, _SPEED = 1, 2, 4  # columns of the record
+
 
 def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns tables and figures."""
@@ -225,10 +228,6 @@ def table_of(record: Mapping[str, Any]) -> Table:
     columns = list(map(_label, record["columns"], record["units"]))
     rows = [dict(zip(columns, map(plain, row), strict=True)) for row in record["rows"]]
     return Table("", rows)
-
-
-_WIDTH = 8  # pixels of an image's row
-_CALLS, _KEPT, _SPEED = 1, 2, 4  # columns of the record
 
 
 def functions_chapters(workdir: Workdir, view: View) -> list[Block]:

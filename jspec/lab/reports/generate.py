@@ -46,6 +46,24 @@ from jspec.lab.reports.workdir import View, Workdir
 _UNSAID = (None, "none", 1.0)  # of options: what they are without saying so
 _CATEGORIES = {category for members in TASKS.values() for category in members}
 
+_TIMED_BARS = "Bars: 95 % bootstrap interval over prompts and repeats."
+_DEFAULT_LENGTH = 64
+_FEWEST_ROUNDS = 10  # of a position
+_FEWEST = 5  # of a category
+_WORDS = (
+    ("speed-up", "decoded tokens per second, over those of the baseline, which was timed in turn. "
+     "The speed-up of whole answers counts reading the prompt too."),
+    ("[a, b]", "95 % bootstrap interval over prompts and repeats; one prompt timed once has none."),
+    ("drafts accepted", "share of the proposed drafts that the target accepts."),
+    ("alpha", "share of the examined drafts that are accepted; after a rejected draft none is "
+     "examined."),
+    ("tokens per call", "what a call of the target gives: accepted drafts and its own token."),
+    ("cost of a round", "its time in plain steps: calls of the target on one token."),
+    ("lossless", "the rule keeps the target's distribution."),
+    ("same answers", "answers equal to the baseline's, token for token. In bfloat16, calls of "
+     "another width round differently, and nearly tied tokens may change places."),
+)  # fmt: skip
+
 
 def methods_table(
     methods: Mapping[str, Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
@@ -177,26 +195,6 @@ def _spec_bench_cell(
     speedups = [np.divide(*np.mean(run, 0)) for run in rates]
     accepted = sum(answer.num_round_tokens for answer in answers) / num_rounds
     return f"{np.mean(speedups):.2f} / {accepted:.2f}"
-
-
-_TIMED_BARS = "Bars: 95 % bootstrap interval over prompts and repeats."
-_DEFAULT_LENGTH = 64
-_FEWEST_ROUNDS = 10  # of a position
-_FEWEST = 5  # of a category
-
-_WORDS = (
-    ("speed-up", "decoded tokens per second, over those of the baseline, which was timed in turn. "
-     "The speed-up of whole answers counts reading the prompt too."),
-    ("[a, b]", "95 % bootstrap interval over prompts and repeats; one prompt timed once has none."),
-    ("drafts accepted", "share of the proposed drafts that the target accepts."),
-    ("alpha", "share of the examined drafts that are accepted; after a rejected draft none is "
-     "examined."),
-    ("tokens per call", "what a call of the target gives: accepted drafts and its own token."),
-    ("cost of a round", "its time in plain steps: calls of the target on one token."),
-    ("lossless", "the rule keeps the target's distribution."),
-    ("same answers", "answers equal to the baseline's, token for token. In bfloat16, calls of "
-     "another width round differently, and nearly tied tokens may change places."),
-)  # fmt: skip
 
 
 def generate_chapters(workdir: Workdir, view: View) -> list[Block]:

@@ -12,6 +12,10 @@ import numpy as np
 from jspec.generation.result import RoundCounts
 from jspec.lab.analysis.ratios import Ratio, acceptance, compare_amounts, observed_alpha
 
+_NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
+_MOST_SHOWN = 6
+SHOWN = f"At most {_MOST_SHOWN} methods: of the fastest drafters the fastest number."
+
 
 class TimedAnswer(NamedTuple):
     """One answer; of its tokens, all but the first are those of rounds, which decoding gave."""
@@ -204,11 +208,6 @@ def _amounts(
 def _total_rate(pairs: Iterable[tuple[float, float]]) -> float | None:
     seconds, amount = np.sum([(0.0, 0.0), *pairs], axis=0)
     return float(amount / seconds) if seconds else None
-
-
-_NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
-_MOST_SHOWN = 6
-SHOWN = f"At most {_MOST_SHOWN} methods: of the fastest drafters the fastest number."
 
 
 @dataclasses.dataclass(frozen=True)
