@@ -16,11 +16,7 @@ from jspec.common.errors import check_among
 from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
-from jspec.drafters.eagle_head import (
-    EagleConfig,
-    default_feature_layers,
-    init_eagle_params,
-)
+from jspec.drafters.eagle_head import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.packed import STRIP
 from jspec.lab.analysis.call_cost import load_config
 from jspec.models.sharding import parameter_specs, spread_config

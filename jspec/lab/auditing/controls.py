@@ -10,13 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jspec.common.text_table import NOTHING, format_table
-from jspec.common.typing import (
-    ApplyFn,
-    Params,
-    RowCounts,
-    RowSeeds,
-    TargetProbs,
-)
+from jspec.common.typing import ApplyFn, Params, RowCounts, RowSeeds, TargetProbs
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample

@@ -13,11 +13,7 @@ from jspec.common.errors import prefixed_errors
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
-from jspec.generation.options import (
-    check_draft_sampling,
-    check_rule_options,
-    settings_read_by,
-)
+from jspec.generation.options import check_draft_sampling, check_rule_options, settings_read_by
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     GenerateFn,

@@ -29,14 +29,7 @@ from jspec.lab.experiments.cells import (
     make_cells,
 )
 from jspec.lab.experiments.spec import Experiment, read_experiment
-from jspec.lab.experiments.store import (
-    DONE,
-    FAILED,
-    AnyStore,
-    FollowedStore,
-    Store,
-    is_begun,
-)
+from jspec.lab.experiments.store import DONE, FAILED, AnyStore, FollowedStore, Store, is_begun
 from jspec.speculation.acceptance import get_rule
 
 _SECONDS_BETWEEN_LOOKS = 1.0

@@ -178,7 +178,7 @@ class EstimateSpec:
 
 @dataclasses.dataclass(frozen=True)
 class PairSpec:
-    """A pair of models for the kind "predict": the arguments of `byte_model.predict_table`."""
+    """A pair of models for the kind "predict": the arguments of `call_cost.predict_table`."""
 
     target: str = "llama3.2-3b"
     draft: str = "llama3.2-1b"

@@ -6,16 +6,7 @@ from typing import Any
 
 from jspec.common.figures import Curves, Picture, new_figure, to_picture
 from jspec.lab.analysis.ratios import Ratio, share
-from jspec.lab.reports.document import (
-    BARS,
-    Block,
-    Glossary,
-    Heading,
-    Table,
-    code,
-    interval,
-    plain,
-)
+from jspec.lab.reports.document import BARS, Block, Glossary, Heading, Table, code, interval, plain
 from jspec.lab.reports.generate import methods_table
 from jspec.lab.reports.workdir import Record, View, Workdir
 
