@@ -83,16 +83,19 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
 
 def build_eagle(spec: DrafterSpec, *, has_weights: bool = False) -> BuiltDrafter:
     """Returns a head of the shapes of the published ones; of random weights if asked for."""
-    config = eagle_config(spec)
+    config, rng_key = eagle_config(spec), jax.random.key(0)
+    init = functools.partial(init_eagle_params, config)
 
-    def make(rng_key: jax.Array) -> Params:
+    def cast(params: Params) -> Params:
         return jax.tree.map(
-            lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf,
-            init_eagle_params(config, rng_key),
+            lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
         )
 
-    run = jax.jit(make) if has_weights else functools.partial(jax.eval_shape, make)
-    return BuiltDrafter(make_eagle_drafter(spec, config), run(jax.random.key(0)))
+    if has_weights:
+        params = cast(jax.jit(init)(rng_key))
+    else:
+        params = jax.eval_shape(lambda rng_key: cast(init(rng_key)), rng_key)
+    return BuiltDrafter(make_eagle_drafter(spec, config), params)
 
 
 def eagle_config(spec: DrafterSpec) -> EagleConfig:
