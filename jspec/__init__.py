@@ -24,30 +24,19 @@ if TYPE_CHECKING:
     from jspec.speculation.functions import Speculation, speculate
     from jspec.speculation.types import AcceptanceRule, Proposal, Verdict
 
-_HOMES = {
-    "AcceptanceRule": "jspec.speculation.types",
-    "BuiltDrafter": "jspec.drafters",
-    "DrafterEntry": "jspec.drafters",
-    "DrafterOptions": "jspec.drafters",
-    "DrafterSpec": "jspec.drafters",
-    "Categorical": "jspec.speculation.distributions",
-    "Gaussian": "jspec.speculation.distributions",
-    "Generator": "jspec.generation.generator",
-    "InputError": "jspec.common.errors",
-    "Chunk": "jspec.generation.result",
-    "Processor": "jspec.sampling.settings",
-    "Proposal": "jspec.speculation.types",
-    "Request": "jspec.generation.request",
-    "Result": "jspec.generation.result",
-    "RuleOptions": "jspec.speculation.acceptance",
-    "SamplingParams": "jspec.generation.request",
-    "Speculation": "jspec.speculation.functions",
-    "Stats": "jspec.generation.result",
-    "Verdict": "jspec.speculation.types",
-    "register_drafter": "jspec.drafters",
-    "register_rule": "jspec.speculation.acceptance",
-    "speculate": "jspec.speculation.functions",
+_NAMES = {
+    "jspec.common.errors": "InputError",
+    "jspec.drafters": "BuiltDrafter DrafterEntry DrafterOptions DrafterSpec register_drafter",
+    "jspec.generation.generator": "Generator",
+    "jspec.generation.request": "Request SamplingParams",
+    "jspec.generation.result": "Chunk Result Stats",
+    "jspec.sampling.settings": "Processor",
+    "jspec.speculation.acceptance": "RuleOptions register_rule",
+    "jspec.speculation.distributions": "Categorical Gaussian",
+    "jspec.speculation.functions": "Speculation speculate",
+    "jspec.speculation.types": "AcceptanceRule Proposal Verdict",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AcceptanceRule",

@@ -21,6 +21,7 @@ from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError, check_count
 from jspec.common.json_lines import JsonLinesWriter
+from jspec.common.progress import say
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
 from jspec.generation.auto import AUTO
@@ -64,7 +65,7 @@ _NUM_GUESSES = 2  # a round, where nothing else is asked for
 def main() -> None:
     """Runs the checks, prints them one at a time, and ends with the verdict."""
     if _LIST_RULES.value:
-        from jspec.lab.auditing.rule_list import list_rules
+        from jspec.lab.auditing.controls import list_rules
 
         print(list_rules())
         return
@@ -117,7 +118,7 @@ def audit(mesh: Mesh | None) -> None:
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
     from jspec.lab.auditing.checks import run_checks
-    from jspec.lab.auditing.stamps import keep_stamp
+    from jspec.lab.auditing.subject import keep_stamp
 
     begin = time.perf_counter()
     checks = _print_checks(
@@ -125,7 +126,7 @@ def audit(mesh: Mesh | None) -> None:
             subject,
             num_rows=_NUM_ROWS.value,
             max_new_tokens=subject.settings.max_new_tokens,
-            say=lambda what: print(f"checking {what}", file=sys.stderr, flush=True),
+            say=lambda what: say(f"checking {what}"),
         )
     )
     seconds = time.perf_counter() - begin
@@ -140,7 +141,6 @@ def audit(mesh: Mesh | None) -> None:
 
 
 def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
-    """Prints each check when it is done, and returns all."""
     checks = []
     for check in outcomes:
         checks.append(check)
@@ -153,7 +153,6 @@ def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
 def _print_verdict(
     checks: Sequence[Check], is_lossless: bool, subject: str, seconds: float
 ) -> bool:
-    """Prints the last line, and returns whether all is well."""
     failed = {check.kind for check in checks if not check.has_passed}
     has_passed = is_lossless and not failed
     verdict = "lossless" if has_passed else "NOT lossless"

@@ -20,6 +20,7 @@ from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.config_flag import CONFIG, config_file, read_workdir
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.lab.experiments.config import to_plain
 from jspec.lab.experiments.run import run_experiment
 
@@ -43,10 +44,9 @@ def main() -> None:
         with joined:
             num_failed = run_experiment(plain, workdir, argv, base)
     except KeyboardInterrupt:
-        print("\nwhat is finished is kept: the same command goes on", file=sys.stderr)
+        say("\nwhat is finished is kept: the same command goes on")
         raise
-    say = f"the report: python -m jspec.report {shlex.quote(workdir)}"
-    print(say, file=sys.stderr, flush=True)
+    say(f"the report: python -m jspec.report {shlex.quote(workdir)}")
     if num_failed:
         sys.exit(1)
 

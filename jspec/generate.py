@@ -5,7 +5,6 @@ The text goes to standard output, everything else to standard error.
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable
 
 from absl import flags
@@ -18,6 +17,7 @@ from jspec.cli.program import list_flags
 from jspec.common import processes
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter, title_of
+from jspec.common.progress import say
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
 from jspec.generation.costs import read_costs
@@ -241,11 +241,6 @@ def plain_steps(loaded: Generator, result: Result) -> float | None:
         return None
     context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
     return costs.plain_steps(result.stats.rounds, context)
-
-
-def say(text: object) -> None:
-    """Prints a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def list_notes(loaded: Generator) -> list[str]:

@@ -11,7 +11,6 @@ import os
 import pathlib
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from jspec.cli.program import list_flags
 from jspec.common import processes
 from jspec.common.errors import InputError, check_count, check_range
 from jspec.common.memory import keep_freed_memory
+from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 from jspec.weights.resolver import check_decoder
@@ -131,7 +131,6 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _follow(mesh: Mesh | None) -> None:
-    """Computes with the first process, which serves, until it stops."""
     from jspec.serving.many_processes import follow
     from jspec.serving.worker import make_slots
 
@@ -139,7 +138,6 @@ def _follow(mesh: Mesh | None) -> None:
 
 
 def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
-    """Loads the models that the flags name."""
     if settings.num_beams > 1:
         raise InputError(f"expected num_beams 1 in a server, got {settings.num_beams}")
     method = read_method(settings)  # before anything slow
@@ -150,7 +148,7 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
         batch_size=_MAX_SLOTS.value,
         max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
         rounds_per_visit=_ROUNDS_PER_VISIT.value,
-        notify=_say,
+        notify=say,
     )  # fmt: skip
     if jax.process_count() > 1:
         generator.costs  # noqa: B018  # measured here, by all together
@@ -217,16 +215,12 @@ async def _serve(listener: socket.socket, api_key: str | None, mesh: Mesh | None
     host, port = listener.getsockname()[:2]
     memory = generator.method.drafter_options.draft_memory
     kept = f", which keeps {memory} tokens of answers (draft_memory)" if memory else ""
-    _say(f"{name} by {generator.drafter}{kept}: http://{host}:{port}")
+    say(f"{name} by {generator.drafter}{kept}: http://{host}:{port}")
     await uvicorn_server.serve(sockets=[listener])
     worker.stop()
     if worker.error is not None:
         raise InputError(f"the device has failed: {worker.error}") from worker.cause
     scheduler.slots.stop()
-
-
-def _say(text: object) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ medusa), it is another model, in `target/`. docs/train_a_drafter.md is the guide
 import functools
 import pathlib
 import shutil
-import sys
 from typing import Any
 
 from absl import flags
@@ -20,6 +19,7 @@ from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.config_flag import CONFIG, read_workdir
 from jspec.common import processes
+from jspec.common.progress import say
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.lab.experiments.config import to_plain
 from jspec.training.loop import describe
@@ -45,7 +45,7 @@ def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
     processes.of_first(functools.partial(_claim, workdir, plain))
     output = workdir / config.OUTPUT
     if processes.of_first(output.exists):
-        print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
+        say(f"{output} exists already: nothing to do")
         return
     try:
         metrics = run_training(config, workdir, place)
@@ -59,7 +59,6 @@ def run(plain: dict[str, Any], workdir: pathlib.Path, place: Placement) -> None:
 
 
 def _claim(workdir: pathlib.Path, plain: dict[str, Any]) -> None:
-    """Makes the workdir, and writes the config there, or checks that it is the same."""
     make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)

@@ -6,7 +6,6 @@ output, a line a segment, as soon as a window of 30 s is done; everything else t
 
 import contextlib
 import dataclasses
-import sys
 
 from absl import flags
 
@@ -18,6 +17,7 @@ from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
+from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.result import Result
 
@@ -109,11 +109,6 @@ def describe(windows: list[Window], language: str | None) -> str:
     rate = f"{tokens / rounds:.2f} tokens per target call, " if rounds else ""
     spoken = f"{language}, " if language else ""
     return f"{spoken}{len(windows)} windows, {rate}{seconds:.1f} s without compilation"
-
-
-def say(text: object) -> None:
-    """Prints a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

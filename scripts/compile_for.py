@@ -39,8 +39,13 @@ from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.text_table import NOTHING, format_table
 from jspec.drafters.registry import REGISTRY
 from jspec.generation.generator import Generator
-from jspec.lab.accelerators.compiled import compile_for, compiled_with, count_moves
-from jspec.lab.accelerators.devices import Accelerator, find_accelerator
+from jspec.lab.accelerators.compiled import (
+    Accelerator,
+    compile_for,
+    compiled_with,
+    count_moves,
+    find_accelerator,
+)
 from jspec.lab.accelerators.shapes import build_eagle, shape_model
 from jspec.models.sharding import make_mesh
 

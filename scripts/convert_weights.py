@@ -54,13 +54,11 @@ _DTYPE = flags.DEFINE_enum(
 
 
 def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype: str) -> None:
-    """Loads a model and writes it in another format.
+    """Loads a model and writes it in another format, to a folder that appears when it is complete.
 
-    Args:
-      source: a name that `load_model` takes, except random weights; or see `find_torch_files`.
-      output: the folder, which appears when it is complete.
-      format_name: "orbax" or "hf"; None chooses the one that the source can be written in.
-      dtype: "bfloat16" or "float32"; "int8" for a head's folder.
+    The source is a name that `load_model` takes, except random weights; or see `find_torch_files`.
+    Without a format, "orbax" or "hf", the one that the source can be written in is chosen. The
+    dtype "int8" is for a head's folder.
 
     Raises:
       InputError: no such model, or the folder exists or cannot be written.

@@ -19,32 +19,20 @@ from jspec.cli import program as cli
 from jspec.common.figures import Curves, Picture, Value, draw
 from jspec.lab.reports.computed import alpha
 from jspec.lab.reports.costs import predict_by_position, predict_iid
-from jspec.lab.reports.scene import make_scenes
-from jspec.lab.reports.timed import answers_by_prompt, parse_cells
+from jspec.lab.reports.scene import answers_by_prompt, make_scenes, parse_cells
 from jspec.lab.reports.workdir import read_file, read_workdir
 
-_WALLTIME = flags.DEFINE_string(
-    "walltime", "benchmarks/paper_walltime", "Folder of a run of configs/paper_walltime.py."
-)
-_TREES = flags.DEFINE_list(
-    "trees",
-    [
-        f"benchmarks/results/2026-11-26-cpu-{name}-tree-counts.jsonl.gz"
-        for name in ("smollm2", "pair")
-    ],
-    "Results of two runs of configs/trees.py: of SmolLM2, and of a pair.",
-)
-_HEAT = flags.DEFINE_string(
-    "heat",
-    "benchmarks/results/2026-11-27-cpu-draft-temperature",
-    "Folder of a run of configs/draft_temperature.py.",
-)
+_WALLTIME = "benchmarks/paper_walltime"
+_TREES = [
+    f"benchmarks/results/2026-11-26-cpu-{name}-tree-counts.jsonl.gz" for name in ("smollm2", "pair")
+]
+_HEAT = "benchmarks/results/2026-11-27-cpu-draft-temperature"
 _FOLDER = flags.DEFINE_string("folder", "docs/pictures", "Where the pictures are written.")
 
 
 def main() -> None:
     """Writes the pictures as SVG, and prints their numbers."""
-    for picture in (predicted(_WALLTIME.value), trees(_TREES.value), heat(_HEAT.value)):
+    for picture in (predicted(_WALLTIME), trees(_TREES), heat(_HEAT)):
         path = pathlib.Path(_FOLDER.value) / f"{picture.name}.svg"
         path.write_text(picture.svg, encoding="utf-8")
         print(path)

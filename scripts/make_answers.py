@@ -17,7 +17,6 @@ answers are the best corpus, but texts serve as well.
 
 import dataclasses
 import pathlib
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -28,7 +27,7 @@ from jspec.cli import program as cli
 from jspec.common.errors import InputError, check_range
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
-from jspec.common.progress import format_seconds
+from jspec.common.progress import format_seconds, say
 from jspec.drafters.tables import count_ngrams, save_table
 from jspec.drafters.token_texts import read_token_texts
 from jspec.generation.generator import Generator
@@ -85,11 +84,6 @@ def main() -> None:
 
 
 def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
-    """Returns the values of flags.
-
-    Raises:
-      InputError: some are missing; the message names all of them.
-    """
     if missing := [f"--{holder.name}" for holder in holders if not holder.value]:
         raise InputError(f"expected {' and '.join(missing)}")
     return [holder.value for holder in holders if holder.value]
@@ -120,7 +114,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
             waiting[index] = ids
     if not waiting:
-        print(f"{path} has all answers: nothing to do", file=sys.stderr, flush=True)
+        say(f"{path} has all answers: nothing to do")
     for chunk in _chunks(list(waiting)):
         seeded = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
         requests = [Request(waiting[index], seeded[index]) for index in chunk]
@@ -212,7 +206,6 @@ def _plain(target: LoadedModel, max_len: int) -> Generator:
 
 
 def _decisive(settings: SamplingParams) -> dict[str, Any]:
-    """Returns what besides prompt and seed decides a text."""
     return {
         "target": _TARGET.value,
         "dtype": _DTYPE.value,
@@ -229,8 +222,7 @@ def _chunks(items: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
         done = first + len(chunk)
         left = (time.monotonic() - begin) / done * (len(items) - done)
-        print(f"{done} of {len(items)} prompts, about {format_seconds(left)} left",
-              file=sys.stderr, flush=True)  # fmt: skip
+        say(f"{done} of {len(items)} prompts, about {format_seconds(left)} left")
 
 
 def _read(path: pathlib.Path, journal: Journal, what: str, **kinds: type) -> list[Record]:

@@ -10,7 +10,6 @@ folder are `target`, `draft` and `prompts.jsonl`; see configs/paper_t5.py.
 
 import json
 import pathlib
-import sys
 from collections.abc import Callable
 
 import jax
@@ -22,6 +21,7 @@ from absl import flags
 
 from jspec.cli import program as cli
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, EncoderConfig, init_cache, make_apply
 from jspec.models.encoder_decoder import encode, make_source
@@ -118,7 +118,7 @@ def train(config: DecoderConfig, num_steps: int, seed: int) -> Params:
     for step in range(1, num_steps + 1):
         params, state, value = update(params, state, *draw_pairs(rng))
         if step % 100 == 0 or step == num_steps:
-            print(f"step {step}: {value:.3f} nats a token", file=sys.stderr, flush=True)
+            say(f"step {step}: {value:.3f} nats a token")
     return params
 
 
@@ -146,7 +146,7 @@ def main() -> None:
             config = make_config(width, num_layers)
             params = train(config, _STEPS.value, seed=num_layers)
             count = sum(leaf.size for leaf in jax.tree.leaves(params))
-            print(f"{name}: {count / 1e6:.2f} million parameters", file=sys.stderr, flush=True)
+            say(f"{name}: {count / 1e6:.2f} million parameters")
             save_hf(folder / name, config, params, tokenizer=tokenizer)
     rng = np.random.default_rng(99)
     prompts = [

@@ -73,7 +73,6 @@ _ACCEPTANCE = flags.DEFINE_string(
 
 
 def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
-    """Defines flags of fields of `SamplingParams` or `RuleOptions`, by their types."""
     makers = {int: flags.DEFINE_integer, int | None: flags.DEFINE_integer, bool: flags.DEFINE_bool}
     types = {field.name: field.type for field in dataclasses.fields(options)}
     return [

@@ -64,14 +64,8 @@ class Session:
     ) -> None:
         """Compiles the programs, and reads what comes before the first message.
 
-        Args:
-          models: the target, and the draft model, if any.
-          method: the drafter and the rule.
-          settings: how to answer.
-          terminal: where messages come from, and answers go to.
-          system: a system message.
-          max_seq_len: maximum number of tokens of the conversation; None takes the model's context.
-          has_stats: whether lines on standard error tell of the device and of each answer.
+        `max_seq_len` is that of the conversation; None takes the model's context. With `has_stats`
+        lines on standard error tell of the device and of each answer.
 
         Raises:
           InputError: options or settings that do not fit the models.
@@ -134,7 +128,6 @@ class Session:
         return encode_conversation(target, [*messages, message], answers, chat=None, system=system)
 
     def _answer(self, message: str, before: list[Turn]) -> None:
-        """Answers a message that follows these turns, and remembers it."""
         prompt, most = self._encode(before, message), self._generator.max_seq_len
         if len(prompt) >= most:
             long = f"the conversation would have {len(prompt)} tokens, and the context has {most}"
@@ -163,7 +156,6 @@ class Session:
             self._terminal.say(f"note: the context of {most} tokens is full: /clear begins anew")
 
     def _show(self, prompt: list[int], settings: SamplingParams) -> Result:
-        """Writes an answer as it comes."""
         terminal, tokenizer, rounds = self._terminal, self._models[0].tokenizer, list[Round]()
         painter = Painter(tokenizer.stream(prompt)) if self._is_traced else None
         result = None
@@ -260,7 +252,6 @@ class Session:
             self._terminal.write(f"{self._picture(*self._last)}\n")
 
     def _picture(self, result: Result, rounds: list[Round]) -> str:
-        """Returns an answer round by round."""
         from jspec.lab.analysis.trace import to_terminal
         from jspec.lab.benchmarking.tracing import round_record, with_texts
 

@@ -15,8 +15,6 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
 
 class _ConfigParser(flags.ArgumentParser):
-    """Loads a config file; any error is one line."""
-
     def parse(self, path: str) -> ConfigDict:
         """Returns the config, after a look at the fields that the command line overrides."""
         config = load_config(path)

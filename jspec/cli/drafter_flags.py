@@ -17,7 +17,6 @@ _DRAFTER = flags.DEFINE_string(
 
 
 def _define(field: dataclasses.Field[Any]) -> flags.FlagHolder:
-    """Defines an option's flag; returns what holds its value."""
     about, default = field.metadata, cast(Any, field.default)
     name = about["flag"] or field.name
     if about["among"]:

@@ -6,19 +6,29 @@ from typing import Any
 
 from absl import flags
 
-from jspec.cli import drafter_flags, mesh_flags
+from jspec.cli import answer_flags, drafter_flags, mesh_flags
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError, check_among, check_range
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation.request import SamplingParams
-from jspec.lab.benchmarking.llama_cpp_baseline import check_programs
+from jspec.lab.benchmarking.baselines import check_programs
 from jspec.lab.benchmarking.measurement import SUITES
-from jspec.weights.published import MODELS, SMOLLM2
-from jspec.weights.quantize import QUANTIZATION_FLAG
+from jspec.weights.published import MODELS
 
+# Of the programs that answer prompts; their other flags are not read here.
+_OF_ANSWERS = (
+    "target", "draft", "num_draft_tokens", "dtype", "target_quantization", "draft_quantization",
+    "acceptance", "max_new_tokens", "temperature",
+)  # fmt: skip
 for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
     if _flag.name != "drafter":  # --drafters stands here for it
         flags.declare_key_flag(_flag.name)
+for _name in _OF_ANSWERS:
+    flags.declare_key_flag(_name)
+flags.FLAGS.set_default("max_new_tokens", 128)
+flags.FLAGS.set_default("temperature", 0.0)
+flags.FLAGS[
+    "temperature"
+].help = "Temperature of the answers; above 0, prompt k of repeat r has the seed 1000 r + k."
 flags.adopt_module_key_flags(mesh_flags)
 
 _MODELS = "draft target_quantization draft_quantization drafters num_draft_tokens"
@@ -44,7 +54,8 @@ _SUITE_DEFAULTS = {
     "num_draft_tokens": "3", "max_new_tokens": 64, "repeats": 2, "temperature": 1.0,
 }  # fmt: skip
 _ALWAYS = "measure", "output_json"
-_HOLDERS = [
+_HOLDERS: list[Any] = [
+    *(flags.FLAGS[name] for name in _OF_ANSWERS),
     mesh_flags.MESH,
     *mesh_flags.OF_PROCESSES,
     flags.DEFINE_enum(
@@ -67,18 +78,12 @@ _HOLDERS = [
         "audit_rows", 1024, "Rows of the test of the distribution in a suite's audits; 0 audits "
         "nothing, and only looks up earlier audits."
     ),
-    flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
-    flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",
         None,
         "Drafters to measure, separated by commas. DRAFTER:NUMBER sets its number of drafts per "
         "round, DRAFTER:auto adapts it. Default: none, prompt_lookup and the default of "
         "jspec.generate.",
-    ),
-    flags.DEFINE_string(
-        "num_draft_tokens", DEFAULT_NUM_DRAFT_TOKENS, "Most drafts per round, for drafters "
-        "without a :NUMBER."
     ),
     flags.DEFINE_string(
         "prompts_file",
@@ -91,29 +96,12 @@ _HOLDERS = [
     flags.DEFINE_integer(
         "per_category", None, "Number of prompts of each category, in place of --num_prompts."
     ),
-    flags.DEFINE_integer("max_new_tokens", 128, "Most tokens of an answer."),
     flags.DEFINE_integer(
         "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's "
         "context."
     ),
     flags.DEFINE_integer("repeats", 5, "Number of repeats of each measurement."),
-    flags.DEFINE_float("temperature", 0.0, "Temperature of the answers; above 0, prompt k of "
-        "repeat r has the seed 1000 r + k."),
-    flags.DEFINE_string("acceptance", "rejection", "The rule that accepts or rejects drafts."),
     flags.DEFINE_bool("decoding", False, "Time decoding alone, without prefill."),
-    flags.DEFINE_enum(
-        "dtype", "bfloat16", ["bfloat16", "float32"], "The number type of weights."
-    ),
-    flags.DEFINE_enum(
-        "target_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the target's "
-        "weights, which makes it another model; packed leaves those of a .gguf file as they are; "
-        "packed_a8 does, and rounds the inputs of products to 8 bits: another model, too; none "
-        "makes them floats."
-    ),
-    flags.DEFINE_enum(
-        "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "
-        "weights; packed leaves those of a .gguf file as they are, none makes them floats."
-    ),
     flags.DEFINE_bool(
         "transformers",
         None,
@@ -142,10 +130,8 @@ _HOLDERS = [
 ]  # fmt: skip
 flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
 
-list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
+list_flags("Models", "max_seq_len")
 list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
-list_flags("Sampling", "temperature")
-list_flags("Acceptance", "acceptance")
 list_flags("Drafting", "drafters")
 list_flags("Output", "output_json trace_folder")
 
@@ -173,6 +159,9 @@ def read_flags() -> dict[str, Any]:
                 f"expected --{holder.name} with --measure={' or '.join(readers)}, got it with "
                 f"{mode}"
             )
+    for flag in flags.FLAGS.get_key_flags_for_module(answer_flags):
+        if flag.present and flag.name not in _OF_ANSWERS:
+            raise InputError(f"expected no --{flag.name}, which no measurement reads")
     _check_values(values)
     for name in {"streams", "batch_sizes"} & {*names}:
         values[name] = _read_counts(name, values[name])
@@ -180,7 +169,6 @@ def read_flags() -> dict[str, Any]:
 
 
 def _read_counts(name: str, texts: Sequence[str]) -> list[int]:
-    """Returns the whole numbers of a list; refuses an empty list."""
     if not texts or not all(text.isdecimal() for text in texts):
         given = repr(",".join(texts)) if texts else "none"
         raise InputError(f"expected whole numbers in --{name}, got {given}")

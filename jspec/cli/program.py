@@ -126,8 +126,6 @@ def _import_all(names: Sequence[str]) -> None:
 
 
 def _hear_interrupts() -> None:
-    """Makes Ctrl-C work at every moment."""
-
     def on_interrupt(number: int, frame: types.FrameType | None) -> None:
         # Python drops an exception that is raised while the garbage collector calls JAX.
         if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
@@ -204,7 +202,6 @@ class _HelpFlag(flags.BooleanFlag):
 
 
 def _format_help(*, is_full: bool) -> str:
-    """Returns what the program does, and all its flags by topic or the usual ones."""
     flag_of = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     for holder in (_IMPORTS, _OFFLINE):  # of every program
         flag_of[holder.name] = flags.FLAGS[holder.name]

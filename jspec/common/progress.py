@@ -6,6 +6,11 @@ import time
 _SECONDS_APART, _SECONDS_APART_IN_PLACE = 5.0, 0.2
 
 
+def say(text: object) -> None:
+    """Prints a line on standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def counted(number: int, unit: str) -> str:
     """Returns how many there are: "1 cell", "2 cells"."""
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
@@ -49,7 +54,7 @@ class Progress:
         if self._in_place:  # erases what is longer than the new line
             print(f"\r{line}\033[K", end="\n" if is_last else "", file=sys.stderr, flush=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def format_seconds(seconds: float) -> str:

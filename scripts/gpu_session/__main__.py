@@ -135,7 +135,6 @@ def main() -> None:
 
 
 def _end_call(session: Session, problems: Mapping[str, str], until: float) -> None:
-    """Writes which steps are not done, and why; the exit status is 1 if there are any."""
     line = "all steps are done"
     if problems:
         by_reason: dict[str, list[str]] = {}
@@ -162,24 +161,19 @@ def _journal_path(backend: str) -> pathlib.Path:
     suffix = "-rehearsal" if _REHEARSE.value else ""
     usual = ROOT / "benchmarks" / "results" / f"{datetime.date.today()}-{backend}{suffix}"
     folder = usual if _RESULTS.value is None else pathlib.Path(_RESULTS.value)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"expected a folder in --results, got {folder}: {error.strerror}"
-        ) from None
-    check_results(folder)
+    check_results(folder, makes=True)
     return folder / FILE
 
 
-def check_results(folder: pathlib.Path) -> None:
+def check_results(folder: pathlib.Path, *, makes: bool = False) -> None:
     """Refuses a folder for results that is a file, or that holds files but no journal."""
     try:
+        if makes:
+            folder.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
     except OSError as error:
-        raise InputError(
-            f"expected a folder in --results, got {folder}: {error.strerror}"
-        ) from None
+        expected = "expected a folder in --results"
+        raise InputError(f"{expected}, got {folder}: {error.strerror}") from None
     if names and FILE not in names:
         raise InputError(f"expected an empty folder or one with {FILE} in --results, got {folder}")
 

@@ -44,7 +44,6 @@ def aim_rows(session: Session) -> list[list[str]]:
 
 
 def _correctness(session: Session) -> list[str]:
-    """Returns how the steps on correctness went; nothing until all of them were run."""
     outcomes = {name: session.outcome(name) for name in _CORRECT}
     if None in outcomes.values():
         return []

@@ -32,8 +32,7 @@ import numpy as np
 from jspec import kernels
 from jspec.generation.graph_trial import check_one_graph
 from jspec.generation.request import Request, SamplingParams
-from jspec.lab.auditing.caches import check_caches
-from jspec.lab.auditing.checks import check_parity
+from jspec.lab.auditing.checks import check_caches, check_parity
 from jspec.lab.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
@@ -273,7 +272,6 @@ def explain(work: Work) -> str:
 
 
 def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
-    """Runs arms at once, each in a process; returns their answers, and records their faults."""
     children = {}
     for arm in arms:
         variables = _WITHOUT_TILING | dict(arm.variables)
@@ -430,7 +428,6 @@ def run_audit(work: Work) -> str:
 
 
 def _check_smollm2() -> list[Check]:
-    """Compares the greedy answers of SmolLM2 with its head with plain ones, in both dtypes."""
     target = load_model(SMOLLM2)
     subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
     prompts = _encode_prompts(target)

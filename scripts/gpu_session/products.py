@@ -26,7 +26,7 @@ from jspec.kernels import library, rms_norm
 from jspec.kernels.backend import NAMES, XLA
 from jspec.kernels.cuda_block import NOTHING_FUSED, Fused, multiply, multiply_by_xla
 from jspec.lab.analysis.call_cost import Machine, measure_machine, product_loop
-from jspec.lab.benchmarking.parts import call_loop
+from jspec.lab.benchmarking.roofline import call_loop
 from jspec.models import DecoderConfig
 from scripts.gpu_session.correctness import GRAPH, SERIALISED, known
 from scripts.gpu_session.session import Session, Work
@@ -101,7 +101,6 @@ def bandwidth(work: Work) -> float:
 
 
 def _quick_machine() -> Machine:
-    """Returns rates of a product that is too small to tell them, for a rehearsal."""
     rows, size = 4, 256
     seconds = least_seconds(product_loop(rows, size, size, "float32"), repeats=1)
     return Machine(4 * size**2 / seconds, 2 * rows * size**2 / seconds)
@@ -123,7 +122,6 @@ def kernels_by(choice: str) -> Iterator[None]:
 
 
 def _time_layers(work: Work) -> dict[str, float]:
-    """Records the layers' times; returns the share of bandwidth of those on one token."""
     configs, models = {}, {}
     for size in SIZES:
         full = shape_of(size, is_rehearsal=work.is_rehearsal)
@@ -160,7 +158,6 @@ def _time_layers(work: Work) -> dict[str, float]:
 
 
 def _layer_bytes(config: DecoderConfig, context: int) -> float:
-    """Returns the bytes that a layer reads: weights of bfloat16, keys and values."""
     heads = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     weights = config.embed_dim * (heads + 3 * config.hidden_dim)
     return 2 * (weights + 2 * context * config.head_dim * config.num_kv_heads)
@@ -183,7 +180,6 @@ def product_shapes(config: DecoderConfig) -> dict[str, tuple[int, int, str]]:
 
 
 def _time_products(work: Work) -> None:
-    """Records the time of each product by each candidate, shape after shape."""
     options = known(GRAPH | SERIALISED)  # a graph may run at once what does not hang together
     for size in SIZES:
         config = shape_of(size, is_rehearsal=work.is_rehearsal)
@@ -213,7 +209,6 @@ def _time_products(work: Work) -> None:
 
 
 def _draw(outputs: int, inputs: int, parts: str, rows: int) -> tuple[Any, ...]:
-    """Returns rows, norm, residual and weights."""
     count = max(1, min(_MOST_WEIGHTS, round(_COLD_BYTES / (2 * outputs * inputs))))
     keys = jax.random.split(jax.random.key(0), 4)
     norm = 1 + jax.random.normal(keys[1], (inputs,), jnp.bfloat16) / 8 if "norm" in parts else None
@@ -258,7 +253,6 @@ def _run_turns(program: Any, operands: tuple[Any, ...]) -> Any:
 
 
 def _record_verdicts(work: Work) -> None:
-    """Records the results of the contests, if they were held on this machine."""
     path = cache_dir() / "kernels.json"
     if path.is_file():
         work.record("verdicts", verdicts=json.loads(path.read_text()))

@@ -274,13 +274,10 @@ class Work:
 def run_steps(
     session: Session, steps: Sequence[Step], *, until: float, scale: float = 1.0
 ) -> dict[str, str]:
-    """Runs steps that the journal does not have yet.
+    """Runs steps that the journal does not have yet, in their order.
 
-    Args:
-      session: whose steps they are.
-      steps: in their order.
-      until: seconds after the start of the program when the last one has to end.
-      scale: of the steps' seconds.
+    The last one has to end `until` seconds after the start of the program; `scale` is of the steps'
+    seconds.
 
     Returns:
       Why steps are not done, by name: one that failed, was ended, or had no time left.
@@ -313,7 +310,6 @@ def run_steps(
 
 
 def _run_step(session: Session, step: Step, deadline: float) -> tuple[str, str]:
-    """Returns the step's outcome, and what it decided or why it did not end."""
     work, ends = Work(session, step.name, deadline), []
 
     def guarded() -> None:

@@ -15,18 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from jspec.common.timing import Loop, seconds_each, timed
-from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import make_eagle_drafter
-from jspec.drafters.eagle_head import init_eagle_params
 from jspec.drafters.registry import REGISTRY
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row
-from jspec.lab.accelerators.shapes import eagle_config
+from jspec.lab.accelerators.shapes import build_eagle
 from jspec.lab.analysis.theory import expected_tokens
-from jspec.lab.benchmarking.parts import call_loop
-from jspec.lab.benchmarking.roofline import model_cost
+from jspec.lab.benchmarking.roofline import call_loop, model_cost
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.speculation.types import SpecState
 from jspec.weights.resolver import LoadedModel
@@ -133,7 +129,6 @@ def measure_models(work: Work) -> str:
 
 
 def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
-    """Measures 1B and 3B, first what matters most; returns the shares of plain rounds."""
     models = {size: llama(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
     plain.cache_clear()
     generators = {size: plain(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
@@ -201,7 +196,6 @@ def _time_calls(
 
 
 def _time_host(work: Work, choice: str, generators: dict[str, Generator]) -> None:
-    """Measures what the host adds to rounds: text, bookkeeping and Python."""
     request = Request(PROMPT, SamplingParams(temperature=0.0, max_new_tokens=64))
     for size, generator in generators.items():
         generator.generate(request)  # compiles for its own size of cache
@@ -247,7 +241,9 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
         f"1B, {kind}": Generator(target, load("1b", quantization=kind), drafter="model", **options)
         for kind in _DRAFT_WEIGHTS
     }
-    eagle = dataclasses.replace(REGISTRY["eagle"], build=_build_eagle)
+    eagle = dataclasses.replace(
+        REGISTRY["eagle"], build=functools.partial(build_eagle, has_weights=True)
+    )
     generators["EAGLE"] = Generator(target, drafter=eagle, **options)
     generators["lookup"] = Generator(target, drafter="prompt_lookup", **options)
     generators["plain"] = plain("3b", is_rehearsal=is_rehearsal)
@@ -255,7 +251,6 @@ def _draft_batches(is_rehearsal: bool) -> dict[str, Batch]:
 
 
 def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch: Batch) -> str:
-    """Records a drafter's rounds beside plain ones; returns how many times as fast they are."""
     speeds = []
     for rate in RATES if name != "lookup" else RATES[1:2]:
         work.check_time()
@@ -270,7 +265,6 @@ def _time_drafter(work: Work, choice: str, name: str, batch: Batch, plain_batch:
 def _record_drafts(
     work: Work, choice: str, name: str, rate: float, rounds: Rounds, plain_rounds: Rounds
 ) -> float:
-    """Records rounds; returns the speed that their time and the rate of acceptance give."""
     cost = rounds.seconds / plain_rounds.seconds
     # A lookup of random texts finds nothing; what it costs to verify its drafts is known.
     expected = expected_tokens(rate, NUM_DRAFTS)
@@ -286,13 +280,3 @@ def _record_drafts(
 
 def _settings(rate: float) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed_of(rate, 0), max_new_tokens=64)
-
-
-def _build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns a head of random weights, of the shape of the published ones."""
-    config = eagle_config(spec)
-    params = jax.jit(functools.partial(init_eagle_params, config))(jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
-    )
-    return BuiltDrafter(make_eagle_drafter(spec, config), params)

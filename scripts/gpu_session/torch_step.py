@@ -29,7 +29,7 @@ _PACKAGES = "torch", "transformers"
 
 def start(work: Work) -> str:
     """Starts the process that compiles; the step that times it comes later."""
-    from jspec.lab.benchmarking.transformers_baseline import has_transformers
+    from jspec.lab.benchmarking.baselines import has_transformers
 
     if not has_transformers():
         raise LeftOut("torch or transformers is not installed")
@@ -63,7 +63,6 @@ def run(work: Work) -> str:
 
 
 def _beside(work: Work, record: Mapping[str, Any]) -> str:
-    """Records a step beside the best plain rounds of the same shape; returns both in words."""
     size, seconds = record["step"], record["seconds"]
     rounds = [figure for figure in work.session.figures("models", "rounds")
               if (figure["model"], figure["rows"]) == (size, 1)]  # fmt: skip

@@ -15,7 +15,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.generation.costs import RoundCosts, _start_row, texts_for
 from jspec.generation.options import make_spec
-from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import check_distribution
 from jspec.models import init_cache, make_apply
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer

@@ -17,8 +17,7 @@ from jspec.drafters import DRAFTERS, DrafterOptions
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.eagle_head import EagleConfig, save_eagle
 from jspec.generation.batch import needed_switches
-from jspec.lab.accelerators.compiled import compile_program
-from jspec.lab.accelerators.devices import find_accelerator
+from jspec.lab.accelerators.compiled import compile_program, find_accelerator
 from jspec.lab.auditing.subject import cast
 from jspec.models.config import EncoderConfig
 from jspec.speculation.beam import BeamLimits, num_candidates

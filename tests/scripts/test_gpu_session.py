@@ -22,7 +22,7 @@ from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
 from jspec.kernels.cuda_block import Fused
-from jspec.lab.accelerators.devices import find_accelerator
+from jspec.lab.accelerators.compiled import find_accelerator
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan
 from scripts.gpu_session import correctness, products, session, subjects

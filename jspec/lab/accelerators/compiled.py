@@ -1,22 +1,41 @@
-"""A program compiled by XLA for an accelerator, without the device."""
+"""Accelerators for which XLA compiles without the device, and what it makes of a program."""
 
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import math
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import topologies
 
-from jspec.common.errors import InputError, describe_error
-from jspec.lab.accelerators.devices import Accelerator
+from jspec.common.errors import InputError, check_among, describe_error
 
+# JAX's names of the platforms, and the modules of which one must be there.
+_COMPILERS = {"gpu": ("cuda", "jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("tpu", "libtpu")}
+_HOST = 4  # chips of a TPU's host
+# libtpu does not ask the machine around the chip about it, and two processes may compile at once.
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}  # fmt: skip
+
+_SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
+_GPUS = "h200", "h100", "a100"
+# An H200 is an H100 with other memory: bandwidth, size, clock and name.
+_H200 = {
+    "3352320000000": "4800000000000",
+    "84942979072": "151397597184",
+    "2619000KHz": "3750000KHz",
+    "H100 80GB HBM3": "H200 141GB HBM3e",
+}
 _PACKAGES = (
     "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
     "nvidia-cuda-nvcc",
@@ -34,6 +53,68 @@ _MOVES = {"convert", "transpose", "pad", "copy"}
 # Beside them a slice is the cut to or from a multiple of the tile; the others name arrays.
 _FREE = {"slice", "bitcast", "reshape", "parameter", "constant", "get-tuple-element", "tuple"}
 _LARGE = 1e6  # bytes: a weight, or one layer's keys of a short context
+
+
+class Accelerator(NamedTuple):
+    """One device.
+
+    Attributes:
+      name: as `--device` takes it.
+      backend: "gpu" or "tpu".
+      memory: its bytes that a program may use.
+      description: of a GPU, for XLA; of a TPU, what libtpu calls chips of it, but for their number.
+    """
+
+    name: str
+    backend: str
+    memory: int
+    description: str
+
+    @property
+    def advice(self) -> str:
+        """What installs its compiler."""
+        return f'pip install -e ".[compile-{self.backend}]"'
+
+    def devices(self, number: int = 1, hosts: int = 1) -> Sequence[Any]:
+        """Returns devices to compile for, at least that many; they cannot hold arrays.
+
+        Raises:
+          InputError: its compiler is not installed, or does not know it or that many.
+        """
+        platform, *modules = _COMPILERS[self.backend]
+        if not any(map(importlib.util.find_spec, modules)):
+            raise InputError(f"--device={self.name} expects XLA's compiler for it: {self.advice}")
+        name, options = f"{self.name}:{'2x2' if number <= _HOST else '2x4'}", {}
+        if self.backend == "gpu":
+            topology = f"1x{hosts}x{number // hosts}"
+            name, options = "", {"target_config": self.description, "topology": topology}
+        else:
+            kind = f"{self.description}-{_HOST if number <= _HOST else 2 * _HOST}"
+            os.environ.update({"TPU_ACCELERATOR_TYPE": kind, **_NO_TPU, **os.environ})
+        try:
+            return topologies.get_topology_desc(name, platform, **options).devices
+        except Exception as error:  # whatever the plugin raises
+            reason = f"jax {jax.__version__} cannot compile for it, {describe_error(error)[:200]}"
+            raise InputError(f"--device={self.name}: {reason}; {self.advice}") from None
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """Returns the accelerator of that name; an `InputError` if there is none."""
+    check_among("device", name, (*_GPUS, *_TPUS))
+    if name in _TPUS:
+        return _TPUS[name]
+    kept = "h100" if name == "h200" else name
+    text = pathlib.Path(__file__).with_name(f"{kept}.txtpb").read_text()
+    for was, becomes in _H200.items() if name == "h200" else ():
+        text = text.replace(was, becomes)
+    (memory,) = re.findall(r"device_memory_size: (\d+)", text)
+    return Accelerator(name, "gpu", int(_SHARE * int(memory)), text)
+
+
+_TPUS = {
+    "v5e": Accelerator("v5e", "tpu", int(_SHARE * (63 << 28)), "v5litepod"),
+    "v6e": Accelerator("v6e", "tpu", int(_SHARE * (125 << 28)), "v6e"),
+}
 
 
 class CompiledProgram(NamedTuple):
@@ -127,14 +208,11 @@ def compile_program(
 
 
 def count_moves(text: str) -> int:
-    """Returns how many launches of a program only move an array of a megabyte or more.
+    """Returns how many launches of a program, optimised HLO, only move a megabyte or more.
 
-    That is, they copy, transpose, pad or convert it, such as a cache that the loop needs in another
-    layout. A launch counts once, however often a loop runs it. Copies to a TPU's chip, which are
-    needed, do not count.
-
-    Args:
-      text: the optimised HLO.
+    That is, they copy, transpose, pad or convert an array, such as a cache that the loop needs in
+    another layout. A launch counts once, however often a loop runs it. Copies to a TPU's chip,
+    which are needed, do not count.
     """
     computations: dict[str, list[tuple[str, str, str]]] = {}
     for line in text.splitlines():
@@ -159,7 +237,6 @@ def count_moves(text: str) -> int:
 
 
 def _num_bytes(shape: str) -> float:
-    """Returns the bytes of the arrays in a shape's text."""
     total = 0.0
     for dtype, sizes in _ARRAY.findall(shape):
         bits = re.search(r"\d+", dtype)

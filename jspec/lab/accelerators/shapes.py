@@ -13,15 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec import kernels
 from jspec.common.errors import check_among
+from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import make_eagle_drafter
-from jspec.drafters.eagle_head import (
-    EagleConfig,
-    default_feature_layers,
-    init_eagle_params,
-)
+from jspec.drafters.eagle_head import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.packed import STRIP
-from jspec.lab.analysis.byte_model import load_config
+from jspec.lab.analysis.call_cost import load_config
 from jspec.models.sharding import parameter_specs, spread_config
 from jspec.weights.assemble import as_dtype
 from jspec.weights.parameter import Parameter
@@ -84,13 +81,20 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
     return kernels.PackedKernel(blocks, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
 
 
-def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns a head of shapes, those of the published heads."""
-    config = eagle_config(spec)
-    params = jax.eval_shape(functools.partial(init_eagle_params, config), jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
-    )
+def build_eagle(spec: DrafterSpec, *, has_weights: bool = False) -> BuiltDrafter:
+    """Returns a head of the shapes of the published ones; of random weights if asked for."""
+    config, rng_key = eagle_config(spec), jax.random.key(0)
+    init = functools.partial(init_eagle_params, config)
+
+    def cast(params: Params) -> Params:
+        return jax.tree.map(
+            lambda leaf: leaf.astype(spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
+        )
+
+    if has_weights:
+        params = cast(jax.jit(init)(rng_key))
+    else:
+        params = jax.eval_shape(lambda rng_key: cast(init(rng_key)), rng_key)
     return BuiltDrafter(make_eagle_drafter(spec, config), params)
 
 

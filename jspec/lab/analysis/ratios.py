@@ -18,23 +18,15 @@ _NUM_SAMPLES = 2000
 _PERCENTILES = 2.5, 97.5
 
 
-class Interval(NamedTuple):
-    """A figure of the prompts as they are, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Ratio(NamedTuple):
-    """A median over repeats, with its 95 % interval over resampled prompts and repeats."""
+    """A ratio, or its median over repeats, with the 95 % interval over prompts and repeats."""
 
     median: float
     low: float
     high: float
 
 
-def mean_and_interval(sums: Shaped[np.ndarray, "p"], counts: Shaped[np.ndarray, "p"]) -> Interval:
+def mean_and_interval(sums: Shaped[np.ndarray, "p"], counts: Shaped[np.ndarray, "p"]) -> Ratio:
     """Returns the ratio of two totals over prompts, such as drafts accepted over drafts proposed.
 
     Where all counts that are drawn are 0, the ratio counts as 0.
@@ -42,7 +34,7 @@ def mean_and_interval(sums: Shaped[np.ndarray, "p"], counts: Shaped[np.ndarray, 
     picks = np.random.default_rng(0).integers(len(sums), size=[_NUM_SAMPLES, len(sums)])
     ratios = sums[picks].sum(axis=1) / np.maximum(counts[picks].sum(axis=1), 1)
     value = sums.sum() / np.maximum(counts.sum(), 1)
-    return Interval(float(value), *np.percentile(ratios, _PERCENTILES).tolist())
+    return Ratio(float(value), *np.percentile(ratios, _PERCENTILES).tolist())
 
 
 def shares_by_accepted(rounds: PromptRounds, most: int) -> list[Ratio | None]:
@@ -60,7 +52,7 @@ def share(parts: Sequence[float], wholes: Sequence[float]) -> Ratio | None:
     known = np.array(wholes) > 0
     if not known.any():
         return None
-    return Ratio(*mean_and_interval(np.array(parts)[known], np.array(wholes)[known]))
+    return mean_and_interval(np.array(parts)[known], np.array(wholes)[known])
 
 
 def speed_ratio(

@@ -209,7 +209,6 @@ def to_svg(trace: Mapping[str, Any]) -> str:
 
 
 def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
-    """Returns one line of the terminal, which appears after those above it."""
     y = _MARGIN + (index + 0.75) * _LINE
     texts = "".join(
         f'<tspan class="{kind}">{html.escape(text)}</tspan>' for kind, text in spans if text

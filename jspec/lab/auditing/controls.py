@@ -1,5 +1,6 @@
 """Negative controls: rules and drafters that are wrong on purpose and must be detected."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,23 +9,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jspec.common.typing import (
-    ApplyFn,
-    BlockFlags,
-    Params,
-    RowCounts,
-    RowSeeds,
-    TargetProbs,
-    Tokens,
-)
+from jspec.common.text_table import NOTHING, format_table
+from jspec.common.typing import ApplyFn, Params, RowCounts, RowSeeds, TargetProbs
 from jspec.drafters.chain import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
+from jspec.speculation.acceptance import RULES, RuleOptions
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.tree import Tree, TreeRule, along, end_of, path_of, tree_of
-from jspec.speculation.types import AcceptanceRule, Drafter, Proposal, RoundInputs, Verdict
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    Proposal,
+    RoundInputs,
+    Temperatures,
+    Verdict,
+)
+
+SettingsFn = Callable[[SamplingSettings], SamplingSettings]
+_COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
@@ -72,7 +77,6 @@ def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
 
 
 def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | None:
-    """Returns the rule for trees with its verdicts changed by `after`; None where there is none."""
     if rule.tree is None:
         return None
 
@@ -107,36 +111,17 @@ def misreported(proposal: Proposal, vocab_size: int) -> Proposal:
     return proposal.replace(probs=probs)
 
 
-@dataclasses.dataclass(frozen=True)
-class MisreportingTrees(Drafter):
-    """The drafter of trees, but its proposals are `misreported`."""
+def misreporting_trees(drafter: Drafter, vocab_size: int) -> Drafter:
+    """Returns the drafter of trees, but its proposals are `misreported`."""
 
-    drafter: Drafter
-    vocab_size: int
+    class MisreportingTrees(type(drafter)):
+        def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
+            proposal, state = super().propose(params, state, inputs)
+            return misreported(proposal, vocab_size), state
 
-    def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "kinds", "may_be_silent", "tree_depth", "hidden_layers",
-                     "has_lag"):  # fmt: skip
-            object.__setattr__(self, name, getattr(self.drafter, name))
-
-    def init(self, batch_size: int, capacity: int) -> Any:
-        """Returns the drafter's state of rows that have seen nothing."""
-        return self.drafter.init(batch_size, capacity)
-
-    def observe(
-        self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
-    ) -> Any:
-        """Shows the drafter committed tokens."""
-        return self.drafter.observe(params, state, tokens, hidden, valid)
-
-    def lag(self, state: Any, kind: RowCounts) -> RowCounts:
-        """Returns how many tokens the drafter must still read, [b]."""
-        return self.drafter.lag(state, kind)
-
-    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
-        """Returns the drafter's proposal, misreported."""
-        proposal, state = self.drafter.propose(params, state, inputs)
-        return misreported(proposal, self.vocab_size), state
+    wrong = copy.copy(drafter)
+    object.__setattr__(wrong, "__class__", MisreportingTrees)
+    return wrong
 
 
 def ignoring_depths(apply: ApplyFn) -> ApplyFn:
@@ -203,7 +188,7 @@ def tree_controls(
     if rule.noise is not SHARED:  # there the next token is the target's, whatever the drafts
         changed["no residual"] = {"rule": without_residual(rule)}
         changed["drafts misreported"] = {
-            "drafter": None if drafter is None else MisreportingTrees(drafter, vocab_size)
+            "drafter": None if drafter is None else misreporting_trees(drafter, vocab_size)
         }
     return changed | {name: {"around": around} for name, around in CALL_CONTROLS.items()}
 
@@ -225,9 +210,6 @@ def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
         return right.replace(uniforms=draw(jnp.concatenate(keys, axis=1)))
 
     return rule._replace(noise=rule.noise._replace(acceptance=noise))
-
-
-SettingsFn = Callable[[SamplingSettings], SamplingSettings]
 
 
 def hotter(settings: SamplingSettings) -> SamplingSettings:
@@ -268,3 +250,19 @@ def claiming_all(drafter: ModelDrafter, *, num_ids: int) -> ModelDrafter:
         return token, draw_from_distribution(logits, settings, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)
+
+
+def list_rules() -> str:
+    """Returns a table of all rules, yours too, and the controls that an audit must reject."""
+    lines = [_line(name, make(RuleOptions())) for name, make in RULES.items()]
+    whatever = f"on trees, whatever the rule, above temperature 0: {', '.join(CALL_CONTROLS)}"
+    return f"{format_table(_COLUMNS, lines)}\n{whatever}"
+
+
+def _line(name: str, rule: AcceptanceRule) -> tuple[str, ...]:
+    on_trees = [name for name in tree_controls(rule, None, 0) if name not in CALL_CONTROLS]
+    controls = ["a flatter target", ", ".join(on_trees) or NOTHING]
+    if rule.temperatures is Temperatures.ZERO:  # the text says everything
+        controls = [NOTHING, NOTHING]
+    is_lossless = "yes" if rule.is_lossless else "no"
+    return name, rule.temperatures.value, is_lossless, *controls

@@ -19,14 +19,7 @@ from jspec.common.errors import InputError, describe_error
 from jspec.lab.auditing.subject import Check
 from jspec.speculation.distributions import draw
 from jspec.speculation.function_checks import check_functions, is_pytree
-from jspec.speculation.functions import (
-    RULES,
-    Rule,
-    judge_by_ratio,
-    latest,
-    run_rounds,
-    speculate,
-)
+from jspec.speculation.functions import RULES, Rule, judge_by_ratio, latest, run_rounds, speculate
 
 NUM_STEPS = 4
 FALSE_ALARM = 1e-6

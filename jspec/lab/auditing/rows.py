@@ -201,7 +201,6 @@ class Rows:
             yield infos, state
 
     def _with_alphabet(self, settings: SamplingParams) -> SamplingParams:
-        """Returns the settings with nothing allowed but the alphabet."""
         if len(self.context.alphabet) < used_vocab_size(self.subject.target):
             allowed = tuple(self.context.alphabet)
             settings = dataclasses.replace(settings, allowed_token_ids=allowed)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jspec.common.progress import say
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.generation.auto import MOST_DRAFT_TOKENS
@@ -16,8 +16,18 @@ from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.ratios import speed_ratio
+from jspec.lab.analysis.spec_bench import TASKS
 
 JSPEC_PLAIN = "jspec plain"
+
+_TITLE = "speed-up over the program's own plain decoding / mean accepted tokens (Spec-Bench's)"
+Columns = dict[str, Any]
+"""One method on all prompts: `tasks`, figures by task, and `overall`, those without a task too.
+
+Figures are `num_prompts`; `speedup` over plain decoding by the same program (see `Ratio`), None
+where that was not measured; and `mean_accepted_tokens`, None without a call after those that read
+the prompts.
+"""
 
 
 class Generated(NamedTuple):
@@ -52,12 +62,9 @@ Answers = dict[str, list[list[Generated]]]
 def answer_with(
     generator: Generator, settings: SamplingParams, *, decoding: bool = False
 ) -> GenerateFn:
-    """Returns generation by a Generator.
+    """Returns generation by a Generator under settings, but for their seeds.
 
-    Args:
-      generator: what answers.
-      settings: of the answers, but for their seeds.
-      decoding: count the time of decoding alone: without the prompt, and without the first token.
+    With `decoding` its time is that of decoding alone: without the prompt and the first token.
     """
 
     def generate(prompt: list[int], seed: int) -> Generated:
@@ -104,21 +111,9 @@ class Timings(NamedTuple):
 def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> None:
     """Lets every method answer every prompt once, so that everything is compiled."""
     for name, generate in methods.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
+        say(f"warming up {name}")
         for prompt in prompts:
             generate(prompt, 0)
-
-
-def measure(
-    methods: Mapping[str, GenerateFn],
-    prompts: Sequence[list[int]],
-    repeats: int,
-    forget: Callable[[], object] = lambda: None,
-) -> Iterator[dict[str, Timings]]:
-    """Times every method on every prompt, by turns; yields after each repeat all up to it."""
-    for answers in answer_in_turn(methods, prompts, repeats, {}, forget):
-        if all(len(own[-1]) == len(prompts) for own in answers.values()):
-            yield timings_of(answers)
 
 
 def answer_in_turn(
@@ -136,7 +131,7 @@ def answer_in_turn(
     done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
     for repeat in range(repeats):
         if repeats > 1:
-            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+            say(f"repeat {repeat + 1} of {repeats}")
         forget()
         for rows in done.values():
             rows.extend([[]] * (len(rows) == repeat))
@@ -223,3 +218,72 @@ def ratio_cell(ratio: Mapping[str, float] | None) -> str:
     if ratio is None:
         return NOTHING
     return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
+
+
+def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
+    """Returns the task of each prompt of a file.
+
+    Spec-Bench's categories are grouped to its six tasks if the file has prompts of all six; names
+    such as "coding" mean something else elsewhere. Other categories are their own tasks.
+    """
+    task_of = {category: task for task, members in TASKS.items() for category in members}
+    if not set(TASKS) <= {task_of.get(category or "") for category in categories}:
+        return list(categories)
+    return [category and task_of.get(category, category) for category in categories]
+
+
+def columns_by_method(
+    timings: Mapping[str, Timings], plain_of: Mapping[str, str], tasks: Sequence[str | None]
+) -> dict[str, Columns]:
+    """Returns Spec-Bench's columns of every method, plain values.
+
+    `plain_of` has, for each method, plain decoding by the same program, which may be missing;
+    `tasks` those of the prompts, None where a prompt has none.
+    """
+    places = {
+        task: np.flatnonzero([label == task for label in tasks])
+        for task in dict.fromkeys(tasks)
+        if task is not None
+    }
+    columns = {}
+    for name, timing in timings.items():
+        base = timings.get(plain_of[name])
+        by_task = {task: _figures(timing, base, prompts) for task, prompts in places.items()}
+        overall = _figures(timing, base, np.arange(len(tasks)))
+        columns[name] = {"tasks": by_task, "overall": overall}
+    return columns
+
+
+def _figures(timing: Timings, base: Timings | None, prompts: np.ndarray) -> dict[str, Any]:
+    calls = timing.calls[:, prompts].sum()
+    accepted = float(timing.round_tokens[:, prompts].sum() / calls) if calls else None
+    speedup = None
+    if base is not None:
+        # The ratio of mean speeds: each answer counts once, whatever it took.
+        speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (timing, base))
+        ones = np.ones_like(speeds)
+        speedup = speed_ratio(ones, speeds, ones, base_speeds)._asdict()
+    return {
+        "num_prompts": len(prompts), "speedup": speedup, "mean_accepted_tokens": accepted
+    }  # fmt: skip
+
+
+def format_columns(
+    columns: Mapping[str, Columns], plain_of: Mapping[str, str], title: str = ""
+) -> str | None:
+    """Returns a table of the methods that are no base, a line a task; None without tasks."""
+    methods = [name for name in columns if name != plain_of[name]]
+    if not methods:
+        return None
+    lines = {name: columns[name]["tasks"] | {"overall": columns[name]["overall"]}
+             for name in methods}  # fmt: skip
+    rows = [
+        [task, str(figures["num_prompts"]), *(_cell(lines[name][task]) for name in methods)]
+        for task, figures in lines[methods[0]].items()
+    ]
+    return f"{title or _TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
+
+
+def _cell(figures: Mapping[str, Any]) -> str:
+    accepted = number_cell(figures["mean_accepted_tokens"], ".2f")
+    return f"{ratio_cell(figures['speedup'])} / {accepted}"

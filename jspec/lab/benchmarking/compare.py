@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
@@ -24,7 +25,9 @@ from jspec.lab.benchmarking.answers import (
     GenerateFn,
     answer_in_turn,
     answer_with,
+    columns_by_method,
     forget_all,
+    format_columns,
     format_summary,
     gives_one_text,
     one_of_each_size,
@@ -32,13 +35,13 @@ from jspec.lab.benchmarking.answers import (
     timings_of,
     warm_up,
 )
-from jspec.lab.benchmarking.by_task import columns_by_method, format_columns
-from jspec.lab.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, LlamaCpp
-from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
-from jspec.lab.benchmarking.transformers_baseline import (
+from jspec.lab.benchmarking.baselines import (
+    LLAMA_PLAIN,
+    LlamaCpp,
     TransformersModels,
     transformers_methods,
 )
+from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.weights.resolver import LoadedModel
 
 _WARM_PIECES = 3  # of an answer: of the prefill, and of two visits
@@ -75,7 +78,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     if begun and begun["prompts_digest"] != digest:
         raise InputError(f"expected the prompts that {path} was begun with, got others")
     if begun:
-        print(f"going on with {path}", file=sys.stderr, flush=True)
+        say(f"going on with {path}")
     _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
     peak_bytes = _peak_bytes()
     working, left_out = _working_baselines(asked, target, draft, texts, ids)
@@ -124,9 +127,8 @@ def format_record(record: Mapping[str, Any]) -> str:
 def _warm_generators(
     generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: SamplingParams
 ) -> None:
-    """Lets every Generator begin an answer to every prompt, so that everything is compiled."""
     for name, generator in generators.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
+        say(f"warming up {name}")
         for prompt in prompts:
             list(itertools.islice(generator.run([Request(prompt, settings)]), _WARM_PIECES))
 
@@ -177,7 +179,7 @@ def _working_baselines(
             except Exception as error:
                 left_out[name] = _reason(error)
     for name, reason in left_out.items():
-        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+        say(f"note: {name} is left out: {reason}")
     return working, left_out
 
 
@@ -206,7 +208,7 @@ def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedM
     if draft is None or draft.quantization is None:
         return draft
     note = f"it cannot load jspec's {draft.quantization}"
-    print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
+    say(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}")
     return asked.load("draft", is_rounded=False)
 
 

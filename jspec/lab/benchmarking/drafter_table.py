@@ -13,20 +13,17 @@ from jspec.common.errors import prefixed_errors
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
-from jspec.generation.options import (
-    check_draft_sampling,
-    check_rule_options,
-    settings_read_by,
-)
+from jspec.generation.options import check_draft_sampling, check_rule_options, settings_read_by
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     GenerateFn,
+    answer_in_turn,
     answer_with,
     forget_all,
     gives_one_text,
-    measure,
     one_of_each_size,
     summarise,
+    timings_of,
     warm_up,
 )
 from jspec.lab.benchmarking.measurement import Measurement, check_methods, parse_methods
@@ -92,7 +89,7 @@ def compare_drafters(
         )
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
     forget = functools.partial(forget_all, generators.values())
-    timings = list(measure(answers, prompts, _REPEATS, forget))[-1]
+    timings = timings_of(list(answer_in_turn(answers, prompts, _REPEATS, {}, forget))[-1])
     first, *_ = generators
     rule = generators[first].describe()["acceptance"]
     report = summarise(timings, is_one_text=gives_one_text(settings, rule))

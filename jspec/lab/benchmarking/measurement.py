@@ -4,13 +4,13 @@ import collections
 import functools
 import json
 import pathlib
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, title_of
+from jspec.common.progress import say
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterOptions,
@@ -28,9 +28,8 @@ from jspec.generation.layout import place_model
 from jspec.generation.options import RULE_DEFAULTS, check_num_draft_tokens
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import SamplingParams
-from jspec.lab.benchmarking.answers import JSPEC_PLAIN
-from jspec.lab.benchmarking.by_task import tasks_of
-from jspec.lab.benchmarking.transformers_baseline import has_transformers
+from jspec.lab.benchmarking.answers import JSPEC_PLAIN, tasks_of
+from jspec.lab.benchmarking.baselines import has_transformers
 from jspec.models.sharding import make_mesh
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS, PACKED_A8
@@ -122,11 +121,7 @@ class Measurement(types.SimpleNamespace):
 
 
 def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
-    """Returns the methods by the names that the tables give them.
-
-    Args:
-      drafters: each DRAFTER or DRAFTER:NUMBER.
-      num_draft_tokens: the number for drafters that are named without it.
+    """Returns the methods by the names that the tables give them; each is DRAFTER[:NUMBER].
 
     Raises:
       InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
@@ -184,8 +179,7 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
     if values.get("coordinator") is not None:
         reasons.append("--coordinator: it is one process")
     if wanted is None and not is_there:
-        note = "note: transformers is not measured: torch is not installed (pip install torch)"
-        print(note, file=sys.stderr, flush=True)
+        say("note: transformers is not measured: torch is not installed (pip install torch)")
     if wanted and reasons:
         raise InputError(f"expected --transformers without {reasons[0]}")
     if wanted and not is_there:
@@ -233,7 +227,7 @@ def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:
         raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
     tasks = tasks_of([prompt.category for prompt in read])
     if asked.num_prompts is not None and len(read) < count:
-        print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
+        say(f"note: {title_of(path)} has {len(read)} of {count} prompts")
     if per_category := asked.per_category:
         seen: dict[str | None, list[int]] = collections.defaultdict(list)
         for index, prompt in enumerate(read):

@@ -9,7 +9,6 @@ time for each, so a round is also timed without it.
 import collections
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.progress import say
 from jspec.common.text_table import format_table, number_cell
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request
@@ -64,14 +64,12 @@ def measure_operations(asked: Measurement) -> Iterator[Outcome]:
         for name in asked.methods:
             generator = asked.generators(target, draft, name, batch_size=rows)[name]
             line = {"name": name, "rows": rows} | _profiled(generator, requests)
-            print(f"{name}, {rows} rows: {line['round_ms']:.3g} ms", file=sys.stderr, flush=True)
+            say(f"{name}, {rows} rows: {line['round_ms']:.3g} ms")
             lines.append(line)
             yield Outcome({"lines": lines}, _format(lines))
 
 
 def _profiled(generator: Generator, requests: list[Request]) -> dict[str, Any]:
-    """Returns a round's milliseconds: without the profiler, and by part and kind with it."""
-
     def answer() -> list[Result]:
         generator.forget_answers()  # or the next run would copy them
         return generator.generate(requests)
@@ -104,7 +102,6 @@ def _num_rounds(results: Iterable[Result]) -> int:
 
 
 def _times_by_operation(folder: pathlib.Path) -> dict[Instruction, float]:
-    """Returns the nanoseconds of all rounds in a profile, by part and kind."""
     threads = list(_threads(folder))
     if not any(threads):
         raise InputError(
@@ -185,7 +182,6 @@ def read_instructions(module: str, text: str) -> dict[tuple[str, str], Instructi
 
 
 def _kind(opcode: str, target: re.Match[str] | None, name: str) -> str:
-    """Returns what an instruction does: products, attention, the cache, another kernel, or XLA."""
     if target is not None:
         function = target[1].removeprefix("jspec_")
         if "product" in function:  # of floats, int8, packed, grouped
@@ -199,7 +195,6 @@ def _kind(opcode: str, target: re.Match[str] | None, name: str) -> str:
 
 
 def _format(lines: list[dict[str, Any]]) -> str:
-    """Returns one table: a column for each method and number of rows, milliseconds a round."""
     cells: dict[tuple[str, str], dict[int, float]] = collections.defaultdict(dict)
     for column, line in enumerate(lines):
         for operation in line["operations_ms"]:

@@ -9,7 +9,6 @@ already.
 
 import functools
 import hashlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import title_of
 from jspec.common.memory import tree_bytes
-from jspec.common.progress import counted
+from jspec.common.progress import counted, say
 from jspec.drafters import (
     DRAFTERS,
     check_options,
@@ -31,12 +30,12 @@ from jspec.generation.auto import AUTO
 from jspec.generation.generator import Generator
 from jspec.generation.options import make_spec
 from jspec.generation.request import SamplingParams
-from jspec.lab.auditing.stamps import file_digests, find_stamp, keep_stamp
-from jspec.lab.auditing.subject import Subject, cast
+from jspec.lab.auditing.subject import Subject, cast, file_digests, find_stamp, keep_stamp
 from jspec.lab.benchmarking.answers import (
     JSPEC_PLAIN,
     answer_in_turn,
     answer_with,
+    columns_by_method,
     forget_all,
     gives_one_text,
     one_of_each_size,
@@ -44,7 +43,6 @@ from jspec.lab.benchmarking.answers import (
     timings_of,
     warm_up,
 )
-from jspec.lab.benchmarking.by_task import columns_by_method
 from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts, parse_methods
 from jspec.lab.reports.leaderboard import leaderboard_text
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
@@ -129,7 +127,6 @@ def measure_suite(asked: Measurement) -> Iterator[Outcome]:
 
 
 def _head_of(asked: Measurement, models: Models) -> dict[str, Any]:
-    """Returns what the record says of all rows."""
     files = {}
     for role, model in (("target", models.target), ("draft", models.draft)):
         if model is not None and (path := find_model(model.name)) is not None:
@@ -159,8 +156,7 @@ class _Clock:
         moment = time.monotonic()
         if moment - self._begin >= self._limit:
             if not self.is_over:
-                text = f"--minutes={self._limit / 60:g} have passed; the same command continues"
-                print(text, file=sys.stderr, flush=True)
+                say(f"--minutes={self._limit / 60:g} have passed; the same command continues")
             self.is_over = True
             return False
         if self._num_begun:
@@ -168,8 +164,7 @@ class _Clock:
         self._num_begun += 1
         estimate = min(num_left * self._usual, self._limit - (moment - self._begin)) / 60
         about = f"about {counted(round(estimate), 'minute')}" if estimate >= 1 else "under a minute"
-        text = f"{label} ({num_left} left, {about})"
-        print(text, file=sys.stderr, flush=True)
+        say(f"{label} ({num_left} left, {about})")
         return True
 
 
@@ -194,7 +189,7 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
             fitting[drafter] = number
         else:
             left_out[drafter] = reason
-            print(f"note: {drafter} is left out: {reason}", file=sys.stderr, flush=True)
+            say(f"note: {drafter} is left out: {reason}")
     if not fitting and draft is None:
         raise InputError(f"expected a drafter that fits {target.name}, got {', '.join(names)}")
     if draft is not None and not any(map(needs_draft_model, fitting)):
@@ -210,7 +205,6 @@ def fit_drafters(asked: Measurement, target: LoadedModel, draft: LoadedModel | N
 def _why_not(
     asked: Measurement, target: LoadedModel, draft: LoadedModel | None, drafter: str, number: int
 ) -> str | None:
-    """Returns why a drafter does not fit; None for one that does."""
     needs_draft = needs_draft_model(drafter)
     if needs_draft and draft is None:
         return "it needs a draft model (--draft)"
@@ -257,13 +251,12 @@ def _rules_at(temperature: float, *, has_tree: bool) -> list[str]:
 
 
 def _or_failed(row: Row, measure: Any, categories: Sequence[str]) -> dict[str, Any]:
-    """Returns what a row has given, or the reason why it has given nothing."""
     begin, about = time.monotonic(), row._asdict()
     try:
         measured = measure(categories)
     except Exception as error:  # of the drafter, the rule or the device: the other rows go on
         reason = str(error) if isinstance(error, InputError) else describe_error(error)
-        print(f"note: {row.label} has failed: {reason}", file=sys.stderr, flush=True)
+        say(f"note: {row.label} has failed: {reason}")
         return about | {"error": reason}
     return about | measured | {"seconds": time.monotonic() - begin}
 
@@ -276,7 +269,6 @@ def _measure(
     ids: Sequence[list[int]],
     categories: Sequence[str],
 ) -> dict[str, Any]:
-    """Answers all prompts by a row's method and by plain decoding, in turn."""
     draft = models.draft if needs_draft_model(row.drafter) else None
     generator = Generator(
         models.target, draft, drafter=row.drafter, num_draft_tokens=row.num_draft_tokens,
@@ -313,7 +305,6 @@ def _audit(
     clock: _Clock,
     num_left: int,
 ) -> None:
-    """Adds to a row what an audit of it has found; if the audit fails, why."""
     from jspec.lab.auditing.checks import run_checks
 
     draft = models.draft if needs_draft_model(row.drafter) else None
@@ -336,9 +327,7 @@ def _audit(
             )
         except Exception as error:  # as above
             entry["audit"] = {"error": describe_error(error)}
-            print(
-                f"note: the audit of {row.label} has failed: {error}", file=sys.stderr, flush=True
-            )
+            say(f"note: the audit of {row.label} has failed: {error}")
             return
         stamp = keep_stamp(subject, checks, num_rows=asked.audit_rows)
     if stamp is not None:

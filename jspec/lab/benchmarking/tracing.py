@@ -31,16 +31,9 @@ def record_trace(
 ) -> dict[str, Any]:
     """Answers one prompt in two programs a round, so that the drafts are seen between them.
 
-    The tokens are those that a Generator gives for the same request, but for stop strings, which
-    are not looked at. All is run twice, and the second time is what is recorded: nothing is
-    compiled then. Plain decoding is timed beside it.
-
-    Args:
-      generator: models, drafter (not "none") and rule.
-      prompt: the prompt.
-      settings: how to answer.
-      chat: whether to put the prompt into the chat template; None: if there is a template.
-      argv: the command line, for the record.
+    The drafter is not "none". The tokens are those that a Generator gives for the same request, but
+    for stop strings, which are not looked at. All is run twice, and the second time is what is
+    recorded: nothing is compiled then. Plain decoding is timed beside it.
 
     Returns:
       The trace; see `jspec.lab.analysis.trace`. It holds all that decides the answer, plain
@@ -68,7 +61,6 @@ def record_trace(
 
 
 def _run_twice(generator: Generator, row: Row) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the first token, and the rounds of the second run."""
     row = generator.with_costs(row)
     halves = _make_halves(generator)
     _run(generator, row, *halves)
@@ -94,7 +86,6 @@ def _run(
     propose_half: Callable[..., Any],
     verify_half: Callable[..., Any],
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the first token, and each round's drafts, what became of them, and times."""
     capacity = generator.engine.capacity_for(row.max_length)
     state = generator.engine.prefill(
         generator.params, row, capacity, generator.switches([row.settings])
@@ -117,7 +108,6 @@ def _run(
 
 
 def _counts(info: StepInfo) -> dict[str, Any]:
-    """Returns the record of the only row's round."""
     drafts, num_accepted = Drafts(), int(info.num_accepted[0])
     if info.drafts is not None:
         parents = None if info.parents is None else np.asarray(info.parents)[0]

@@ -14,7 +14,7 @@ from jspec.common.shipped import find_shipped
 from jspec.drafters.spec import find_head
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import SamplingParams
-from jspec.lab.analysis.byte_model import load_config
+from jspec.lab.analysis.call_cost import load_config
 from jspec.lab.experiments.spec import THEORY_TABLES, Experiment
 from jspec.models.sharding import make_mesh
 from jspec.weights.resolver import find_model

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict, config_dict
 from jspec.common.errors import InputError, describe_error
 from jspec.common.shipped import config_folder, find_shipped
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from jspec.lab.experiments.spec import Experiment, MethodSpec, PairSpec
-from jspec.lab.functions.spec import FunctionsSpec
+from jspec.lab.experiments.spec import Experiment, FunctionsSpec, MethodSpec, PairSpec
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 
@@ -83,11 +82,9 @@ def find_config(name: str) -> str:
 def load_config(path: str) -> ConfigDict:
     """Returns the config that a file's `get_config` returns; "FILE:TEXT" passes it the text.
 
-    Args:
-      path: see `find_config` for FILE.
-
     Raises:
-      InputError: there is no such file, it raises, or it returns something else; one line.
+      InputError: there is no such file (see `find_config`), it raises, or it returns something
+        else; one line.
     """
     name, colon, text = path.partition(":")
     name = find_config(name)

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import functools
 import pathlib
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 from jspec.common import processes
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.journal import Record
-from jspec.common.progress import Progress, counted
+from jspec.common.progress import Progress, counted, say
 from jspec.drafters import entries_of
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import git_state
 from jspec.kernels import environment
 from jspec.lab.analysis import theory
-from jspec.lab.analysis.byte_model import predict_table
+from jspec.lab.analysis.call_cost import predict_table
 from jspec.lab.experiments.cells import (
     Cell,
     check_files,
@@ -30,14 +29,7 @@ from jspec.lab.experiments.cells import (
     make_cells,
 )
 from jspec.lab.experiments.spec import Experiment, read_experiment
-from jspec.lab.experiments.store import (
-    DONE,
-    FAILED,
-    AnyStore,
-    FollowedStore,
-    Store,
-    is_begun,
-)
+from jspec.lab.experiments.store import DONE, FAILED, AnyStore, FollowedStore, Store, is_begun
 from jspec.speculation.acceptance import get_rule
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -72,8 +64,9 @@ def run_experiment(
     if not opened:
         return _follow(experiment, prompts, workdir)
     with opened[0] as store:
-        _check_prompts(store, prompts, experiment.prompts_file)
-        own_code = _check_own_code(store, experiment)
+        path, own_code = experiment.prompts_file, _own_code(experiment)
+        _check_unchanged(store, "prompts_digest", digest(prompts), f"the prompts in {path} have")
+        _check_unchanged(store, "own_code", own_code, "a drafter or rule of your own has")
         if processes.broadcast(bool(_remaining(store, cells))):
             described, measure = _choose_work(experiment, prompts, store)
             run = _describe_run(argv, prompts, described, len(cells))
@@ -87,7 +80,6 @@ def run_experiment(
 
 
 def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str) -> int:
-    """Measures, in another process than the first, what that one tells; see `run_experiment`."""
     if processes.broadcast(None):
         _, measure = _choose_work(experiment, prompts, FollowedStore(workdir))
         while (told := processes.broadcast(None)) != _NO_MORE:
@@ -99,7 +91,6 @@ def _follow(experiment: Experiment, prompts: Mapping[int, Prompt], workdir: str)
 def _choose_work(
     experiment: Experiment, prompts: Mapping[int, Prompt], store: AnyStore
 ) -> tuple[Record, Callable[[Cell], Record]]:
-    """Returns what each method is, and what measures a cell."""
     if not experiment.needs_prompts:
         return {}, functools.partial(_compute, experiment)
     from jspec.lab.experiments import workers  # formulas wait for no model
@@ -110,7 +101,6 @@ def _choose_work(
 
 
 def _compute(experiment: Experiment, cell: Cell) -> Record:
-    """Returns a table of the kinds "theory", "predict" and "functions", which answer no prompts."""
     if "functions" in cell.key:
         from jspec.lab.functions.measure import measure
 
@@ -120,31 +110,20 @@ def _compute(experiment: Experiment, cell: Cell) -> Record:
     return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))
 
 
-def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
-    """Checks that the prompts are those with which the workdir was begun."""
-    before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
-    if before and before[0] != digest(prompts):
-        raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
-                           "take another --workdir")  # fmt: skip
+def _check_unchanged(store: Store, field: str, value: str | None, what: str) -> None:
+    """Checks that a field of a run's record is what it was when the workdir was begun."""
+    before = [run[field] for run in store.runs if field in run]
+    if before and before[0] != value:
+        raise WorkdirError(f"{what} changed since {store.folder} was begun; take another --workdir")
 
 
-def _check_own_code(store: Store, experiment: Experiment) -> str | None:
-    """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
-
-    Raises:
-      WorkdirError: it is another.
-    """
+def _own_code(experiment: Experiment) -> str | None:
+    """Returns a digest of the user's own drafters and rules; None without any."""
     methods = experiment.methods.values()
     drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]
-    rules = [get_rule(method.acceptance).accept for method in methods]
-    own_code = digest_of_own_code(*drafters, *rules)
-    before = [one["own_code"] for one in store.runs if "own_code" in one]
-    if before and before[0] != own_code:
-        raise WorkdirError(
-            f"a drafter or rule of your own has changed since {store.folder} was begun; "
-            "take another --workdir"
-        )
-    return own_code
+    return digest_of_own_code(
+        *drafters, *(get_rule(method.acceptance).accept for method in methods)
+    )
 
 
 def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
@@ -152,7 +131,6 @@ def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record], run: str) -> None:
-    """Measures cells until all are finished, here or elsewhere."""
     progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
     is_waiting = False
     while remaining := _remaining(store, cells):
@@ -168,7 +146,7 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
                 progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
         if not has_worked:
             if not is_waiting:
-                print("waiting for the cells of other processes", file=sys.stderr, flush=True)
+                say("waiting for the cells of other processes")
             is_waiting = True
             processes.broadcast([])  # a sign of life
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -176,7 +154,6 @@ def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record]
 
 
 def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
-    """Returns the line of a cell: its record, or its error."""
     line = {"cell": cell.name, "key": cell.key, "run": run}
     try:
         record = measure(cell)
@@ -186,7 +163,7 @@ def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
         if processes.is_loss(error):
             raise
         text = describe_error(error)
-        print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
+        say(f"cell {cell.name} failed: {text}")
         return line | {"status": FAILED, "error": text, "record": None}
     return line | {"status": DONE, "error": None, "record": record}
 
@@ -194,7 +171,6 @@ def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
 def _describe_run(
     argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
 ) -> Record:
-    """Returns the line of this process in `runs.jsonl`."""
     begin = datetime.datetime.now()
     record = {
         "run": f"{begin:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name

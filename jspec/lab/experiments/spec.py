@@ -9,6 +9,7 @@ from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import (
     InputError,
     check_among,
+    check_count,
     check_range,
     prefixed_errors,
     whole_number,
@@ -31,10 +32,18 @@ from jspec.generation.options import (
     is_rule_option_read,
 )
 from jspec.generation.request import SamplingParams
-from jspec.lab.functions.spec import FunctionsSpec
 from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.speculation.functions import RULES
 from jspec.weights.published import SMOLLM2
 from jspec.weights.quantize import QUANTIZATIONS
+
+_NUM_PIXELS = 64  # of an image of "digits"
+
+GUESSES = {
+    "digits": ("small", "table"),
+    "metropolis": ("quadratic", "coin"),
+    "langevin": ("quadratic", "nothing"),
+}
 
 KINDS = ("generate", "estimate", "theory", "predict", "functions")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
@@ -44,8 +53,43 @@ _CHATS = {"auto": None, "yes": True, "no": False}
 _MOST = 10**9
 
 
+@dataclasses.dataclass(frozen=True)
+class FunctionsSpec:
+    """A chain, who guesses, and how much is measured.
+
+    Attributes:
+      chain: "digits", "metropolis" or "langevin".
+      guess: f of the chain, a name of `GUESSES`.
+      acceptance: the rule.
+      num_drafts: numbers of guesses a round.
+      num_steps: of a chain; an image has 64.
+      num_chains: independent ones, one after another.
+      num_updates: of training the networks of "digits".
+    """
+
+    chain: str = "digits"
+    guess: str = "small"
+    acceptance: str = "rejection"
+    num_drafts: tuple[int, ...] = (1, 2, 4, 8)
+    num_steps: int = 64
+    num_chains: int = 32
+    num_updates: int = 1500
+
+    def __post_init__(self) -> None:
+        check_among("chain", self.chain, GUESSES)
+        check_among("guess", self.guess, GUESSES[self.chain])
+        check_among("acceptance", self.acceptance, RULES)
+        if not self.num_drafts:
+            raise InputError("expected num_drafts to have some, got none")
+        for number in self.num_drafts:
+            check_count("num_drafts", number, 1, 4096)
+        most = _NUM_PIXELS if self.chain == "digits" else 10**6
+        check_count("num_steps", self.num_steps, 1, most)
+        check_count("num_chains", self.num_chains, 1, 10**5)
+        check_count("num_updates", self.num_updates, 1, 10**6)
+
+
 def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
-    """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(spec, name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -134,7 +178,7 @@ class EstimateSpec:
 
 @dataclasses.dataclass(frozen=True)
 class PairSpec:
-    """A pair of models for the kind "predict": the arguments of `byte_model.predict_table`."""
+    """A pair of models for the kind "predict": the arguments of `call_cost.predict_table`."""
 
     target: str = "llama3.2-3b"
     draft: str = "llama3.2-1b"

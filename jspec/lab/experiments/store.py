@@ -15,12 +15,12 @@ import contextlib
 import hashlib
 import pathlib
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from jspec.common.errors import WorkdirError
 from jspec.common.journal import Journal, Record
+from jspec.common.progress import say
 from jspec.common.work_dir import ByteLocks, check_or_write_config, make_workdir
 
 DONE, FAILED = "done", "failed"
@@ -69,7 +69,6 @@ class Store(contextlib.AbstractContextManager):
         }
 
     def _command(self) -> str:
-        """Returns the command of the last run here; "" if there was none."""
         argv = next((run["argv"] for run in reversed(self.runs) if run.get("argv")), ())
         # A published folder calls the workdir "DIR", and a folder may have been moved.
         workdir = f"--workdir={self.folder}"
@@ -109,8 +108,7 @@ class Store(contextlib.AbstractContextManager):
     def setup(self) -> Iterator[None]:
         """Keeps other processes waiting while something is made that all of them need."""
         if not self._locks.try_hold(_SETUP_BYTE):
-            print("waiting for another process that prepares the workdir", file=sys.stderr,
-                  flush=True)  # fmt: skip
+            say("waiting for another process that prepares the workdir")
         with self._locks.hold(_SETUP_BYTE):
             yield
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.lab.experiments.spec import FunctionsSpec
 from jspec.lab.functions import digits, posterior
-from jspec.lab.functions.spec import FunctionsSpec
 from jspec.speculation.functions import Speculation, latest, speculate
 
 _NUM_CALLS = 50  # timed of vmapped g
@@ -86,7 +86,6 @@ def measure(spec: FunctionsSpec) -> dict[str, Any]:
 def _run(
     spec: FunctionsSpec, chain: Chain, num_drafts: int, seed: int
 ) -> tuple[Speculation, float]:
-    """Returns one chain, and the seconds that it took."""
     begin = time.perf_counter()
     result = speculate(
         chain.f, chain.g, chain.state, jax.random.key(seed), num_steps=spec.num_steps,

@@ -1,22 +1,13 @@
-"""The chapters of a report on what was computed, not timed: "estimate", "theory" and "predict"."""
+"""The chapters of a report on "estimate", "theory", "predict" and "functions"."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.common.figures import Curves
+from jspec.common.figures import Curves, Picture, new_figure, to_picture
 from jspec.lab.analysis.ratios import Ratio, share
-from jspec.lab.reports.document import (
-    BARS,
-    Block,
-    Glossary,
-    Heading,
-    Table,
-    code,
-    interval,
-    plain,
-)
-from jspec.lab.reports.tables import methods_table
+from jspec.lab.reports.document import BARS, Block, Glossary, Heading, Table, code, interval, plain
+from jspec.lab.reports.generate import methods_table
 from jspec.lab.reports.workdir import Record, View, Workdir
 
 Lines = Iterable[Mapping[str, Any]]
@@ -42,6 +33,9 @@ _PREDICT = (
     "was generated. These are limits: launches, sampling and unpacking come on top. Break-even "
     "alpha: above it, drafting is faster than plain decoding."
 )
+
+_WIDTH = 8  # pixels of an image's row
+_CALLS, _KEPT, _SPEED = 1, 2, 4  # columns of the record
 
 
 def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
@@ -106,7 +100,6 @@ def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
 
 
 def _details(label: str, group: Groups, view: View) -> list[Block]:
-    """Returns what alpha depends on at one setting: category, entropy, lenience."""
     blocks: list[Block] = [Heading(f"Where drafts are accepted: {label}")]
     rows = []
     for method, cells in group.items():
@@ -141,7 +134,6 @@ def _by_entropy(group: Groups, view: View) -> Block:
 
 
 def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> list[Block]:
-    """Returns table and figure of what a lenient rule accepts; nothing where none was looked at."""
     first = next(iter(group.values()))[0]["record"]
     leniences = [entry["lenience"] for entry in first["lenience"]]
     if len(leniences) < 2:
@@ -227,3 +219,56 @@ def table_of(record: Mapping[str, Any]) -> Table:
     columns = list(map(_label, record["columns"], record["units"]))
     rows = [dict(zip(columns, map(plain, row), strict=True)) for row in record["rows"]]
     return Table("", rows)
+
+
+def functions_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns a chapter for each chain, after a figure of all."""
+    records = {line["key"]["functions"]: line["record"] for line in workdir.done}
+    blocks: list[Block] = [_figure(records, view)]
+    for index, (label, record) in enumerate(records.items(), 1):
+        blocks += [Heading(label), record["notes"], table_of(record)]
+        if "images" in record:
+            blocks.append(_images(record, f"images-{index}", f"{view.title}: {label}"))
+    return blocks
+
+
+def _figure(records: Mapping[str, Mapping[str, Any]], view: View) -> Picture:
+    numbers = sorted({row[0] for record in records.values() for row in record["rows"]})
+    panels = []
+    for column, name in ((_CALLS, "values per call of g"), (_KEPT, "share of guesses kept"),
+                         (_SPEED, "times g alone")):  # fmt: skip
+        lines = {}
+        for label, record in records.items():
+            known = {row[0]: row[column] for row in record["rows"]}
+            lines[label] = [known.get(number) for number in numbers]
+        reference = "g alone" if column != _KEPT else ""
+        panels.append(Curves(numbers, lines, "guesses a round", name, True, reference=reference))
+    return view.draw("functions", panels, "What guesses save", "")
+
+
+def _images(record: Mapping[str, Any], name: str, title: str) -> Picture:
+    kept = sum(map(sum, record["is_guess"])) / sum(map(len, record["is_guess"]))
+    subtitle = f"{len(record['images'])} images; {100 * kept:.0f} % of the pixels are f's guesses"
+    figure, panels = new_figure(2, title=title, subtitle=subtitle, height=2.6)
+    for axes, key, heading, colours in zip(
+        panels, ("images", "is_guess"), ("images", "light: guessed by f; dark: g's own"),
+        ("gray_r", "cividis"), strict=True,
+    ):  # fmt: skip
+        axes.imshow(_tiled(record[key]), cmap=colours)
+        axes.set_title(heading, fontsize=9)
+        axes.set_axis_off()
+    description = "images, and which of their pixels f guessed"
+    return to_picture(figure, name, caption="", description=description)
+
+
+def _tiled(images: Sequence[Sequence[int]]) -> list[list[float]]:
+    per_line, rows = 6, []
+    for begin in range(0, len(images), per_line):
+        line = images[begin : begin + per_line]
+        for y in range(_WIDTH):
+            row: list[float] = []
+            for image in [*line, *[[0] * _WIDTH**2] * (per_line - len(line))]:
+                row += [float(level) for level in image[_WIDTH * y : _WIDTH * (y + 1)]] + [0.0]
+            rows.append(row)
+        rows.append([0.0] * len(rows[-1]))
+    return rows

@@ -18,8 +18,7 @@ from jspec.generation.rows import capacity_for
 from jspec.lab.analysis.ratios import alpha_of, tokens_by_position
 from jspec.lab.analysis.theory import expected_tokens
 from jspec.lab.reports.document import Block, Heading, Table, code, interval, number
-from jspec.lab.reports.scene import Scene, families
-from jspec.lab.reports.timed import Timed, TimedAnswer, answers_by_prompt
+from jspec.lab.reports.scene import Scene, Timed, TimedAnswer, answers_by_prompt, families
 from jspec.lab.reports.workdir import View
 
 Answers = Sequence[TimedAnswer]
@@ -155,7 +154,6 @@ def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
 
 
 def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:
-    """Returns the seconds in which the drafters of an answer's rounds read its prompt."""
     drafters = {item.drafter for item in answer.rounds if item.num_proposed}
     seconds = costs.reading_at(capacity_for(answer.max_length, costs.numbers[-1] + 1))
     known = [item for name, item in zip(costs.drafters, seconds, strict=True) if name in drafters]
@@ -182,7 +180,6 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
 
 
 def _prediction(timed: Timed, costs: RoundCosts) -> dict[str, str]:
-    """Returns what was measured of a method, and what the costs predict for its answers."""
     assert timed.speedup is not None
     shared = {cell.prompts for cell in timed.cells} & {cell.prompts for cell in timed.base}
     groups = answers_by_prompt([cell for cell in timed.cells if cell.prompts in shared])

@@ -162,6 +162,5 @@ def _inline(text: str, bar: str = "|") -> str:
 
 
 def _spans(text: str) -> list[tuple[str, bool]]:
-    """Returns the pieces of a text, and which are code."""
     pieces = [(part, index % 2 == 1) for index, part in enumerate(text.split("`"))]
     return [(part, is_code) for part, is_code in pieces if part]

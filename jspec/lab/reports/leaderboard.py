@@ -102,7 +102,6 @@ def _command(flags: Mapping[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """Returns a name, of a path on this machine only its last part."""
     path = pathlib.PurePath(name)
     return path.name if path.is_absolute() else name
 
@@ -112,7 +111,6 @@ def _failed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(record: Mapping[str, Any]) -> list[tuple[tuple[float, str], dict[str, str]]]:
-    """Returns each measured row's temperature and label, and its cells by column."""
     measured = [(label, row) for label, row in record["rows"].items() if "error" not in row]
     measured.sort(key=lambda item: (item[1]["temperature"], -item[1]["speedup"]["median"]))
     return [((row["temperature"], label), _row_cells(row)) for label, row in measured]
@@ -154,7 +152,6 @@ def _ratio(speedup: Mapping[str, float] | None) -> Ratio | None:
 
 
 def _category_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns speed-up and mean accepted tokens by category, a line a category, a column a row."""
     order = [category for members in TASKS.values() for category in members]
     names = sorted(
         rows[0]["by_category"], key=lambda name: order.index(name) if name in order else len(order)

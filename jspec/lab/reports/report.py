@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
 from jspec.lab.analysis.trace import check_trace, timeline, to_terminal
-from jspec.lab.reports.chains import functions_chapters
-from jspec.lab.reports.computed import estimate_chapters, predict_chapters, theory_chapters
+from jspec.lab.reports.computed import (
+    estimate_chapters,
+    functions_chapters,
+    predict_chapters,
+    theory_chapters,
+)
 from jspec.lab.reports.document import Block, Code, Glossary, Heading, to_csv, to_markdown
 from jspec.lab.reports.generate import generate_chapters
 from jspec.lab.reports.workdir import (
@@ -93,7 +97,6 @@ def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.
 
 
 def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
-    """Returns the files of the figures in the report that a folder holds, if it holds any."""
     report = folder / "report.md"
     text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
     return {folder / _FIGURES / f"{name}.png" for name in _LINK.findall(text)}
@@ -124,7 +127,6 @@ def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _data(folder: pathlib.Path) -> dict[str, bytes]:
-    """Returns the contents of all files but the report's, by name."""
     workdir = read_workdir(folder)
     files = {"config.json": json.dumps(portable(workdir.config), indent=1).encode() + b"\n"}
     if workdir.runs:

@@ -71,7 +71,6 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
 
 
 def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, RoundCosts]]:
-    """Returns the costs in a file; none without the file, or if it is broken, which is noted."""
     try:
         return {
             method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
@@ -193,7 +192,6 @@ def origin_blocks(workdir: Workdir) -> list[Block]:
 
 
 def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns when and on what it ran, a line for each different machine or set of versions."""
     dates: dict[str, list[str]] = {}
     for run in runs:
         environment, git = run.get("environment") or {}, run.get("git") or {}

@@ -9,7 +9,7 @@ import pytest
 
 from jspec import kernels
 from jspec.kernels import cuda_block, library
-from jspec.lab.accelerators.devices import find_accelerator
+from jspec.lab.accelerators.compiled import find_accelerator
 from jspec.models import init_cache, make_apply
 from tests.kernels.cuda.conftest import CUDA
 from tests.kernels.families import make_model

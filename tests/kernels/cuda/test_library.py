@@ -16,7 +16,7 @@ import pytest
 from jspec import kernels
 from jspec.kernels import library
 from jspec.kernels.cuda_block import Fused, multiply
-from jspec.lab.accelerators.devices import find_accelerator
+from jspec.lab.accelerators.compiled import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
 
 prepare = library._prepare_cuda.__wrapped__  # without the memory of the process

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from jspec.lab.analysis.acceptance import (
+from jspec.lab.experiments.estimates import (
     divergence,
     expected_acceptance,
     lenient_acceptance,

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.lab.analysis import byte_model
-from jspec.lab.analysis.byte_model import PairCost, load_config, predict_table
-from jspec.lab.analysis.call_cost import CallCost, Machine
+from jspec.lab.analysis import call_cost
+from jspec.lab.analysis.call_cost import CallCost, Machine, PairCost, load_config, predict_table
 from jspec.lab.analysis.theory import break_even_alpha
 from jspec.models.config import PRESETS
 from tests.tiny_models import CONFIG, save_folder
@@ -119,10 +118,10 @@ def test_bytes_a_weight_or_a_quantization():
 
 def test_what_is_not_given_is_measured(monkeypatch):
     """Only what is not given; and the note says which."""
-    monkeypatch.setattr(byte_model, "measure_machine", lambda dtype: Machine(1e10, 1e11))
+    monkeypatch.setattr(call_cost, "measure_machine", lambda dtype: Machine(1e10, 1e11))
     notes = "\n".join(predict_table(PREDICT | {"bandwidth": None})["notes"])
     assert "10 GB/s (measured here), 9.9e+05 GFLOP/s (given)" in notes
-    monkeypatch.setattr(byte_model, "measure_machine", lambda dtype: 1 / 0)
+    monkeypatch.setattr(call_cost, "measure_machine", lambda dtype: 1 / 0)
     predict_table(PREDICT)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing import controls
-from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import (
     FALSE_ALARM,
     NUM_TOKENS,

@@ -5,7 +5,7 @@ damaged.
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.lab.auditing.caches import check_caches
+from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import check_distribution
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.lab.analysis.spec_bench import TASKS
-from jspec.lab.benchmarking.answers import Timings
-from jspec.lab.benchmarking.by_task import columns_by_method, format_columns, tasks_of
+from jspec.lab.benchmarking.answers import Timings, columns_by_method, format_columns, tasks_of
 
 PLAIN_OF = {"jspec plain": "jspec plain", "jspec lookup": "jspec plain"}
 TASK_OF_PROMPT = ["qa", "qa", None, "rag"]

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from jspec.common.errors import InputError
+from jspec.lab.benchmarking.baselines import transformers_methods
 from jspec.lab.benchmarking.compare import check_vocabularies, plain_of
 from jspec.lab.benchmarking.measurement import parse_methods
-from jspec.lab.benchmarking.transformers_baseline import transformers_methods
 from tests.tiny_models import make_model, target
 
 

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.lab.benchmarking.llama_cpp_baseline import LlamaCpp
+from jspec.lab.benchmarking.baselines import LlamaCpp
 
 PLAIN = """\
 0.00.812.406 I common_perf_print: prompt eval time =     250.00 ms /     2 tokens

@@ -8,14 +8,16 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.lab.analysis.call_cost import CallCost, Machine
-from jspec.lab.benchmarking import parts, roofline
-from jspec.lab.benchmarking.parts import choice_lines, choose, round_lines
+from jspec.lab.benchmarking import roofline
 from jspec.lab.benchmarking.roofline import (
     call_lines,
+    choice_lines,
+    choose,
     format_lines,
     measure_roofline,
     model_cost,
     on_machine,
+    round_lines,
 )
 from jspec.sampling.settings import SamplingSettings
 from tests import tiny_models
@@ -62,13 +64,13 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
 def test_a_drafts_calls_are_those_of_the_head_that_it_uses():
     """Guards against a roofline of another draft than that of the rounds."""
     target, draft = tiny_models.target(), tiny_models.draft()
-    cut = parts.with_own_head(target, draft, DrafterOptions(draft_vocab_size=32))
+    cut = roofline.with_own_head(target, draft, DrafterOptions(draft_vocab_size=32))
     rows = cut.params["head"].shape[0]
     assert 32 <= rows < draft.config.vocab_size
     less = (draft.config.vocab_size - rows) * draft.config.embed_dim
     assert model_cost(draft, 4).weight_bytes - model_cost(cut, 4).weight_bytes == 4 * less
-    assert parts.time_call(cut, 2, 8) > 0
-    same = parts.with_own_head(target, draft, DrafterOptions())
+    assert roofline.time_call(cut, 2, 8) > 0
+    same = roofline.with_own_head(target, draft, DrafterOptions())
     assert (same.config, same.params) == (draft.config, draft.params)
 
 
@@ -131,8 +133,8 @@ def test_choices_come_with_and_without_drafts(monkeypatch):
     def choice_loop(vocab_size, num_drafts, **options):
         asked.append((vocab_size, num_drafts, options))
 
-    monkeypatch.setattr(parts, "choice_loop", choice_loop)
-    monkeypatch.setattr(parts, "seconds_each", lambda loop: 1e-3)
+    monkeypatch.setattr(roofline, "choice_loop", choice_loop)
+    monkeypatch.setattr(roofline, "seconds_each", lambda loop: 1e-3)
     names = [line["name"] for line in choice_lines(32_000)]
     assert len(set(names)) == len(names) == len(asked) == 3 + 4
     assert names[0] == "choice among 32000 ids, 0 drafts, T = 0"
@@ -174,8 +176,8 @@ def test_a_line_without_bytes_has_no_share():
 
 def test_rounds_are_drafting_the_whole_and_the_host(monkeypatch):
     """Drafting is what a round takes beside the call and the choice."""
-    monkeypatch.setattr(parts, "time_call", lambda *_: 1e-9)
-    monkeypatch.setattr(parts, "seconds_each", lambda _: 1e-9)
+    monkeypatch.setattr(roofline, "time_call", lambda *_: 1e-9)
+    monkeypatch.setattr(roofline, "seconds_each", lambda _: 1e-9)
     kinds = {"plain": ("none", {}), "lookup:3": ("prompt_lookup", {"num_draft_tokens": 3})}
     generators = {name: tiny_models.shared_generator(drafter, **options)
                   for name, (drafter, options) in kinds.items()}  # fmt: skip

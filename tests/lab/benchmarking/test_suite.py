@@ -9,7 +9,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.generation.request import SamplingParams
-from jspec.lab.auditing import checks, stamps
+from jspec.lab.auditing import checks
+from jspec.lab.auditing import subject as stamps
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.lab.benchmarking import suite
 from jspec.lab.benchmarking.measurement import Measurement

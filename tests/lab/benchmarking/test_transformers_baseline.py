@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from jspec.common.timing import timed
-from jspec.lab.benchmarking.transformers_baseline import (
+from jspec.lab.benchmarking.baselines import (
     TransformersModels,
 )
 from tests.cases import slow_unless

@@ -6,8 +6,8 @@ import pytest
 
 from jspec.common.errors import WorkdirError
 from jspec.generation.costs import RoundCosts
-from jspec.lab.experiments.models import recorded_costs
 from jspec.lab.experiments.run import run_experiment
+from jspec.lab.experiments.workers import recorded_costs
 from tests.lab.experiments.tiny import done_cells, read_lines
 
 NUMBERS = (0, 1, 3, 7)

@@ -16,8 +16,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.request import SamplingParams
-from jspec.lab.experiments.draft_distributions import ForwardPass
-from jspec.lab.experiments.estimates import Estimator
+from jspec.lab.experiments.estimates import Estimator, ForwardPass
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.lab.analysis import references
 from tests.tiny_models import CONFIG, draft, make_model, target

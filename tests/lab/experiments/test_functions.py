@@ -10,9 +10,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.lab.experiments.config import find_config, load_config, to_plain
 from jspec.lab.experiments.run import run_experiment
-from jspec.lab.experiments.spec import read_experiment
+from jspec.lab.experiments.spec import GUESSES, FunctionsSpec, read_experiment
 from jspec.lab.functions import digits, measure, posterior
-from jspec.lab.functions.spec import GUESSES, FunctionsSpec
 from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.report import make_report
 from jspec.lab.reports.workdir import read_workdir

@@ -168,7 +168,7 @@ def test_a_method_that_cannot_be_made_fails_alone_and_succeeds_later(
 
 def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
     """Guards against a table for each process, and answers lost when one is killed."""
-    from jspec.lab.experiments import models
+    from jspec.lab.experiments import workers
 
     methods = {"plain": {"drafter": "none"},
             "bigram": {"drafter": "bigram", "num_draft_tokens": 2}}  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(models, "save_table", die)
+        patch.setattr(workers, "save_table", die)
         with pytest.raises(Killed):
             run_experiment(plain, str(work))
     answers = (work / "table_answers.jsonl").read_bytes()
@@ -325,7 +325,7 @@ def test_a_full_disk_ends_the_run(config, tmp_path, monkeypatch):
 
 def test_a_disk_that_has_no_space_for_the_table_ends_the_run(config, tmp_path, monkeypatch):
     """Guards against the failure of every cell of the method, one after another."""
-    from jspec.lab.experiments import models
+    from jspec.lab.experiments import workers
 
     def fill(*_):
         raise InputError("table.safetensors cannot be written: No space left on device")
@@ -333,7 +333,7 @@ def test_a_disk_that_has_no_space_for_the_table_ends_the_run(config, tmp_path, m
     source = write_prompts(tmp_path / "table.jsonl", [{"prompt": "ab"}])
     table = {"prompts_file": source, "num_tokens": 10, "max_new_tokens": 12}
     methods = {"bigram": {"drafter": "bigram", "num_draft_tokens": 2}}
-    monkeypatch.setattr(models, "save_table", fill)
+    monkeypatch.setattr(workers, "save_table", fill)
     with pytest.raises(WorkdirError, match="No space left"):
         run_experiment(config(methods=methods, num_prompts=1, table=table), str(tmp_path / "work"))
     assert not done_cells(tmp_path / "work")

@@ -17,8 +17,7 @@ from jspec.lab.reports.costs import (
     prediction_blocks,
     round_seconds,
 )
-from jspec.lab.reports.scene import make_scenes
-from jspec.lab.reports.timed import TimedAnswer, parse_cells
+from jspec.lab.reports.scene import TimedAnswer, make_scenes, parse_cells
 from tests.lab.reports.workdirs import cells, config
 
 PLAIN = 0.02

@@ -8,8 +8,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.lab.reports.computed import curves_of
 from jspec.lab.reports.costs import cost_blocks
 from jspec.lab.reports.generate import scene_figures
-from jspec.lab.reports.scene import make_scenes
-from jspec.lab.reports.timed import parse_cells
+from jspec.lab.reports.scene import make_scenes, parse_cells
 from jspec.lab.reports.workdir import View
 from tests.lab.drawn import bars_of, legend_of, lines_of
 from tests.lab.reports.workdirs import WAYS, cells, config

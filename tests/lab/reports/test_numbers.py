@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from jspec.lab.reports.scene import by_length, families, make_scenes
-from jspec.lab.reports.timed import (
+from jspec.lab.reports.scene import (
     Timed,
+    by_length,
     calls,
     compare,
     decoding,
+    families,
+    make_scenes,
     parse_cells,
     whole,
 )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.lab.reports.timed import answers_by_prompt, parse_cells
+from jspec.lab.reports.scene import answers_by_prompt, parse_cells
 from jspec.lab.reports.workdir import origin_blocks, read_workdir
 from tests.lab.reports.workdirs import RUN, cell, cells, failed_cell, trace, write
 
