@@ -142,7 +142,7 @@ BROKEN = {
     "def get_config(): return 3": r"expected get_config\(\) to return a ConfigDict, got int",
     "def get_config(:": "SyntaxError",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
-    "def get_config(): raise RuntimeError('a\\nb')": "RuntimeError: a b",
+    "def get_config(): raise OSError('a\\nb')": "OSError: a b",
     "def get_config(): return 1 / 0": "ZeroDivisionError",
     "from jspec.lab.experiments.config import defaults\n"
     "def get_config():\n"
