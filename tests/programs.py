@@ -11,6 +11,12 @@ from absl.testing import flagsaver
 
 from jspec.common.user_cache import cache_dir
 
+# Of a chat model that begins with BOS.
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
 
 def command(module, *flags):
     """Returns the command line of a program."""
