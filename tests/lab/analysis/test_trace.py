@@ -1,6 +1,7 @@
-"""Traces: what became of every draft, in the terminal and as HTML; and the timeline."""
+"""Traces: what became of every draft, in the terminal and as a picture; and the timeline."""
 
 import copy
+import xml.etree.ElementTree as ET
 
 import pytest
 
@@ -176,3 +177,23 @@ def test_a_timeline_ends_somewhere(figures):
     many = trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}
     timeline(many, "timeline-1")
     assert len(figures[0].axes[0].texts) == 16
+
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_animated_picture_shows_every_token():
+    """Guards against a rejected draft that looks accepted, markup from a model, lines that come
+    before the one above, and a picture that asks another server for a font or a script.
+    """
+    svg = to_svg(trace())
+    picture = ET.fromstring(svg)
+    shown = [(span.get("class"), span.text) for span in picture.iter(f"{_SVG}tspan")]
+    tokens = [("accepted", " big"), ("rejected", " <red>"), ("dropped", " dog"), ("next", " black")]
+    assert {*tokens, ("next", "A"), ("quiet", "prompt  Say <this> & that")} <= set(shown)
+    assert shown[-1] == ("next", summary(trace()))
+    groups = picture.iter(f"{_SVG}g")
+    delays = [float(group.get("style").split(":")[1].rstrip("s")) for group in groups]
+    assert delays == sorted(set(delays))
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in svg
