@@ -14,7 +14,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.tables import count_ngrams, save_table
+from jspec.drafters.tables import count_ngrams, load_table, save_table
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.ratios import mean_and_interval
@@ -59,8 +59,6 @@ def options(tmp_path_factory):
 
 
 def table_distributions(options, name, text, temperature):
-    from jspec.drafters.tables import load_table
-
     table = load_table(options.draft_table)
     distributions = np.tile(table.unigrams.astype(float), [len(text), 1])
     if name == "bigram":
@@ -179,7 +177,7 @@ def check_lenience(shares, p, probs, q, temperature):
         assert share["sum_total_variation"] == pytest.approx(variation, rel=1e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("temperature", [0.6, 0.0])
 def test_a_draft_that_is_the_target_keeps_everything(temperature):
     """At every place, and lenience changes nothing."""
     record = run("model", DrafterOptions(), SamplingParams(temperature=temperature), draft=target())
@@ -188,13 +186,6 @@ def test_a_draft_that_is_the_target_keeps_everything(temperature):
     for one in record["lenience"]:
         assert one["sum_acceptance"] == pytest.approx(94, abs=1e-3)
         assert one["sum_total_variation"] < 1e-3
-
-
-def test_all_layers_are_the_target():
-    """Guards against layers of the wrong parameters."""
-    options = DrafterOptions(draft_layers=(0, 1))
-    record = run("layer_skip", options, SamplingParams(temperature=1))
-    assert record["sum_overlap"] == pytest.approx(94, abs=1e-3)
 
 
 def test_filters_hold_on_both_sides(options):
