@@ -63,7 +63,10 @@ def arguments_of(programs, name):
 
 
 def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
-    """Plain decoding counts runs, which come after the first token; the others count tokens."""
+    """Plain decoding counts runs, which come after the first token; the others count tokens.
+
+    The programs take one line's end off a prompt.
+    """
     methods = make_methods(programs)
     assert list(methods) == list(COUNTS)
     for name, answer in methods.items():
@@ -75,11 +78,6 @@ def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
         assert (arguments[-4], *arguments[-2:]) == ("-f", "-n", "64")
         assert arguments[arguments.index("--temp") + 1] == "0.0"
         assert arguments[arguments.index("-m") + 1] == str(programs / "target.gguf")
-
-
-def test_the_prompt_keeps_its_last_line_end(programs):
-    """Guards against another prompt than jspec's: the programs take one line's end off."""
-    make_methods(programs)["llama.cpp plain"]([1, 2], 0)
     assert (programs / "llama-completion.prompt").read_text() == "Why?\n\n"
 
 

@@ -28,19 +28,8 @@ from tests.lab.reports.workdirs import (
     write,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
 SMOKE = pathlib.Path(__file__).parents[3] / "benchmarks" / "smoke"
-
-
-@pytest.fixture
-def drawn():
-    """For a test that wants its figures drawn."""
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request):
-    """Draws no figures otherwise."""
-    if "drawn" not in request.fixturenames:
-        request.getfixturevalue("quick_figures")
 
 
 def report(tmp_path, lines, **options):
@@ -429,7 +418,7 @@ def test_figures_that_are_no_longer_drawn_are_removed(tmp_path):
     )
 
 
-def test_files_are_written(tmp_path, drawn):
+def test_files_are_written(tmp_path):
     """Every figure to which the report links is there; the tables are there to be computed with."""
     folder = write(tmp_path, cells(), traces=[trace()])
     blocks = make_report(read_workdir(folder))
