@@ -220,8 +220,7 @@ class DisturbedDrafts(DisturbedRows):
 
 
 @pytest.mark.parametrize(
-    ("rule", "layers"),
-    [("rejection", (0,)), slow_unless(False, "block", (1,))],
+    ("rule", "layers"), [("rejection", (0,)), slow_unless(False, "block", (1,))]
 )
 def test_distribution_and_caches_of_skipped_layers_pass(rule, layers):
     """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""

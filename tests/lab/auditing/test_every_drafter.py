@@ -14,14 +14,7 @@ from jspec.lab.auditing.checks import run_checks
 from jspec.lab.auditing.rows import choose_context
 from tests.lab.auditing.subjects import make_subject
 from tests.tiny_heads import SAVE_HEAD
-from tests.tiny_models import (
-    CONFIG,
-    draft,
-    make_model,
-    peaked_params,
-    shared_generator,
-    target,
-)
+from tests.tiny_models import CONFIG, draft, make_model, peaked_params, shared_generator, target
 
 _PENALTIES = {
     "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,

@@ -3,13 +3,7 @@
 import pytest
 
 from jspec.lab.reports.scene import by_length, families, make_scenes
-from jspec.lab.reports.timed import (
-    Timed,
-    calls,
-    compare,
-    decoding,
-    parse_cells,
-)
+from jspec.lab.reports.timed import Timed, calls, compare, decoding, parse_cells
 from tests.lab.reports.workdirs import WAYS, cell, cells, config
 
 

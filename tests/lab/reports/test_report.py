@@ -17,16 +17,7 @@ from jspec.lab.reports.report import make_report, publish, write_report
 from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.acceptance import RULES, get_rule
 from tests.lab.drawn import legend_of, lines_of
-from tests.lab.reports.workdirs import (
-    RUN,
-    WAYS,
-    cell,
-    cells,
-    config,
-    failed_cell,
-    trace,
-    write,
-)
+from tests.lab.reports.workdirs import RUN, WAYS, cell, cells, config, failed_cell, trace, write
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
 SMOKE = pathlib.Path(__file__).parents[3] / "benchmarks" / "smoke"
@@ -450,8 +441,7 @@ def test_numbers_that_were_not_measured_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_cells", "said"),
-    [(24, "4 of 24 cells are finished, 0 failed."), (4, None), (None, None)],
+    ("num_cells", "said"), [(24, "4 of 24 cells are finished, 0 failed."), (4, None), (None, None)]
 )
 def test_an_unfinished_run_says_so_first(tmp_path, num_cells, said):
     """Guards against numbers of the first few prompts that are taken for all of them."""
