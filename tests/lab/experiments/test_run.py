@@ -66,7 +66,7 @@ def test_a_run_and_its_record(whole):
         (prompt,) = line["key"]["prompts"]
         answers = line["record"]["answers"]
         assert [answer["turn"] for answer in answers] == list(range(1 + (prompt == 3)))
-        assert sum(answer["decode_seconds"] for answer in answers) < line["record"]["seconds"] < 60
+        assert sum(answer["decode_seconds"] for answer in answers) < line["record"]["seconds"]
         for answer in answers:
             assert set(answer) == _ANSWER_FIELDS
             assert (answer["prompt"], answer["category"]) == (prompt, "aabb"[prompt])
