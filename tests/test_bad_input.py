@@ -199,19 +199,12 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
         ("random:llama9", "got 'random:llama9'"),
         ("", "no model '': expected"),
         ("/x/model.safetensors", "expected a model's folder, got a file of weights: give /x"),
-        ("x/model.safetensors", "expected a model's folder, got a file of weights: give x"),
         ("model.safetensors", f"got a file of weights: give {os.getcwd()}"),
     ],
 )
 def test_models_that_are_not_there(refuse, name, message):
     """Guards against a traceback of the hub client, and a wait for a network that is not there."""
     assert message in refuse(name)
-
-
-def test_empty_folder(refuse, tmp_path):
-    """Guards against a message about a file that nobody named."""
-    (tmp_path / "m").mkdir()
-    assert "no config.json" in refuse(tmp_path / "m")
 
 
 def edit_config(folder, **changes):
@@ -277,12 +270,13 @@ def test_folders_that_may_not_be_read(refuse, folder, monkeypatch):
     assert refuse(folder) == f"error: {folder}/params: cannot be read: Permission denied\n"
 
 
-def test_heads_that_are_none(refuse, folder, tmp_path):
-    """Guards against a message about a config.json that is not there."""
-    (tmp_path / "head").mkdir()
+def test_empty_folders(refuse, folder, tmp_path):
+    """Guards against a message about a file that nobody named."""
+    (tmp_path / "empty").mkdir()
+    assert "empty: no config.json in the folder" in refuse(tmp_path / "empty")
     for drafter in ("eagle", "medusa"):
-        message = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
-        assert "head: no config.json in the folder; expected one with " in message
+        message = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'empty'}")
+        assert "empty: no config.json in the folder; expected one with " in message
 
 
 def test_tokenizers(refuse, spoil, folder, tmp_path):
@@ -324,20 +318,17 @@ def test_patterns(refuse, folder):
     assert "expected a JSON skeleton (--draft_json), got an empty text" in message
 
 
-def test_ids_beyond_the_model(refuse, tmp_path):
-    """Guards against an embedding read past its end, which JAX clamps in silence."""
-    folder = save_folder(tmp_path / "m")
+def test_tokenizers_that_do_not_fit(refuse, spoil):
+    """Guards against an embedding read past its end, which JAX clamps in silence, and against a
+    template's own refusal shown as a traceback.
+    """
+    folder = spoil(template="{{ raise_exception('no, thanks') }}")
+    assert "no, thanks" in refuse(folder)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = content["model"]["vocab"]
     vocab["h"], vocab["new"] = 258, vocab["h"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert "token ids from 0 to 257" in refuse(folder)
-
-
-def test_templates(refuse, tmp_path):
-    """Guards against a template's own refusal shown as a traceback."""
-    folder = save_folder(tmp_path / "m", template="{{ raise_exception('no, thanks') }}")
-    assert "no, thanks" in refuse(folder)
 
 
 def test_outputs(refuse, folder, tmp_path):

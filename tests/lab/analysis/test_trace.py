@@ -113,23 +113,14 @@ def test_invisible_characters_are_seen():
     assert visible("naïve 漢") == "naïve 漢"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rounds": None},
-        {"prompt": 3},
-        {"rounds": [{"drafts": ["a"], "num_accepted": 2}]},
-        {"first": 1},
-    ],
-)
-def test_what_is_no_trace_is_refused(change):
+def test_what_is_no_trace_is_refused():
     """Guards against a crash in the midst of a report."""
-    with pytest.raises(InputError, match="expected a trace"):
-        check_trace(trace() | change)
     bad = copy.deepcopy(trace())
     bad["rounds"][0]["num_accepted"] = 4
-    with pytest.raises(InputError, match="expected a trace"):
-        check_trace(bad)
+    kept_more = {"rounds": [{"drafts": ["a"], "num_accepted": 2}]}
+    for change in ({"rounds": None}, {"prompt": 3}, kept_more, {"first": 1}, bad):
+        with pytest.raises(InputError, match="expected a trace"):
+            check_trace(trace() | change)
 
 
 def test_the_timeline_draws_every_call(figures):
@@ -164,19 +155,13 @@ def test_the_timeline_draws_every_call(figures):
     assert (1.0, 1.0, 1.0) not in faces  # white boxes would vanish
 
 
-def test_a_timeline_without_plain_steps(figures):
-    """Guards against a lane that is empty, and a caption about it."""
-    timeline(trace() | {"plain_seconds": []}, "timeline-1")
-    lanes = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
-    assert lanes == ["drafter", "target"]
+def test_a_timeline_without_plain_steps_ends_somewhere(figures):
+    """Guards against a lane that is empty, and against hundreds of rounds in one picture."""
+    timeline(trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}, "timeline-1")
+    (axes,) = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["drafter", "target"]
     assert not any("plain" in label for label in legend_of(figures[0]))
-
-
-def test_a_timeline_ends_somewhere(figures):
-    """Guards against hundreds of rounds in one picture."""
-    many = trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}
-    timeline(many, "timeline-1")
-    assert len(figures[0].axes[0].texts) == 16
+    assert len(axes.texts) == 16
 
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -9,6 +9,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
+from jspec.lab.analysis import ratios
 from jspec.lab.analysis.spec_bench import TASKS
 from jspec.lab.experiments.cells import make_cells
 from jspec.lab.experiments.spec import KINDS, Experiment
@@ -21,6 +22,12 @@ from tests.lab.reports.workdirs import RUN, WAYS, cell, cells, config, failed_ce
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
 SMOKE = pathlib.Path(__file__).parents[3] / "benchmarks" / "smoke"
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch):
+    """Takes a tenth of the samples for an interval, which have their own tests."""
+    monkeypatch.setattr(ratios, "_NUM_SAMPLES", 200)
 
 
 def report(tmp_path, lines, **options):
@@ -42,8 +49,9 @@ def words_of(text):
     return " ".join(lines).split()
 
 
-def test_the_committed_smoke_report_is_made_again_from_its_record(tmp_path):
+def test_the_committed_smoke_report_is_made_again_from_its_record(tmp_path, monkeypatch):
     """Guards against published reports that the code no longer makes, and against long reports."""
+    monkeypatch.setattr(ratios, "_NUM_SAMPLES", 2000)
     publish(SMOKE, tmp_path)
     made, committed = (
         (folder / "report.md").read_text(encoding="utf-8") for folder in (tmp_path, SMOKE)
