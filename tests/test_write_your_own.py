@@ -18,7 +18,7 @@ from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
 from tests.lab.experiments.tiny import TINY_PROMPTS
-from tests.programs import check_refusal, environment, refuse_all, run, run_many, write_lines
+from tests.programs import check_refusal, environment, refuse_all, run, write_lines
 from tests.speculation.enumeration import all_counts, worst_error
 from tests.speculation.test_lossless import distributions
 from tests.tiny_models import save_folder, target
@@ -95,14 +95,15 @@ def test_an_experiment_and_its_report_know_them(module, folder, compile_cache, t
         f"--config.target={folder}", "--config.dtype=float32", "--config.max_seq_len=200",
         f"--config.prompts_file={prompts}",
     ]  # fmt: skip
-    change = f"with open({str(module)!r}, 'a') as file: file.write('# another drafter')"
-    run, changed = run_many(
-        "jspec.experiment", [line, change, line], env=environment(compile_cache, tmp_path)
-    )
-    assert run[0] == 0, run
-    assert "4 of 4 cells are done" in run[1]
+    env = environment(compile_cache, tmp_path)
+    status, output, errors = run("jspec.experiment", *line, env=env, timeout=300)
+    assert status == 0, errors
+    assert "4 of 4 cells are done" in output
     text = to_markdown(make_report(read_workdir(work)))
     assert "| `own` | repeat | 2 | - | matching | yes |" in text
+    with open(module, "a") as file:
+        file.write("\n# another drafter\n")
+    changed = run("jspec.experiment", *line, env=env, timeout=300)
     assert "a drafter or rule of your own has changed since" in check_refusal(*changed)
 
 
