@@ -318,17 +318,18 @@ def test_patterns(refuse, folder):
     assert "expected a JSON skeleton (--draft_json), got an empty text" in message
 
 
-def test_tokenizers_that_do_not_fit(refuse, spoil):
+def test_tokenizers_that_do_not_fit(refuse, spoil, tmp_path):
     """Guards against an embedding read past its end, which JAX clamps in silence, and against a
     template's own refusal shown as a traceback.
     """
-    folder = spoil(template="{{ raise_exception('no, thanks') }}")
-    assert "no, thanks" in refuse(folder)
+    folder = spoil()
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = content["model"]["vocab"]
     vocab["h"], vocab["new"] = 258, vocab["h"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert "token ids from 0 to 257" in refuse(folder)
+    refusing = "{{ raise_exception('no, thanks') }}"
+    assert "no, thanks" in refuse(save_folder(tmp_path / "refusing", template=refusing))
 
 
 def test_outputs(refuse, folder, tmp_path):
