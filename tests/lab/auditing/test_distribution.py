@@ -219,9 +219,8 @@ class DisturbedDrafts(DisturbedRows):
             yield infos, state.replace(draft=state.draft.replace(cache=cache))
 
 
-@pytest.mark.parametrize(
-    ("rule", "layers"), [("rejection", (0,)), slow_unless(False, "block", (1,))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "layers"), [("rejection", (0,)), ("block", (1,))])
 def test_distribution_and_caches_of_skipped_layers_pass(rule, layers):
     """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
     subject = make_subject(

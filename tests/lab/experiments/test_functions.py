@@ -16,6 +16,7 @@ from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.report import make_report
 from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.functions import speculate
+from tests.cases import slow_unless
 from tests.lab.experiments.tiny import done_cells
 
 SMALL = {"num_drafts": [3], "num_chains": 2, "num_updates": 30}
@@ -69,7 +70,7 @@ def test_training_lowers_the_loss(images):
     assert jnp.argmax(table(digits.empty_canvas()).logits) < 3
 
 
-@pytest.mark.parametrize("name", ["metropolis", "langevin"])
+@pytest.mark.parametrize("name", ["metropolis", slow_unless(False, "langevin")])
 def test_chains_on_the_posterior(name, monkeypatch):
     """Laplace's approximation guesses better than a guess that knows nothing; g's chain is kept."""
     made = posterior.make_posterior(0, 500)
