@@ -1,5 +1,7 @@
 """Runs the programs: in their own process, or in this one where that is too slow."""
 
+import functools
+import importlib
 import json
 import os
 import subprocess
@@ -8,6 +10,12 @@ import sys
 from absl.testing import flagsaver
 
 from jspec.common.user_cache import cache_dir
+
+# Of a chat model that begins with BOS.
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 def command(module, *flags):
@@ -85,20 +93,23 @@ def run_many(module, lines, *, env, max_arguments=0, before=""):
     return json.loads(done.stdout)
 
 
-def call_generate(monkeypatch, capsys, *flags):
-    """Runs jspec.generate in this process; returns its status, output and errors."""
-    from jspec import generate
+def call(module, monkeypatch, capsys, *flags):
+    """Runs a program in this process; returns its status, output and errors."""
     from jspec.cli import program as cli
 
-    monkeypatch.setattr(sys, "argv", ["generate", *flags])
+    program = importlib.import_module(module)
+    monkeypatch.setattr(sys, "argv", [module, *map(str, flags)])
     capsys.readouterr()
     status = 0
     with flagsaver.flagsaver():
         try:
-            cli.run_main(generate.main)
+            cli.run_main(program.main)
         except SystemExit as error:
             status = error.code or 0
     return (status, *capsys.readouterr())
+
+
+call_generate = functools.partial(call, "jspec.generate")
 
 
 def check_refusal(status, output, errors):
@@ -110,3 +121,32 @@ def check_refusal(status, output, errors):
     assert errors.endswith("\n")
     assert "Traceback" not in errors
     return errors
+
+
+def refuse_all(module, cases, *, env, fixed=(), **options):
+    """Runs a program with command lines that it must refuse, each with its message.
+
+    All in one process, as `run_many` does it.
+
+    Args:
+      module: the program.
+      cases: the message of each command line, which is a text or a tuple of flags.
+      env: variables of the process.
+      fixed: flags that come first in each line.
+      **options: those of `run_many`.
+    """
+    lines = [flags.split() if isinstance(flags, str) else flags for flags in cases]
+    outcomes = run_many(module, [[*fixed, *line] for line in lines], env=env, **options)
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
+        assert message in check_refusal(*outcome)
+
+
+def read_lines(path):
+    """Returns the records of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path, records):
+    """Writes a JSONL file; returns its name."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from tests.programs import call_generate, check_refusal, command, environment, r
 from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
-_TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -24,14 +21,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def refuse(monkeypatch, capsys, tmp_path):
+def refuse(monkeypatch, capsys, tmp_path, compile_cache):
     """Returns a function that runs jspec.generate and returns its one line of refusal.
 
     It also checks that an output of an earlier run stays.
     """
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    for name, value in environment(compile_cache, tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
 
     def run_it(target, *flags, prompt="--prompt=hello"):
         output = tmp_path / "old.jsonl"
@@ -43,7 +39,7 @@ def refuse(monkeypatch, capsys, tmp_path):
         )
         assert output.read_text() == "old\n"
         new = {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob("*")) - before}
-        assert new <= {"cache", "hub"}
+        assert new <= {"cache"}
         return line
 
     return run_it
@@ -80,11 +76,9 @@ def spoil(tmp_path):
         ("--tree_depth=8 --num_draft_tokens=auto", "tree_depth of at most 7 with num_draft_tokens"),
         ("--num_draft_tokens=2.5", "num_draft_tokens to be a whole number or auto, got '2.5'"),
         ("--temperature=-1", "temperature of at least 0, got -1.0"),
-        ("--temperature=nan", "temperature"),
         ("--temperature=hot", "flag --temperature=hot: expected a number, got 'hot'"),
         ("--draft_temperature=-1", "draft_temperature"),
         ("--top_p=-1", "top_p in [0, 1], got -1.0"),
-        ("--top_p=1.5", "top_p in [0, 1], got 1.5"),
         (f"--seed={2**63}", "a seed of 64 bits with its sign"),
         ("--top_k=-1", "top_k"),
         ("--min_p=2", "min_p"),
@@ -93,7 +87,6 @@ def spoil(tmp_path):
         ("--system=be kind", "has none: put what it says into the prompt"),
         ("--system=\udcff", "system message needs"),
         ("--chat=maybe", "flag --chat=maybe: expected true or false, got 'maybe'"),
-        ("--compare=none,magic", "expected a drafter among"),
         ("--compare=none,none", "expected each drafter once, got none,none"),
         ("--compare=none,model", "expected --draft with a drafter among model"),
         (
@@ -104,19 +97,15 @@ def spoil(tmp_path):
         ("--compare=none --batch_size=2", "expected --compare without --batch_size"),
         ("--compare=none --draft_layers=1", "draft_layers with a drafter that reads it"),
         ("--compare=none,ngram --lenience=0.3", "(lenient, lenient_argmax), got it with 'ngram'"),
-        ("--compare=none --draft_temperature=1", "expected draft_temperature with a drafter that"),
         ("--compare=none --max_seq_len=2", "prompt 0: expected a prompt of fewer"),
         ("--chat", "no chat template: expected --nochat (in Python chat=False)"),
         ("--batch_size=0", "batch_size"),
-        ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
         (
             "--max_seq_len=3 --num_draft_tokens=2",
             "from 1 to 1, got 2; the context sets the limit (max_seq_len 3)",
         ),
         ("--drafter=model", "'model' expects a draft model (--draft=MODEL, in Python draft), got"),
-        ("--drafter=hierarchical", "expects a draft model (--draft=MODEL, in Python draft), got"),
-        ("--drafter=prompt_lookup+", "name on both sides of every '+', got 'prompt_lookup+'"),
         ("--drafter=+model", "expected a drafter's name on both sides of every '+', got '+model'"),
         ("--drafter=", "or several joined by '+'; got ''"),
         (
@@ -125,34 +114,19 @@ def spoil(tmp_path):
         ),
         ("--lenience=0.3", "expected lenience with a drafter that drafts and an acceptance rule"),
         ("--typical_delta=0.1", "rule that reads it (typical), got it with 'prompt_lookup' and"),
-        ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
         ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
-        ("--draft_layers=", "expected draft_layers as a number or a list"),
-        ("--draft_layers=1000000-", "with no number above 9999; got '1000000-'"),
-        ("--draft_layers=0", "expected draft_layers to be at least one layer, got '0'"),
         ("--draft_layers=5-2", "of draft_layers from the lower to the higher, got '5-2'"),
         ("--draft_pattern=", "expected pattern (--draft_pattern) as a text, got an empty one"),
-        ("--draft_json=", "expected json_skeleton (--draft_json) as a text, got an empty one"),
-        ("--draft_table=", "expected draft_table as a text, got an empty one"),
-        ("--draft_head=", "expected draft_head as a text, got an empty one"),
         ("--drafter=bigram", "'bigram' expects a table that scripts/make_answers.py has made"),
         ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
-        ("--draft_corpus=", "expected draft_corpus as a text, got an empty one"),
-        ("--draft_corpus=a.txt", "draft_corpus with a drafter that reads it (suffix), got it with"),
-        ("--draft_memory=9", "expected draft_memory with a drafter that reads it (suffix), got it"),
-        ("--drafter=suffix --draft_memory=-1", "expected draft_memory from 0 to 4096, got -1"),
         (
             "--drafter=suffix --draft_corpus=none.txt",
             "cannot read the texts none.txt: No such file",
         ),
-        ("--suffix_growth=0", "suffix_growth from 1 to 100, got 0"),
         ("--suffix_min_share=1.5", "suffix_min_share from 0 to 1, got 1.5"),
-        ("--suffix_min_match=17", "suffix_min_match from 0 to 16, got 17"),
-        ("--ngram_window=0", "ngram_window from 2 to 32768, got 0"),
         ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
-        ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
         ("--ngram_probs=martial", "<deterministic|sampled>"),
         ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
         ("--draft_pattern=a", "pattern (--draft_pattern) with a drafter that reads it (pattern)"),
@@ -162,25 +136,16 @@ def spoil(tmp_path):
         ("stray", "expected flags only, got 'stray'"),
         ("--prompts_file=x.jsonl", "either --prompt or --prompts_file, got both"),
         ("--prompt=b", "--prompt once, got it 2 times: see --prompts_file"),
+        # Before the target is looked for.
+        ("--target=no --drafter=none --num_draft_tokens=3", "a drafter that drafts, got 3 with"),
+        ("--target=no --drafter=none --draft_temperature=0.5", "ngram_probs=sampled), got it with"),
+        ("--target=no --drafter=none --lenience=0.3", "got it with 'none' and 'rejection'"),
     ],
 )
 def test_flags(refuse, folder, flag, message):
     """Guards against values that are clamped, ignored, or end in a traceback."""
     flags = flag.split(" --")  # a text may have spaces
     assert message in refuse(folder, flags[0], *(f"--{other}" for other in flags[1:]))
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--num_draft_tokens=3", "num_draft_tokens with a drafter that drafts, got 3 with 'none'"),
-        ("--draft_temperature=0.5", "ngram with ngram_probs=sampled), got it with 'none'"),
-        ("--lenience=0.3", "(lenient, lenient_argmax), got it with 'none' and 'rejection'"),
-    ],
-)
-def test_plain_decoding_reads_no_option_of_drafting(refuse, folder, flag, message):
-    """Guards against a flag that is silently ignored; before any model is loaded."""
-    assert message in refuse("nowhere", "--drafter=none", flag)
 
 
 def test_draft_tables(refuse, folder, tmp_path):
@@ -234,19 +199,12 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
         ("random:llama9", "got 'random:llama9'"),
         ("", "no model '': expected"),
         ("/x/model.safetensors", "expected a model's folder, got a file of weights: give /x"),
-        ("x/model.safetensors", "expected a model's folder, got a file of weights: give x"),
         ("model.safetensors", f"got a file of weights: give {os.getcwd()}"),
     ],
 )
 def test_models_that_are_not_there(refuse, name, message):
     """Guards against a traceback of the hub client, and a wait for a network that is not there."""
     assert message in refuse(name)
-
-
-def test_empty_folder(refuse, tmp_path):
-    """Guards against a message about a file that nobody named."""
-    (tmp_path / "m").mkdir()
-    assert "no config.json" in refuse(tmp_path / "m")
 
 
 def edit_config(folder, **changes):
@@ -312,12 +270,13 @@ def test_folders_that_may_not_be_read(refuse, folder, monkeypatch):
     assert refuse(folder) == f"error: {folder}/params: cannot be read: Permission denied\n"
 
 
-def test_heads_that_are_none(refuse, folder, tmp_path):
-    """Guards against a message about a config.json that is not there."""
-    (tmp_path / "head").mkdir()
+def test_empty_folders(refuse, folder, tmp_path):
+    """Guards against a message about a file that nobody named."""
+    (tmp_path / "empty").mkdir()
+    assert "empty: no config.json in the folder" in refuse(tmp_path / "empty")
     for drafter in ("eagle", "medusa"):
-        message = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
-        assert "head: no config.json in the folder; expected one with " in message
+        message = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'empty'}")
+        assert "empty: no config.json in the folder; expected one with " in message
 
 
 def test_tokenizers(refuse, spoil, folder, tmp_path):
@@ -359,20 +318,18 @@ def test_patterns(refuse, folder):
     assert "expected a JSON skeleton (--draft_json), got an empty text" in message
 
 
-def test_ids_beyond_the_model(refuse, tmp_path):
-    """Guards against an embedding read past its end, which JAX clamps in silence."""
-    folder = save_folder(tmp_path / "m")
+def test_tokenizers_that_do_not_fit(refuse, spoil, tmp_path):
+    """Guards against an embedding read past its end, which JAX clamps in silence, and against a
+    template's own refusal shown as a traceback.
+    """
+    folder = spoil()
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = content["model"]["vocab"]
     vocab["h"], vocab["new"] = 258, vocab["h"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert "token ids from 0 to 257" in refuse(folder)
-
-
-def test_templates(refuse, tmp_path):
-    """Guards against a template's own refusal shown as a traceback."""
-    folder = save_folder(tmp_path / "m", template="{{ raise_exception('no, thanks') }}")
-    assert "no, thanks" in refuse(folder)
+    refusing = "{{ raise_exception('no, thanks') }}"
+    assert "no, thanks" in refuse(save_folder(tmp_path / "refusing", template=refusing))
 
 
 def test_outputs(refuse, folder, tmp_path):
@@ -388,6 +345,10 @@ def test_outputs(refuse, folder, tmp_path):
     assert prompts.read_text() == '{"prompt": "a"}\n'
 
 
+def in_bash(command_line, **options):
+    return subprocess.run(["bash", "-c", command_line], capture_output=True, text=True, **options)
+
+
 def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
     """Guards against a prompt's broken bytes ending in a traceback of the real program."""
     flags = (b"--prompt=a\xff", f"--target={folder}")
@@ -398,37 +359,34 @@ def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
 def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
     """`--help | head -1`, as everybody does."""
     help_command = " ".join([*command("jspec.generate", "--helpfull"), "| head -1"])
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {help_command}"], capture_output=True, timeout=60
-    )
+    done = in_bash(f"set -o pipefail; {help_command}", timeout=60)
     assert done.returncode in (0, 1)
-    assert done.stderr == b""
+    assert done.stderr == ""
 
 
-def test_a_closed_standard_output_is_an_error(folder):
-    """Guards against a text that is lost with status 0."""
-    command = f"{sys.executable} -m jspec.generate --target={folder} --prompt=a >&-"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+def test_closed_outputs(folder, compile_cache, tmp_path):
+    """Guards against a text that is lost with status 0, and against statistics in the text."""
+    flags = f"--target={folder} --prompt=a --max_new_tokens=2 --drafter=none"
+    command_line, env = (
+        " ".join(command("jspec.generate", flags)),
+        environment(compile_cache, tmp_path),
+    )
+    done = in_bash(f"{command_line} >&-", env=env)
     assert (done.returncode, done.stderr) == (
         2, "error: expected an open standard output, got a closed one\n",
     )  # fmt: skip
-
-
-def test_a_closed_standard_error_leaves_the_text_alone(folder):
-    """Guards against statistics in the text."""
-    flags = f"--target={folder} --prompt=a --max_new_tokens=2"
-    command = f"{sys.executable} -m jspec.generate {flags} 2>&-"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    done = in_bash(f"{command_line} 2>&-", env=env)
     assert done.returncode == 0
     assert "tokens/s" not in done.stdout
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", ["jspec.generate --help", "jspec --help", "jspec --version"])
+@pytest.mark.parametrize("arguments", ["jspec.generate --help", "jspec --version"])
 def test_a_help_that_cannot_be_written_is_one_line(arguments):
     """Guards against a traceback where the disk is full."""
-    command_line = [sys.executable, "-m", *arguments.split()]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(
+            command(*arguments.split()), stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
     assert done.returncode == 2
     assert done.stderr == b"error: standard output cannot be written: No space left on device\n"

@@ -11,13 +11,9 @@ import time
 
 import pytest
 
-from tests.programs import check_refusal, command, environment, run
+from tests.programs import TEMPLATE, command, environment, refuse_all, run
 from tests.tiny_models import save_folder
 
-_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 _SECONDS = 120
 _DRAFTS = "--drafter=prompt_lookup", "--num_draft_tokens=2"  # nothing to measure
 
@@ -25,7 +21,7 @@ _DRAFTS = "--drafter=prompt_lookup", "--num_draft_tokens=2"  # nothing to measur
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """Returns flags that name a tiny model with a context of 200 tokens."""
-    folder = save_folder(tmp_path_factory.mktemp("model"), template=_TEMPLATE)
+    folder = save_folder(tmp_path_factory.mktemp("model"), template=TEMPLATE)
     return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", *_DRAFTS
 
 
@@ -109,22 +105,23 @@ def person(flags, env):
 def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
     """Guards the contract of both outputs, and errors that end a chat.
 
-    The answers are those of `jspec.generate` on the whole conversation, but for the template's end.
+    The end of the input ends a message of several lines, too.
     """
     path, other_file = tmp_path / "saved.json", tmp_path / "other.json"
     other_file.write_text('{"messages": 1}')
-    typed = f'hi\n\n/nonsense\n/settings top_p=hot\n"""two\nlines"""\n/save {path}\n{"x" * 300}\n'
-    typed += f"/save {other_file}\n/load {other_file}\n/clear\nhi\n/load {path}\n"
-    typed += "/retry\n/trace\n/trace on"
+    typed = f'"""two\nlines"""\n\n/nonsense\n/settings top_p=hot\nhi\n/save {path}\n{"x" * 300}\n'
+    typed += f'/save {other_file}\n/load {other_file}\n/clear\n"""two\nlines"""\n/load {path}\n'
+    typed += '/retry\n/trace\n/trace on\n/clear\n"""two\nlines'
     status, output, errors = run("jspec.chat", *flags, env=env, stdin=typed.encode())
     assert status == 0, errors
     assert "\033" not in output + errors
     assert ">>>" not in output
     saved = json.loads(path.read_text())["messages"]
     assert [one["role"] for one in saved] == ["user", "assistant"] * 2
-    assert [one["content"] for one in saved[::2]] == ["hi", "two\nlines"]
+    assert [one["content"] for one in saved[::2]] == ["two\nlines", "hi"]
     first, second = (one["content"] for one in saved[1::2])
     assert output.startswith(f"{first}\n{second}\n{first}\n{second}\n")
+    assert output.endswith(f"\n{first}\n")
     assert "calls of the target" in output  # the trace
     wrong = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert len(wrong) == 6, errors
@@ -133,28 +130,19 @@ def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
          "other.json: expected", "colours"), wrong, strict=True,
     )] == [True] * 6  # fmt: skip
     read = [line for line in errors.splitlines() if line.startswith("[12 tokens (length), ")]
-    assert len(read) == 4
+    assert len(read) == 5
     kept = [
         int(total) - int(new) for new, total in re.findall(r"read (\d+) of (\d+)", "".join(read))
     ]
     # The first prompt, at least: what random bytes of its answer become as text is read again.
-    assert kept[1] >= len("<[user]hi[assistant]")
+    assert kept[1] >= len("<[user]two\nlines[assistant]")
     assert other_file.read_text() == '{"messages": 1}'
 
 
 def test_bad_flags_end_with_one_line(flags, env):
     """Guards against tracebacks and against a status of 0."""
-    check_refusal(*run("jspec.chat", "--target=nowhere", env=env))
-    check_refusal(*run("jspec.chat", *flags, "--num_beams=2", env=env))
-
-
-def test_the_end_of_the_input_ends_a_message_of_several_lines(flags, env):
-    """Guards against a message that is lost because its last line has no quotation marks."""
-    texts = (b'"""two\nlines\n', b'"""two\nlines"""\n')
-    cut, whole = (run("jspec.chat", *flags, "--nostats", env=env, stdin=text) for text in texts)
-    assert cut == whole
-    assert cut[0] == 0
-    assert len(cut[1]) > 1
+    cases = {("--target=nowhere",): "nowhere", (*flags, "--num_beams=2"): "num_beams"}
+    refuse_all("jspec.chat", cases, env=env)
 
 
 def test_a_terminal_has_signs_and_colours(person):
@@ -176,29 +164,25 @@ def test_a_terminal_has_signs_and_colours(person):
     assert chat.end() == 0
 
 
-def test_no_color_is_honoured(person):
-    """Guards against colours that a person has switched off."""
-    chat = person(NO_COLOR="1")
-    assert "\033[2m" not in chat.ask("hello")
-    assert "error: expected a terminal with colours" in chat.ask("/trace on")
-    chat.type("/bye\r")
-    assert chat.end() == 0
-
-
 def test_ctrl_c_stops_the_answer_and_not_the_program(person):
-    """Guards against a chat that is lost with an answer, and a line that cannot be given up."""
-    chat = person("--max_new_tokens=150")
+    """Guards against a chat that is lost with an answer, and a line that cannot be given up.
+
+    And against colours that a person has switched off.
+    """
+    chat = person("--max_new_tokens=150", NO_COLOR="1")
     chat.type("tell\r")
     chat.wait_for("\n")
     time.sleep(0.01)
     chat.type("\x03")
     shown = chat.wait_for(">>> ")
     assert "(stopped)" in shown
+    assert "\033[2m" not in shown
     chat.type("half")
     chat.wait_for("half")
     time.sleep(1)  # Python misses a Ctrl-C that comes just before it waits for a key
     chat.type("\x03")
     assert "Ctrl-D or /bye ends the chat" in chat.wait_for(">>> ")
     assert "tokens" in chat.ask("/settings max_new_tokens=3") + chat.ask("more")
-    chat.type("\x04")
+    assert "error: expected a terminal with colours" in chat.ask("/trace on")
+    chat.type("/bye\r")
     assert chat.end() == 0

@@ -1,5 +1,6 @@
 """python -m jspec.generate from end to end."""
 
+import io
 import json
 import os
 import re
@@ -11,7 +12,17 @@ import pytest
 
 from jspec.common.memory import device_name
 from jspec.lab.benchmarking.drafter_table import format_comparison
-from tests.programs import as_users, call_generate, command, environment, run
+from tests.programs import (
+    TEMPLATE,
+    as_users,
+    call_generate,
+    command,
+    environment,
+    read_lines,
+    run,
+    run_many,
+    write_lines,
+)
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
@@ -28,17 +39,13 @@ _STATS_FIELDS = {
     "acceptance_by_position", "conditional_acceptance_by_position", "by_drafter",
     "device_seconds", "host_seconds",
 }  # fmt: skip
-_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny chat model of one layer, as most tests compile its programs."""
     path = tmp_path_factory.mktemp("model") / "tiny"
-    return save_folder(path, template=_TEMPLATE, num_layers=1)
+    return save_folder(path, template=TEMPLATE, num_layers=1)
 
 
 @pytest.fixture
@@ -72,11 +79,6 @@ def without_notices(errors):
     return [line for line in errors.splitlines() if not line.startswith("compiling once")]
 
 
-def read(path):
-    """Returns the records of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     """Guards the contract of standard output, standard error and --output_json.
 
@@ -92,7 +94,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
         "--system=be kind", env=as_users(env),
     )  # fmt: skip
     assert status == 0, errors
-    (record,) = read(path)
+    (record,) = read_lines(path)
     assert set(record) == _RESULT_FIELDS
     assert set(record["stats"]) == _STATS_FIELDS
     assert output == record["text"] + "\n"
@@ -123,18 +125,18 @@ def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
     output, errors = generate(
         f"--prompts_file={prompts_file}", f"--output_json={path}", "--seed=5", *flags
     )
-    records = read(path)
+    records = read_lines(path)
     assert [record["prompt"] for record in records] == ["one", "two", "three"]
     assert [record["seed"] for record in records] == [5, 6, 7]
     expected = "".join(f"--- prompt {k} ---\n{r['text']}\n" for k, r in enumerate(records))
     assert (output, errors) == (expected, "")
     alone = tmp_path / "alone.jsonl"
     generate("--prompt=two", "--seed=6", f"--output_json={alone}", *flags)
-    assert read(alone)[0]["token_ids"] == records[1]["token_ids"]
+    assert read_lines(alone)[0]["token_ids"] == records[1]["token_ids"]
     batched = tmp_path / "batched.jsonl"
     batched_flags = ("--batch_size=2", "--nostream", "--seed=5", f"--output_json={batched}")
     output, _ = generate(f"--prompts_file={prompts_file}", *batched_flags, *flags)
-    by_index = sorted(read(batched), key=lambda record: record["index"])
+    by_index = sorted(read_lines(batched), key=lambda record: record["index"])
     assert [r["token_ids"] for r in by_index] == [r["token_ids"] for r in records]
     assert all(f"--- prompt {k} ---\n{r['text']}\n" in output for k, r in enumerate(records))
 
@@ -144,7 +146,7 @@ def test_beams_are_counted_and_recorded(generate, tmp_path):
     path = tmp_path / "out.jsonl"
     flags = ("--num_beams=3", "--length_penalty=0.5", "--early_stopping=never")
     output, errors = generate("--prompt=one", f"--output_json={path}", "--drafter=none", *flags)
-    (record,) = read(path)
+    (record,) = read_lines(path)
     scores = [beam["score"] for beam in record["beams"]]
     assert scores == sorted(scores, reverse=True)
     assert record["text"] + "\n" == output == record["beams"][0]["text"] + "\n"
@@ -153,21 +155,14 @@ def test_beams_are_counted_and_recorded(generate, tmp_path):
     assert errors.endswith(f"3 beams, 1.00 target calls per token; scores {shown}\n")
 
 
-def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate, prompts_file):
-    """Guards against a line for each prompt, and against the CPU taken without a word."""
-    flags = (f"--prompts_file={prompts_file}", "--drafter=none", "--batch_size=2")
-    _, errors = generate(*flags)
+def test_a_batch_has_one_line_of_the_device_and_counts_every_token(generate, prompts_file):
+    """Guards against a line for each prompt, and against a total of the last pieces alone."""
+    flags = "--batch_size=2", "--max_new_tokens=40", "--drafter=none"
+    _, errors = generate(f"--prompts_file={prompts_file}", *flags)
     first, *others = errors.splitlines()
     assert first.startswith(f"{device_name()}: weights ")
     assert first.endswith(" GB (2 rows and one prompt of 512 slots)")
     assert not any("weights" in line for line in others)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_total_counts_every_token(generate, prompts_file, batch_size):
-    """Guards against the last pieces alone: a batch prints whole answers, and counts pieces."""
-    flags = f"--batch_size={batch_size}", "--max_new_tokens=40", "--drafter=none"
-    _, errors = generate(f"--prompts_file={prompts_file}", *flags)
     num_tokens = sum(int(count) for count in re.findall(r"prompt \d+: (\d+) tokens \(", errors))
     assert num_tokens > 3 * 8  # more than one visit's
     assert f"\n3 prompts: {num_tokens} tokens in " in errors
@@ -178,13 +173,13 @@ def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     path = tmp_path / "out.jsonl"
     flags = ("--drafter=none", f"--output_json={path}", "--prompt=hi", "--nochat", "--nostream")
     output, errors = generate(*flags)
-    (whole,) = read(path)
+    (whole,) = read_lines(path)
     assert len(whole["prompt_token_ids"]) == 2
     assert output == whole["text"] + "\n"
     assert errors.splitlines()[-1].startswith("no drafts, 1.00 tokens per target call")
     stop = whole["text"][3:5]
     output, _ = generate(*flags, "--stop=never", f"--stop={stop}")
-    (cut,) = read(path)
+    (cut,) = read_lines(path)
     assert cut["finish_reason"] == "stop"
     assert cut["settings"]["stop"] == ["never", stop]
     assert output == cut["text"] + "\n"
@@ -193,15 +188,15 @@ def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
 
 def test_what_comes_before_a_long_prompt_is_answered(folder, tmp_path, monkeypatch, capsys):
     """Guards against two good answers lost to a third prompt that no context holds."""
-    path, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
-    texts = ["a", "b", "x" * 300, "d"]
-    prompts.write_text("".join(f'{{"prompt": "{text}", "category": "qa"}}\n' for text in texts))
+    path, texts = tmp_path / "out.jsonl", ("a", "b", "x" * 300, "d")
+    lines = [{"prompt": text, "category": "qa"} for text in texts]
+    prompts = write_lines(tmp_path / "prompts.jsonl", lines)
     status, output, errors = call_generate(
         monkeypatch, capsys, f"--target={folder}", f"--prompts_file={prompts}", "--drafter=none",
         f"--output_json={path}", "--max_new_tokens=12", "--dtype=float32",
     )  # fmt: skip
     assert status == 2
-    assert [record["prompt"] for record in read(path)] == ["a", "b"]
+    assert [record["prompt"] for record in read_lines(path)] == ["a", "b"]
     assert output.count("--- prompt") == 2
     assert errors.splitlines()[-1].startswith(f"error: prompt 2 of {prompts}: expected a prompt")
     assert "category qa" not in errors  # nothing is drafted
@@ -215,7 +210,7 @@ HEEDING = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)
 def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     """Guards against a traceback on Ctrl-C, and answers lost with it."""
     path, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "a"}\n' * 2000)
+    write_lines(prompts, [{"prompt": "a"}] * 2000)
     flags = (f"--target={folder}", f"--prompts_file={prompts}", f"--output_json={path}",
              "--max_new_tokens=30", "--dtype=float32", "--drafter=none")  # fmt: skip
     with subprocess.Popen(
@@ -228,7 +223,7 @@ def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert errors.endswith(b"\ninterrupted\n")
-    records = read(path)  # every line is whole
+    records = read_lines(path)  # every line is whole
     titles = (b"".join(output) + rest).count(b"--- prompt")
     assert 0 < len(records) < 2000
     assert abs(len(records) - titles) <= 1  # one is written, and then shown
@@ -281,44 +276,47 @@ def test_a_reader_that_goes_away_is_no_error_worth_a_traceback(folder, env):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
+def test_a_full_disk_behind_standard_output_is_one_line(folder, monkeypatch, capsys, tmp_path):
     """Guards against a traceback, and a result that is lost although it could be kept."""
     path = tmp_path / "out.jsonl"
     flags = (f"--target={folder}", "--prompt=a", f"--output_json={path}", "--max_new_tokens=1",
              "--dtype=float32", "--drafter=none")  # fmt: skip
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command("jspec.generate", *flags), env=env, stdout=full, stderr=subprocess.PIPE
-        )
-    assert done.returncode == 2
-    device, error = without_notices(done.stderr.decode())
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        status, _, errors = call_generate(patch, capsys, *flags)
+    assert status == 2
+    device, error = without_notices(errors)
     assert device.endswith(" slots)")
     assert error == "error: standard output cannot be written: No space left on device"
-    assert len(read(path)) == 1
+    assert len(read_lines(path)) == 1
 
 
-def test_characters_that_a_terminal_lacks_are_replaced(folder, env):
+def test_characters_that_a_terminal_lacks_are_replaced(folder, monkeypatch, capsys):
     """Guards against a traceback where standard output is not UTF-8."""
     flags = (f"--target={folder}", "--prompt=a", "--max_new_tokens=60", "--temperature=1.5",
              "--dtype=float32", "--drafter=none", "--nostats")  # fmt: skip
-    status, output, errors = run("jspec.generate", *flags, env={**env, "PYTHONIOENCODING": "ascii"})
+    shown = io.BytesIO()
+    with io.TextIOWrapper(shown, encoding="ascii") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        status, _, errors = call_generate(patch, capsys, *flags)
+        terminal.flush()
+        output = shown.getvalue()
     assert (status, errors) == (0, "")
-    assert "?" in output
+    assert b"?" in output
     assert output.isascii()
 
 
 def test_help_is_no_failure(env):
     """Guards against absl's status 1, and help on standard error."""
-    status, output, errors = run("jspec.generate", "--help", env=env)
-    assert (status, errors) == (0, "")
-    assert "--num_draft_tokens" in output
-    assert "--draft_vocab_size" in output
-    assert 15 <= output.count("\n  --") <= 25
-    _, full, _ = run("jspec.generate", "--helpfull", env=env)
-    topics = re.findall(r"^(\w+):$", full, re.MULTILINE)
+    usual, full = run_many("jspec.generate", [["--help"], ["--helpfull"]], env=env)
+    assert (usual[0], full[0], usual[2]) == (0, 0, "")
+    assert "--num_draft_tokens" in usual[1]
+    assert "--draft_vocab_size" in usual[1]
+    assert 15 <= usual[1].count("\n  --") <= 25
+    topics = re.findall(r"^(\w+):$", full[1], re.MULTILINE)
     assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
-    assert "  --ngram_window " in full
-    assert "  --ngram_window " not in output
+    assert "  --ngram_window " in full[1]
+    assert "  --ngram_window " not in usual[1]
 
 
 def test_the_console_command_says_what_it_can_do():
@@ -353,7 +351,7 @@ def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
     assert rows[0].split()[2:5] == ["1.00", "1.00", "-"]
     assert "warming up layer_skip" in errors
     assert "repeat 3 of 3" in errors  # by turns: one timing of each would compare chance
-    records = read(path)
+    records = read_lines(path)
     assert [record["compared"] for record in records] == ["none", "prompt_lookup:3", "layer_skip"]
     assert [record["settings"]["num_draft_tokens"] for record in records] == [0, 3, 2]
     plain, _, skip = records
@@ -366,20 +364,18 @@ def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
 
 
 def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
-    """By other rules answers of two drafters differ by chance; seeds are those of a usual run."""
-    flags = ("--compare=none,ngram", "--prompt=abcabc", "--temperature=1", "--seed=9")
+    """By other rules answers of two drafters differ by chance; seeds are those of a usual run.
+
+    Answers of one token have no speed, and not nan.
+    """
+    flags = ("--compare=none,ngram:2", "--prompt=abcabc", "--temperature=1", "--seed=9")
     assert [row.split()[-1] for row in generate(*flags)[0].splitlines()[1:3]] == ["-", "-"]
     # Plain decoding reads no lenience, which is no error.
-    generate(*flags, "--acceptance=lenient", "--lenience=0.5", "--max_new_tokens=1")
+    lenient = ("--acceptance=lenient", "--lenience=0.5", "--max_new_tokens=1")
+    rows = generate(*flags, *lenient)[0].splitlines()
+    assert rows[2].split() == ["ngram:2", "0.0", *"----"]
     output, _ = generate(*flags, "--acceptance=coupled")
     assert [row.split()[-1] for row in output.splitlines()[1:3]] == ["yes", "yes"]
-
-
-def test_an_answer_of_one_token_has_no_speed(generate):
-    """Guards against nan in a table."""
-    output, _ = generate("--compare=none,ngram", "--prompt=abc", "--max_new_tokens=1")
-    assert "nan" not in output
-    assert output.splitlines()[2].split() == ["ngram", "0.0", "-", "-", "-", "yes"]
 
 
 def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
@@ -392,7 +388,7 @@ def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
     }))  # fmt: skip
     flags = ("--prompt=abcabcabc", "--drafter=prompt_lookup", f"--output_json={path}")
     _, errors = generate(*flags, "--num_draft_tokens=auto", f"--costs_file={costs}")
-    proposed = read(path)[0]["stats"]["proposed_per_round"]
+    proposed = read_lines(path)[0]["stats"]["proposed_per_round"]
     total = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
     assert f"; a round cost {total / len(proposed):.2f} plain steps, as measured" in errors
     assert "plain steps" not in generate(*flags, "--num_draft_tokens=3")[1]

@@ -1,4 +1,7 @@
-"""Programs that measure, on a mesh of 8 virtual devices: what they count is that of one device."""
+"""Programs that measure, on a mesh of 8 virtual devices: what they count is that of one device.
+
+Benchmarks and experiments on a mesh are in test_processes.py.
+"""
 
 import json
 import os
@@ -6,7 +9,7 @@ import os
 import pytest
 
 from tests.meshes import run_on_devices
-from tests.programs import environment, run
+from tests.programs import environment, run, write_lines
 from tests.serving.served import TEMPLATE
 from tests.tiny_models import save_folder
 
@@ -27,8 +30,8 @@ def on_devices(compile_cache, tmp_path):
     env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
     flag = "--xla_force_host_platform_device_count=8"
     env["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}"
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(4)))
+    lines = [{"prompt": f"text {i}"} for i in range(4)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", lines)
 
     def run_it(module, path, *flags):
         status, _, errors = run(module, *flags, env=env, timeout=300)
@@ -55,45 +58,6 @@ def test_a_comparison_on_a_mesh(on_devices, folder):
     assert counts[0] == counts[1]
     assert counts[0][1] > 0
     assert [record["settings"]["mesh"] for record in outputs[1]] == [{"data": 2, "model": 4}] * 2
-
-
-@pytest.mark.slow
-def test_an_experiment_on_a_mesh(on_devices, folder):
-    """A field of the config; rows of the batch are on both rows of the mesh."""
-    run_it, prompts, home = on_devices
-    answers = []
-    for mesh in MESHES:
-        work = home / f"work{len(mesh)}"
-        text = run_it(
-            "jspec.experiment", work / "results.jsonl", "--config=configs/smoke.py",
-            f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
-            f"--config.prompts_file={prompts}", "--config.batch_sizes=(4,)",
-            "--config.max_seq_len=200",
-            *(f"--config.mesh={text}" for text in mesh),
-        )  # fmt: skip
-        records = [json.loads(line) for line in text.splitlines()]
-        assert all(record["status"] == "done" for record in records)
-        answers.append({
-            (record["cell"], answer["prompt"]): answer["token_ids"]
-            for record in records for answer in record["record"]["answers"]
-        })  # fmt: skip
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.slow
-def test_parity_on_a_mesh(on_devices, folder):
-    """Greedy answers by drafts are those of plain decoding there, too."""
-    run_it, prompts, home = on_devices
-    path = home / "answers.json"
-    text = run_it(
-        "jspec.benchmark", path, "--dtype=float32", f"--target={folder}", "--mesh=model:4",
-        "--drafters=none,prompt_lookup", "--repeats=1", f"--prompts_file={prompts}",
-        "--max_new_tokens=16", f"--output_json={path}",
-    )  # fmt: skip
-    methods = json.loads(text)["methods"]
-    assert [one["same_answers"] for one in methods.values()] == [
-        one["num_prompts"] for one in methods.values()
-    ]
 
 
 @pytest.mark.slow

@@ -63,10 +63,10 @@ def test_it_runs_and_shows_what_is_stored(name, compile_cache, tmp_path):
     SmolLM2 is replaced by a tiny model: these tests need no network and no file.
     """
     notebook, folder = read(name), save_folder(tmp_path / "model")
-    env = as_users(environment(compile_cache, tmp_path / "home"))
     run = with_model(notebook, folder)
     assert (run == notebook) == (name != "first_steps")
-    assert kinds_of(execute(run, env, tmp_path)) == kinds_of(notebook)
+    done = execute(run, environment(compile_cache, tmp_path / "home"), tmp_path)
+    assert kinds_of(done) == kinds_of(notebook)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -14,11 +13,12 @@ import pytest
 from jspec.common import processes
 from jspec.common.errors import InputError
 from tests.lab.experiments.tiny import TEMPLATE
-from tests.programs import call_generate, check_refusal, command, environment, run
+from tests.programs import call_generate, check_refusal, command, environment, run, write_lines
 from tests.tiny_models import save_folder
 from tests.training.on_meshes import begin, check_alike, kinds, losses, prepare
 
 _PROMPT = "--prompt=the end of it"
+_LOOKUP = "--drafter=prompt_lookup", "--num_draft_tokens=3"
 _USUAL = ("--dtype=float32", "--temperature=0", "--max_new_tokens=24", "--nostats", _PROMPT)
 
 
@@ -35,35 +35,22 @@ def start(compile_cache, tmp_path):
     begun = []
 
     def start(
-        number,
-        *flags,
-        own_flags=((), ()),
-        devices=1,
-        cluster=None,
-        script=None,
+        number, *flags, own_flags=((), ()), devices=1, cluster=None, script=None,
         program="jspec.generate",
-    ):
+    ):  # fmt: skip
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         env = environment(compile_cache, tmp_path / "home")
         flag = f"--xla_force_host_platform_device_count={devices}"
         env |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flag} {os.environ.get('XLA_FLAGS', '')}"}
-        for process_id in range(number):
+        for index in range(number):
             of_run = [f"--coordinator=localhost:{port}", f"--num_processes={number}"]
-            of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={process_id}"]
-            line = command(program, *flags, *own_flags[process_id % len(own_flags)], *of_run)
-            env |= cluster(process_id, number) if cluster else {}
+            of_run = ["--coordinator=auto"] if cluster else [*of_run, f"--process_id={index}"]
+            line = command(program, *flags, *own_flags[index % len(own_flags)], *of_run)
+            env |= cluster(index, number) if cluster else {}
             if script is not None:
-                line = [
-                    sys.executable,
-                    "-m",
-                    script,
-                    f"localhost:{port}",
-                    str(number),
-                    str(process_id),
-                ]
-                line += flags
+                line = command(script, f"localhost:{port}", str(number), str(index), *flags)
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": env}
             begun.append(subprocess.Popen(line, **pipes))
         return begun
@@ -85,7 +72,7 @@ def ends(begun, timeout=100):
 
 def test_two_processes_answer_as_one(start, folder, monkeypatch, capsys):
     """The first of them speaks, and says what a process alone says."""
-    flags = f"--target={folder}", "--drafter=prompt_lookup", *_USUAL
+    flags = f"--target={folder}", *_LOOKUP, *_USUAL
     alone = call_generate(monkeypatch, capsys, *flags)
     first, second = ends(start(2, *flags, "--mesh=model:2"))
     assert first[:2] == (0, alone[1])
@@ -215,8 +202,8 @@ def test_a_lost_process_ends_training(start, compile_cache, tmp_path, lost):
 @pytest.mark.parametrize("mesh", ["model", "data"])
 def test_many_processes(start, folder, number, mesh, monkeypatch, capsys, tmp_path):
     """Also of several devices each; rows of prompts on their processes."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "prompt number {i}"}}\n' for i in range(6)))
+    lines = [{"prompt": f"prompt number {i}"} for i in range(6)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", lines)
     flags = [f"--target={folder}", "--drafter=prompt_lookup", *_USUAL[:-1]]
     flags += [f"--prompts_file={prompts}", "--batch_size=4", "--acceptance=coupled"]
     flags.append("--temperature=1")
@@ -262,16 +249,11 @@ def test_processes_choose_numbers_of_drafts_alike(start, folder, monkeypatch, ca
 def test_two_processes_measure_as_one(start, tmp_path):
     """Benchmark and experiment: the first process writes what one device writes, but for times."""
     target = save_folder(tmp_path / "m", template=TEMPLATE, num_heads=8)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(4)))
+    lines = [{"prompt": f"text {i}"} for i in range(4)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", lines)
     path, work = tmp_path / "record.json", tmp_path / "work"
-    usual = (
-        f"--target={target}",
-        f"--prompts_file={prompts}",
-        f"--output_json={path}",
-        "--mesh=model:2",
-    )
-    usual += "--max_new_tokens=12", "--drafters=none,prompt_lookup"
+    usual = f"--target={target}", f"--prompts_file={prompts}", f"--output_json={path}"
+    usual += "--mesh=model:2", "--max_new_tokens=12", "--drafters=none,prompt_lookup"
     configs = "--config=configs/smoke.py", f"--workdir={work}", "--config.mesh=data:2"
     configs += f"--config.target={target}", f"--config.prompts_file={prompts}"
     configs += "--config.max_seq_len=200", "--config.batch_sizes=(2,)", "--config.dtype=float32"

@@ -1,17 +1,17 @@
 """`python -m jspec.train`: from answers to a head that drafts, and what is refused."""
 
 import shutil
-import sys
 
+import jax
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.training.texts import Text
 from jspec.weights.resolver import load_model
+from tests import programs
 from tests.programs import check_refusal
 from tests.tiny_models import save_folder
 from tests.training.folders import save_texts
@@ -26,21 +26,10 @@ _SMALL = ["--config.num_held_out=4", "--config.seq_len=48", "--config.batch_size
 @pytest.fixture
 def call(monkeypatch, capsys):
     """Returns a function that runs the program in this process: status, output, errors."""
-    import jax
-
-    from jspec import train
-    from jspec.cli import program as cli
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train", *map(str, arguments)])
-        capsys.readouterr()
-        status = 0
-        with flagsaver.flagsaver(), jax.numpy_dtype_promotion("standard"):
-            try:
-                cli.run_main(train.main)
-            except SystemExit as error:
-                status = error.code or 0
-        return (status, *capsys.readouterr())
+        with jax.numpy_dtype_promotion("standard"):  # for optax
+            return programs.call("jspec.train", monkeypatch, capsys, *arguments)
 
     return run
 

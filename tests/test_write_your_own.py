@@ -12,10 +12,13 @@ from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS, DrafterOptions
 from jspec.drafters.options import TREE_SIZE
 from jspec.drafters.registry import REGISTRY, register_drafter
+from jspec.lab.reports.document import to_markdown
+from jspec.lab.reports.report import make_report
+from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
 from tests.cases import slow_unless
-from tests.lab.experiments.tiny import write_prompts
-from tests.programs import check_refusal, environment, run, run_many
+from tests.lab.experiments.tiny import TINY_PROMPTS
+from tests.programs import check_refusal, environment, refuse_all, run, write_lines
 from tests.speculation.enumeration import all_counts, worst_error
 from tests.speculation.test_lossless import distributions
 from tests.tiny_models import save_folder, target
@@ -85,25 +88,23 @@ def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
 def test_an_experiment_and_its_report_know_them(module, folder, compile_cache, tmp_path):
     """With the page's config; the report needs no --import."""
     (tmp_path / "own.py").write_text(BLOCKS[3])
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
-    env, work = environment(compile_cache, tmp_path), tmp_path / "runs"
-    module = shutil.copy(module, tmp_path)
-    command = (
-        "jspec.experiment", f"--import={module}", f"--config={tmp_path}/own.py",
-        f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
-        f"--config.prompts_file={prompts}", "--config.max_seq_len=200",
-    )  # fmt: skip
-    status, output, errors = run(*command, env=env, timeout=300)
+    prompts = write_lines(tmp_path / "prompts.jsonl", TINY_PROMPTS)
+    work, module = tmp_path / "runs", shutil.copy(module, tmp_path)
+    line = [
+        f"--import={module}", f"--config={tmp_path}/own.py", f"--workdir={work}",
+        f"--config.target={folder}", "--config.dtype=float32", "--config.max_seq_len=200",
+        f"--config.prompts_file={prompts}",
+    ]  # fmt: skip
+    env = environment(compile_cache, tmp_path)
+    status, output, errors = run("jspec.experiment", *line, env=env, timeout=300)
     assert status == 0, errors
     assert "4 of 4 cells are done" in output
-    status, _, errors = run("jspec.report", str(work), env=env)
-    assert status == 0, errors
-    assert "| `own` | repeat | 2 | - | matching | yes |" in (work / "report.md").read_text()
+    text = to_markdown(make_report(read_workdir(work)))
+    assert "| `own` | repeat | 2 | - | matching | yes |" in text
     with open(module, "a") as file:
         file.write("\n# another drafter\n")
-    status, output, errors = run(*command, env=env, timeout=300)
-    assert (status, output) == (2, "")
-    assert "a drafter or rule of your own has changed since" in errors
+    changed = run("jspec.experiment", *line, env=env, timeout=300)
+    assert "a drafter or rule of your own has changed since" in check_refusal(*changed)
 
 
 def test_the_rule_of_the_page_is_lossless(own):
@@ -162,23 +163,19 @@ def test_a_name_is_taken_once(own):
 
 def test_a_module_that_cannot_be_imported_is_one_line(compile_cache, tmp_path):
     """Whatever the user's code raises."""
-    cases = {
-        "missing": (None, "--import=FILE: no such file"),
-        "error": ("1 / 0", "--import=FILE: ZeroDivisionError: division by zero"),
-        "syntax": ("def f(:", "--import=FILE: SyntaxError"),
-        "rule": (
-            "import jspec\njspec.register_rule('x', 3)",
-            "expected rule to be an AcceptanceRule, got 3",
-        ),
+    contents = {
+        None: "--import=FILE: no such file",
+        "1 / 0": "--import=FILE: ZeroDivisionError: division by zero",
+        "def f(:": "--import=FILE: SyntaxError",
+        "import jspec\njspec.register_rule('x', 3)": "rule to be an AcceptanceRule, got 3",
     }
-    paths = [tmp_path / f"own_{name}.py" for name in cases]
-    for path, (text, _) in zip(paths, cases.values(), strict=True):
+    cases = {}
+    for index, (text, message) in enumerate(contents.items()):
+        path = tmp_path / f"own_{index}.py"
         if text is not None:
             path.write_text(text)
-    lines = [[f"--import={path}", "--prompt=a"] for path in paths]
-    outcomes = run_many("jspec.generate", lines, env=environment(compile_cache, tmp_path))
-    for outcome, path, (_, message) in zip(outcomes, paths, cases.values(), strict=True):
-        assert message.replace("FILE", str(path)) in check_refusal(*outcome)
+        cases[f"--import={path}", "--prompt=a"] = message.replace("FILE", str(path))
+    refuse_all("jspec.generate", cases, env=environment(compile_cache, tmp_path))
 
 
 @pytest.mark.parametrize("odd", ["", "own.txt", "folder/own", "./own", ".own", "folder.py"])

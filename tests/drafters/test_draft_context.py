@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters.catch_up import tokens_read
+from jspec.drafters.memory import tokens_read
 from jspec.drafters.options import DrafterOptions
 from jspec.drafters.registry import make_drafter
 from jspec.generation.batch import rolled_back

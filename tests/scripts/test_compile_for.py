@@ -12,7 +12,7 @@ import pytest
 
 from jspec.models import PRESETS
 from jspec.models.families.hf_config import to_hf_config
-from tests.programs import check_refusal, environment, run_many
+from tests.programs import check_refusal, environment, read_lines, refuse_all
 
 pytestmark = pytest.mark.usefixtures("lines_of_code")
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -48,17 +48,14 @@ def records(call, tmp_path):
         status, output, errors = call(*arguments, f"--output_json={path}", **variables)
         assert (status, errors) == (0, "")
         assert output
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return read_lines(path)
 
     return run
 
 
 def test_bad_input_is_refused(compile_cache, tmp_path):
-    names = "device", "batch_size"
-    lines = ["--device=h300"], ["--batch_size=0"]
-    env = environment(compile_cache, tmp_path)
-    for outcome, name in zip(run_many("scripts.compile_for", lines, env=env), names, strict=True):
-        assert name in check_refusal(*outcome)
+    cases = {"--device=h300": "device", "--batch_size=0": "batch_size"}
+    refuse_all("scripts.compile_for", cases, env=environment(compile_cache, tmp_path))
 
 
 def test_a_missing_compiler_names_what_installs_it(call, tmp_path):

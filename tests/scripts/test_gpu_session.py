@@ -1,6 +1,5 @@
 """scripts/gpu_session: its plan, limits of time and journal; a rehearsal leaves its records."""
 
-import functools
 import hashlib
 import importlib
 import json
@@ -10,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import jax
@@ -28,7 +28,7 @@ from scripts.gpu_session import __main__ as plan
 from scripts.gpu_session import correctness, products, session, subjects
 from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows
 from scripts.gpu_session.session import LeftOut, OutOfTime, Session, Step, run_steps
-from tests.programs import as_users, check_refusal, environment, run, run_many
+from tests.programs import as_users, environment, read_lines, refuse_all, run
 from tests.tiny_models import make_generator
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,8 +46,10 @@ def start(tmp_path):
     return begin
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "session.jsonl").read_text().splitlines()]
+def lines_of(folder, kind):
+    """Returns the records of that kind in the journal."""
+    lines = read_lines(folder / "session.jsonl")
+    return [record for record in lines if record["kind"] == kind]
 
 
 def step(name, run, seconds=60, **options):
@@ -91,11 +93,7 @@ def test_a_call_goes_on_where_the_last_one_ended(start, tmp_path):
     assert run_steps(start(), steps, until=60) == {}
     assert run_steps(start(), steps, until=60) == {}
     assert calls == ["a", "b", "a"]
-    ends = [
-        (record["step"], record["outcome"])
-        for record in lines_of(tmp_path)
-        if record["kind"] == "step"
-    ]
+    ends = [(record["step"], record["outcome"]) for record in lines_of(tmp_path, "step")]
     assert ends == [("a", "failed"), ("b", "done"), ("a", "done")]
     assert start().figures("b", "figure")[0]["size"] == 3
 
@@ -133,18 +131,12 @@ def test_a_step_that_fails_or_hangs_stops_no_other(start, tmp_path, monkeypatch)
         "hangs": "its time was over, and it did not come back", "overruns": "its time was over",
         "raises": "ZeroDivisionError: division by zero",
     }  # fmt: skip
-    outcomes = {
-        record["step"]: record["outcome"]
-        for record in lines_of(tmp_path)
-        if record["kind"] == "step"
-    }
+    outcomes = {record["step"]: record["outcome"] for record in lines_of(tmp_path, "step")}
     assert outcomes == {"hangs": "ended", "overruns": "ended", "out": "left out",
                         "raises": "failed", "last": "done"}  # fmt: skip
     time.sleep(1.5)
     assert late == ["refused"]
-    assert [record["name"] for record in lines_of(tmp_path) if record["kind"] == "figure"] == [
-        "early"
-    ]
+    assert [record["name"] for record in lines_of(tmp_path, "figure")] == ["early"]
     assert not children[0].is_running()
 
 
@@ -169,12 +161,11 @@ def test_saved_time_goes_to_later_steps_and_the_call_ends_in_time(start, monkeyp
 def test_jobs_run_at_once_and_those_that_fail_are_said(start):
     """Guards against one compilation after another, and against one that takes all with it."""
 
+    all_together = threading.Barrier(6)
+
     def compile_all(work):
-        begin = time.monotonic()
-        jobs = {str(number): functools.partial(time.sleep, 0.4) for number in range(6)}
-        results = work.together(jobs | {"bad": lambda: 1 / 0})
-        assert time.monotonic() - begin < 6 * 0.4
-        return ",".join(sorted(results))
+        jobs = {str(number): lambda: all_together.wait(timeout=60) for number in range(6)}
+        return ",".join(sorted(work.together(jobs | {"bad": lambda: 1 / 0})))
 
     begun = start()
     assert run_steps(begun, [step("a", compile_all)], until=60) == {}
@@ -228,10 +219,7 @@ def test_a_wrong_token_is_found_by_its_index():
         (fault,) = correctness.faults_of([right[0], answer("in a batch", tokens)], reference)
         assert (fault["index"], fault["said"]) == (index, "differs from alone")
     silent = [answer("alone", [1, 5, 3]), answer("in a batch", [1, 5, 3])]
-    assert [fault_record["index"] for fault_record in correctness.faults_of(silent, reference)] == [
-        1,
-        1,
-    ]
+    assert [fault["index"] for fault in correctness.faults_of(silent, reference)] == [1, 1]
     (fault,) = correctness.faults_of([answer("alone", [1, 2], "the model gave NaN")], reference)
     assert (fault["index"], fault["said"]) == (2, "the model gave NaN")
     assert correctness.faults_of([answer("alone", [7], rule="rejection")], reference) == []
@@ -276,15 +264,10 @@ def test_old_loops_carry_their_condition(monkeypatch):
         old = jax.make_jaxpr(lambda start: count(start))(1)
         assert kernels.run_options() == {}
     assert (jax.lax.while_loop, kernels.run_options) == before
-    sizes = [
-        len(
-            next(eqn for eqn in program.eqns if eqn.primitive.name == "while")
-            .params["cond_jaxpr"]
-            .eqns
-        )
-        for program in (new, old)
+    loops = [
+        next(eqn for eqn in program.eqns if eqn.primitive.name == "while") for program in (new, old)
     ]
-    assert sizes == [1, 0]
+    assert [len(loop.params["cond_jaxpr"].eqns) for loop in loops] == [1, 0]
 
 
 def test_an_arms_options_are_those_of_the_rounds(monkeypatch):
@@ -333,14 +316,15 @@ def count_empty_conditions(condition):
     return len(re.findall(r"condition:\s*\n\s*No thunks", text))
 
 
-@pytest.mark.parametrize("condition", ["carried", "computed"])
-def test_the_race_decides_late_whether_its_loop_runs(condition):
+def test_the_race_decides_late_whether_its_loop_runs():
     """The inner loop makes a trip each time: without it the values would be others."""
     values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
     kernel = jnp.asarray(np.random.default_rng(1).normal(size=(16, 16)), jnp.float32) / 4
-    results = jax.jit(correctness.make_program(condition))(values, kernel)
-    opposite = "computed" if condition == "carried" else "carried"
-    np.testing.assert_allclose(results, jax.jit(correctness.make_program(opposite))(values, kernel))
+    results, others = (
+        jax.jit(correctness.make_program(condition))(values, kernel)
+        for condition in ("carried", "computed")
+    )
+    np.testing.assert_allclose(results, others)
     assert float(jnp.abs(results).max()) <= 1
     # cos(x) * 1.5 + 1 over its largest: most values are positive, which tanh alone gives half of.
     assert float((results > 0).mean()) > 0.6
@@ -354,14 +338,13 @@ def test_what_the_race_says():
     assert "no run is wrong" in decide({"carried; graph": 0})
 
 
-@pytest.mark.parametrize("name", ["xla, 16 rows"])
-def test_candidates_multiply_alike(name):
+def test_candidates_multiply_alike():
     keys = iter(jax.random.split(jax.random.key(0), 4))
     rows, weights = (jax.random.normal(next(keys), shape) for shape in ((5, 64), (48, 64)))
     norm, residual = jax.random.normal(next(keys), (64,)), jax.random.normal(next(keys), (5, 24))
     fused = Fused(norm, 1e-5, activation="silu", residual=residual)
     expected = products.candidates()["xla"](rows, weights, fused)
-    outputs = products.candidates()[name](rows, weights, fused)
+    outputs = products.candidates()["xla, 16 rows"](rows, weights, fused)
     assert expected.shape == (5, 24)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
@@ -439,9 +422,7 @@ def test_bad_input_is_refused_in_a_line(compile_cache, tmp_path):
         ("--rehearse", "everything"): "flags only",
     }
     env = environment(compile_cache, tmp_path / "home") | {"JAX_PLATFORMS": "cpu"}
-    outcomes = run_many(f"{PROGRAM}.__main__", [list(arguments) for arguments in expected], env=env)
-    for message, outcome in zip(expected.values(), outcomes, strict=True):
-        assert message in check_refusal(*outcome)
+    refuse_all(f"{PROGRAM}.__main__", expected, env=env)
     assert len((rehearsal / "session.jsonl").read_text().splitlines()) == 1
 
 
@@ -462,26 +443,26 @@ def test_a_rehearsal_leaves_a_record_of_every_step(compile_cache, tmp_path):
     arguments = "--rehearse", f"--results={tmp_path / 'out'}"
     status, printed, errors = run(PROGRAM, *arguments, env=env, timeout=1500)
     assert status == 0, printed + errors
-    records = lines_of(tmp_path / "out")
-    ends = {record["step"]: record["outcome"] for record in records if record["kind"] == "step"}
+    ends = {record["step"]: record["outcome"] for record in lines_of(tmp_path / "out", "step")}
     assert ends.pop("why") == "left out"
     assert ends == {step.name: "done" for step in plan.STEPS if step.name != "why"}
-    (call,) = [record for record in records if record["kind"] == "call"]
+    (call,) = lines_of(tmp_path / "out", "call")
     assert {"commit", "date", "versions", "device", "command"} <= call.keys()
-    names = {(record["step"], record["name"]) for record in records if record["kind"] == "figure"}
-    assert names >= {
+    figures = lines_of(tmp_path / "out", "figure")
+    names = [(record["step"], record["name"]) for record in figures]
+    assert set(names) >= {
         ("race", "distances"), ("seeds", "verdict"), ("audit", "check"), ("products", "layer"),
         ("products", "product"), ("models", "rounds"), ("models", "call"), ("models", "host"),
         ("drafts", "drafts"), ("torch", "torch"), ("aims", "aim"),
     }  # fmt: skip
-    figures = [
-        record for record in records if (record["kind"], record.get("step")) == ("figure", "seeds")
-    ]
-    by_arm = {record["arm"]: record["number"] for record in figures if record["name"] == "answers"}
+    by_arm = {
+        record["arm"]: record["number"]
+        for record, name in zip(figures, names, strict=True)
+        if name == ("seeds", "answers")
+    }
     assert set(by_arm) == {arm.name for arm in correctness.FIRST}
     assert len(set(by_arm.values())) == 1
     assert min(by_arm.values()) > 0
-    measured = [record for record in records if record.get("name") == "aim"]
-    assert len(measured) == len(AIMS)
+    assert names.count(("aims", "aim")) == len(AIMS)
     status, printed, _ = run(PROGRAM, *arguments, env=env, timeout=300)
     assert printed.count("is in the journal already") == len(ends)

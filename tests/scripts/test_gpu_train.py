@@ -11,7 +11,7 @@ from jspec.training.chain_loss import SCORE
 from scripts.gpu_train import steps as gpu_steps
 from scripts.gpu_train.steps import Plan, keep, steps_of
 from tests import tiny_models
-from tests.programs import check_refusal, environment, run, run_many
+from tests.programs import environment, refuse_all, run
 from tests.tiny_heads import SAVE_HEAD
 from tests.training.folders import read_metrics
 
@@ -95,8 +95,5 @@ def test_bad_flags_are_refused_in_one_line(tmp_path, compile_cache):
         (prompts, f"--results={tmp_path / 'file'}"): "a folder in --results",
         (prompts,): "a GPU that JAX can use, or --rehearse",
     }
-    arguments = [[f"--results={results}", *flags] for flags in expected]
-    outcomes = run_many(f"{MODULE}.__main__", arguments, env=env)
-    for message, outcome in zip(expected.values(), outcomes, strict=True):
-        assert message in check_refusal(*outcome)
+    refuse_all(f"{MODULE}.__main__", expected, env=env, fixed=[f"--results={results}"])
     assert not results.exists()

@@ -7,90 +7,56 @@ import sys
 
 import pytest
 
-from tests.programs import check_refusal, environment, run_many
+from tests.programs import check_refusal, environment, read_lines, run_many, write_lines
 from tests.tiny_models import save_folder
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "make_answers.py"
 _TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}.{% endfor %}"
+_FOREIGN = '{"prompt": "a"}\n{"prompt": oops'
+_TEAR = """
+import pathlib, shutil
+lines = pathlib.Path("whole").read_text().splitlines(keepends=True)
+pathlib.Path("torn").write_text("".join(lines[:2]) + lines[2][:20])
+"""
 
 
-@pytest.fixture
-def call(compile_cache, tmp_path):
-    """Returns a function that runs the script on five prompts: status, output, errors."""
-    folder = save_folder(tmp_path / "target", num_layers=1)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
-    fixed = [f"--target={folder}", f"--prompts_file={prompts}", "--max_new_tokens=6",
-             f"--output_json={tmp_path / 'answers.jsonl'}", "--chunk=2", "--batch_size=2",
-             "--max_prompt_tokens=40", "--dtype=float32"]  # fmt: skip
-
-    def run(*arguments, times=1):
-        lines, env = [[*fixed, *arguments]] * times, environment(compile_cache, tmp_path / "home")
-        return run_many("scripts.make_answers", lines, env=env)[-1]
-
-    return run
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_torn_run_goes_on(call, tmp_path):
-    """The answers are those of an undisturbed run, each prompt once."""
-    path = tmp_path / "answers.jsonl"
-    assert call("--temperature=1")[0] == 0
-    whole = sorted(read(path), key=lambda record: record["index"])
-    assert [record["index"] for record in whole] == list(range(5))
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2]) + lines[2][:20])
-    assert call("--temperature=1", times=2)[0] == 0  # the second has nothing to do
-    assert sorted(read(path), key=lambda record: record["index"]) == whole
-
-
-def test_a_file_of_another_is_left_alone(call, tmp_path):
-    """Guards against a torn last line cut off a file that is not this script's."""
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"prompt": "a"}\n{"prompt": oops')
-    assert "expected an answer of this script" in check_refusal(*call())
-    assert path.read_text() == '{"prompt": "a"}\n{"prompt": oops'
-
-
-def test_other_answers_are_not_mixed(call, tmp_path):
-    """One line that names what differs, and the file stays."""
-    assert call("--num_prompts=2")[0] == 0
-    before = (tmp_path / "answers.jsonl").read_bytes()
-    message = check_refusal(*call("--temperature=0.5"))
-    assert "prompt 0: made with temperature 0.0, not 0.5" in message
-    assert (tmp_path / "answers.jsonl").read_bytes() == before
-
-
-def test_prompts_are_no_answers(call, tmp_path):
-    """Guards against prompts that are cut off as a torn line, or among the answers to them."""
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a"}')
-    assert "than is read" in check_refusal(*call(f"--output_json={path}"))
-    assert path.read_text() == '{"prompt": "a"}'
-
-
-def test_nothing_to_answer_is_refused(call, tmp_path):
-    """Guards against the last prompt left out, and success without an answer."""
-    assert "expected num_prompts from 1" in check_refusal(*call("--num_prompts=-1"))
-    (tmp_path / "prompts.jsonl").write_text("\n")
-    assert "expected a prompt in" in check_refusal(*call())
-    assert not (tmp_path / "answers.jsonl").exists()
-
-
-def test_all_missing_flags_are_named(compile_cache, tmp_path):
-    """Guards against a second refusal after the first one is heeded."""
-    cases = {
-        "": "expected --prompts_file and --output_json",
-        "--what=prompts": "expected --output_json",
-        "--what=table": "expected --input and --output",
-    }
+def test_answers_are_made_once_and_not_mixed(compile_cache, tmp_path, monkeypatch):
+    """A torn run goes on; what is no answer of the same run is refused, and left alone."""
+    monkeypatch.chdir(tmp_path)
     env = environment(compile_cache, tmp_path / "home")
-    outcomes = run_many("scripts.make_answers", [flag.split() for flag in cases], env=env)
-    for outcome, message in zip(outcomes, cases.values(), strict=True):
+    env["PYTHONPATH"] = f"{_SCRIPT.parents[1]}:{env.get('PYTHONPATH', '')}"
+    write_lines(tmp_path / "prompts", [{"prompt": f"number {i}"} for i in range(5)])
+    contents = {"foreign": _FOREIGN, "empty": "\n", "one": '{"prompt": "a"}'}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    target = f"--target={save_folder(tmp_path / 'target', num_layers=1)}"
+    usual = [target, "--prompts_file=prompts", "--max_new_tokens=6", "--chunk=2", "--batch_size=2",
+             "--max_prompt_tokens=40", "--dtype=float32", "--temperature=1"]  # fmt: skip
+    whole, torn, none = "--output_json=whole", "--output_json=torn", "--output_json=none"
+    refused = {
+        (*usual, whole, "--temperature=0.5"): "prompt 0: made with temperature 1.0, not 0.5",
+        (*usual, "--output_json=foreign"): "expected an answer of this script",
+        (*usual, "--prompts_file=one", "--output_json=one"): "than is read",
+        (*usual, none, "--num_prompts=-1"): "expected num_prompts from 1",
+        (*usual, none, "--prompts_file=empty"): "expected a prompt in",
+        (target, none, "--what=prompts"): "expected a model with a chat template",
+        (): "expected --prompts_file and --output_json",
+        ("--what=prompts",): "expected --output_json",
+        ("--what=table",): "expected --input and --output",
+    }
+    made = [[*usual, whole], _TEAR, [*usual, torn], [*usual, torn]]  # the last has nothing to do
+    outcomes = run_many("scripts.make_answers", [*made, *map(list, refused)], env=env)
+    assert [status for status, *_ in outcomes[:3]] == [0] * 3, outcomes[:3]
+    answers = [
+        sorted(read_lines(tmp_path / name), key=lambda record: record["index"])
+        for name in ("whole", "torn")
+    ]
+    assert [record["index"] for record in answers[0]] == list(range(5))
+    assert answers[0] == answers[1]
+    for outcome, message in zip(outcomes[3:], refused.values(), strict=True):
         assert message in check_refusal(*outcome)
+    assert {name: (tmp_path / name).read_text() for name in contents} == contents
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.fixture
@@ -131,11 +97,3 @@ def test_a_run_that_goes_on_makes_the_same_prompts(call_for_prompts, tmp_path):
     message = check_refusal(*call_for_prompts(target, "torn", "--num_prompts=24", "--top_p=0.5"))
     assert "torn:1: made with top_p 1.0, not 0.5" in message
     assert (tmp_path / "torn").read_bytes() == whole
-
-
-def test_a_model_without_a_template_is_refused(call_for_prompts, tmp_path):
-    """Nothing says where its users begin."""
-    target = save_folder(tmp_path / "target", num_layers=1)
-    message = check_refusal(*call_for_prompts(target, "prompts"))
-    assert "expected a model with a chat template" in message
-    assert not (tmp_path / "prompts").exists()

@@ -34,17 +34,15 @@ def pair(draft="llama3.2-1b", target="llama3.2-3b", quantization=None, machine=H
         ("llama3.2-1b", "llama3.1-8b", None, 0.165),
     ],
 )
-def test_cost_ratios_are_those_of_the_bytes(draft, target, quantization, expected):
-    """By hand, from the numbers of parameters."""
-    assert pair(draft, target, quantization).cost_ratio == pytest.approx(expected, abs=0.004)
+def test_costs_are_those_of_the_bytes(draft, target, quantization, expected):
+    """By hand, from the numbers of parameters; tokens a second at 4.8 TB/s in bfloat16.
 
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("llama3.2-1b", 1942), ("llama3.2-3b", 747), ("llama3.1-8b", 320)]
-)
-def test_roofs_are_those_of_the_bandwidth(name, expected):
-    """Tokens a second in bfloat16 at 4.8 TB/s, e.g. 4.8e12 / (2 · 3.2127e9) = 747."""
-    assert 1 / pair("llama3.2-1b", name).plain_seconds == pytest.approx(expected, rel=1e-3)
+    E.g. 4.8e12 / (2 · 3.2127e9) = 747.
+    """
+    costs = pair(draft, target, quantization)
+    assert costs.cost_ratio == pytest.approx(expected, abs=0.004)
+    roof = {"llama3.2-3b": 747, "llama3.1-8b": 320}[target]
+    assert 1 / costs.plain_seconds == pytest.approx(roof, rel=1e-3)
 
 
 def test_drafting_is_a_call_each():
@@ -58,15 +56,17 @@ def test_drafting_is_a_call_each():
     assert break_even_alpha(1, *costs.costs(1)) == pytest.approx(costs.cost_ratio, abs=1e-3)
 
 
+def cost_ratio(**options):
+    """Returns the ratio that the table's note tells."""
+    (note,) = [n for n in predict_table(PREDICT | options)["notes"] if n.startswith("cost ratio")]
+    return float(note.split("c = ")[1].split(";")[0])
+
+
 def test_a_smaller_head_of_the_draft_is_cheaper():
     """By hand: 128,256 - 32,000 rows of 2,048 floats of bfloat16 less; no more than there are."""
-    ratios = []
-    for size in (0, 32_000):
-        (note,) = (n for n in predict_table(PREDICT | {"draft_vocab_size": size})["notes"]
-                   if n.startswith("cost ratio"))  # fmt: skip
-        ratios.append(float(note.split()[4].rstrip(";")))
     less = 2 * (128_256 - 32_000) * 2_048 / pair().target.weight_bytes
-    assert ratios[0] - ratios[1] == pytest.approx(less, abs=0.001)
+    actual = cost_ratio() - cost_ratio(draft_vocab_size=32_000)
+    assert actual == pytest.approx(less, abs=0.001)
     with pytest.raises(InputError, match="draft_vocab_size of at most 128256, got 200000"):
         predict_table(PREDICT | {"draft_vocab_size": 200_000})
 
@@ -105,15 +105,11 @@ def test_the_table_says_whether_it_pays():
 
 def test_bytes_a_weight_or_a_quantization():
     """Half the bytes, half the cost; int8 a little over it, for its scales."""
-
-    def ratio(**options):
-        (note,) = [n for n in predict_table(PREDICT | options)["notes"] if n.startswith("cost")]
-        return float(note.split("c = ")[1].split(";")[0])
-
-    assert ratio(draft_bytes_per_weight=1.0) == pytest.approx(ratio() / 2, abs=0.002)
-    assert ratio(draft_quantization="int8") == pytest.approx(ratio() / 2, abs=0.002)
-    assert ratio(draft_quantization="int4") == pytest.approx(0.12, abs=0.01)
-    assert ratio(dtype="float32") == ratio()
+    half = pytest.approx(cost_ratio() / 2, abs=0.002)
+    assert cost_ratio(draft_bytes_per_weight=1.0) == half
+    assert cost_ratio(draft_quantization="int8") == half
+    assert cost_ratio(draft_quantization="int4") == pytest.approx(0.12, abs=0.01)
+    assert cost_ratio(dtype="float32") == cost_ratio()
 
 
 def test_what_is_not_given_is_measured(monkeypatch):

@@ -93,7 +93,7 @@ def count_products(jaxpr):
     return total
 
 
-@pytest.mark.parametrize(("width", "batch_size"), [(1, 1), (5, 1), (3, 4)])
+@pytest.mark.parametrize(("width", "batch_size"), [(1, 1), (3, 4)])
 @pytest.mark.parametrize("config", CONFIGS, ids=["untied", "tied"])
 def test_operations_are_those_of_the_traced_products(config, width, batch_size, monkeypatch):
     """Exactly: every dot product in XLA's program, those of attention over all slots included."""

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from jspec.generation.logits_after import make_logits_after
-from jspec.lab.auditing.checks import (
-    parting_gaps,
-)
+from jspec.lab.auditing.checks import parting_gaps
 from jspec.models import init_cache, make_apply
 from tests.tiny_models import CONFIG, target
 

@@ -37,23 +37,18 @@ def test_statistic_is_pearsons():
     np.testing.assert_allclose(fit.total_variation, 0.5 * (0.03 + 0.02 + 0.01 + 0.02))
 
 
-def test_rare_cells_are_pooled():
+@pytest.mark.parametrize(
+    ("distribution", "counts", "pooled"),
+    [
+        ([0.5, 0.47, 0.01, 0.01, 0.01], [520, 440, 30, 10, 0], ([520, 440, 40], [500, 470, 30])),
+        # Too few for one of their own join the smallest, whose statistic would be no chi-square.
+        ([0.5, 0.05, 0.44, 0.004, 0.006], [505, 55, 425, 5, 10], ([505, 70, 425], [500, 60, 440])),
+    ],
+)
+def test_rare_cells_are_pooled(distribution, counts, pooled):
     """Three cells of expectation 10 make one of 30, tested as such."""
-    distribution = np.array([0.5, 0.47, 0.01, 0.01, 0.01])
-    counts = np.array([520, 440, 30, 10, 0])
-    fit = goodness_of_fit(counts, distribution)
-    expected = scipy.stats.chisquare([520, 440, 40], [500, 470, 30])
-    np.testing.assert_allclose(fit.p_value, expected.pvalue, rtol=1e-12)
-    assert fit.num_cells == 3
-
-
-def test_rare_cells_too_few_for_one_of_their_own_join_the_smallest():
-    """Guards against a cell of a small expectation, whose statistic is no chi-square."""
-    distribution = np.array([0.5, 0.05, 0.44, 0.004, 0.006])
-    counts = np.array([505, 55, 425, 5, 10])
-    fit = goodness_of_fit(counts, distribution)
-    expected = scipy.stats.chisquare([505, 70, 425], [500, 60, 440])
-    np.testing.assert_allclose(fit.p_value, expected.pvalue, rtol=1e-12)
+    fit = goodness_of_fit(np.array(counts), np.array(distribution))
+    np.testing.assert_allclose(fit.p_value, scipy.stats.chisquare(*pooled).pvalue, rtol=1e-12)
     assert fit.num_cells == 3
 
 

@@ -93,12 +93,6 @@ def test_alpha_by_hand():
     assert alpha_of(rounds) == 6 / (3 + 4 + 1)
 
 
-def test_tokens_by_hand():
-    """Two rounds of 3 drafts and two of none; a_1 = 1 / 2, a_2 = 1, a_3 = 0."""
-    rounds = [RoundCounts(*pair) for pair in ((3, 2), (3, 0), (0, 0), (0, 0))]
-    assert tokens_by_position(rounds) == pytest.approx((2 * (1 + 0.5 + 0.5 + 0) + 2) / 4)
-
-
 @hypothesis.given(st.integers(1, 7), st.lists(st.integers(0, 7), min_size=1, max_size=30))
 @hypothesis.settings(deadline=None, max_examples=100, derandomize=True)
 def test_tokens_are_exact_for_proposals_of_one_length(length, kept):
@@ -119,18 +113,10 @@ def test_tokens_lie_between_one_and_all(pairs):
         assert tokens_by_position(rounds) == 1
 
 
-def test_tokens_are_off_where_long_proposals_are_good_ones():
-    """The assumption: one-token proposals never kept, three-token ones always, are mixed up."""
-    rounds = [RoundCounts(1, 0), RoundCounts(3, 3)] * 5
-    assert tokens_by_position(rounds) == 2
-    assert np.mean([1 + r.num_accepted for r in rounds]) == 2.5
-
-
-@pytest.mark.parametrize("silent", [0.0, 0.4])
-def test_other_rounds_of_the_same_distribution_are_predicted(silent):
+def test_other_rounds_of_the_same_distribution_are_predicted():
     """20,000 rounds predict 20,000 others within 2 %; one alpha for all misses by over 3 %."""
     rng, rates = np.random.default_rng(1), (0.3, 0.6, 0.8, 0.9, 0.9)  # the first is the hardest
-    seen, others = (draw_rounds(rng, 20_000, 5, rates, silent) for _ in range(2))
+    seen, others = (draw_rounds(rng, 20_000, 5, rates, 0.4) for _ in range(2))
     truth = np.mean([1 + r.num_accepted for r in others])
     assert tokens_by_position(seen) == pytest.approx(truth, rel=0.02)
     assert abs(expected_tokens(alpha_of(seen), 5) / truth - 1) > 0.03

@@ -1,6 +1,7 @@
-"""Traces: what became of every draft, in the terminal and as HTML; and the timeline."""
+"""Traces: what became of every draft, in the terminal and as a picture; and the timeline."""
 
 import copy
+import xml.etree.ElementTree as ET
 
 import pytest
 
@@ -112,23 +113,14 @@ def test_invisible_characters_are_seen():
     assert visible("naïve 漢") == "naïve 漢"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rounds": None},
-        {"prompt": 3},
-        {"rounds": [{"drafts": ["a"], "num_accepted": 2}]},
-        {"first": 1},
-    ],
-)
-def test_what_is_no_trace_is_refused(change):
+def test_what_is_no_trace_is_refused():
     """Guards against a crash in the midst of a report."""
-    with pytest.raises(InputError, match="expected a trace"):
-        check_trace(trace() | change)
     bad = copy.deepcopy(trace())
     bad["rounds"][0]["num_accepted"] = 4
-    with pytest.raises(InputError, match="expected a trace"):
-        check_trace(bad)
+    kept_more = {"rounds": [{"drafts": ["a"], "num_accepted": 2}]}
+    for change in ({"rounds": None}, {"prompt": 3}, kept_more, {"first": 1}, bad):
+        with pytest.raises(InputError, match="expected a trace"):
+            check_trace(trace() | change)
 
 
 def test_the_timeline_draws_every_call(figures):
@@ -163,16 +155,30 @@ def test_the_timeline_draws_every_call(figures):
     assert (1.0, 1.0, 1.0) not in faces  # white boxes would vanish
 
 
-def test_a_timeline_without_plain_steps(figures):
-    """Guards against a lane that is empty, and a caption about it."""
-    timeline(trace() | {"plain_seconds": []}, "timeline-1")
-    lanes = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
-    assert lanes == ["drafter", "target"]
+def test_a_timeline_without_plain_steps_ends_somewhere(figures):
+    """Guards against a lane that is empty, and against hundreds of rounds in one picture."""
+    timeline(trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}, "timeline-1")
+    (axes,) = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["drafter", "target"]
     assert not any("plain" in label for label in legend_of(figures[0]))
+    assert len(axes.texts) == 16
 
 
-def test_a_timeline_ends_somewhere(figures):
-    """Guards against hundreds of rounds in one picture."""
-    many = trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}
-    timeline(many, "timeline-1")
-    assert len(figures[0].axes[0].texts) == 16
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_animated_picture_shows_every_token():
+    """Guards against a rejected draft that looks accepted, markup from a model, lines that come
+    before the one above, and a picture that asks another server for a font or a script.
+    """
+    svg = to_svg(trace())
+    picture = ET.fromstring(svg)
+    shown = [(span.get("class"), span.text) for span in picture.iter(f"{_SVG}tspan")]
+    tokens = [("accepted", " big"), ("rejected", " <red>"), ("dropped", " dog"), ("next", " black")]
+    assert {*tokens, ("next", "A"), ("quiet", "prompt  Say <this> & that")} <= set(shown)
+    assert shown[-1] == ("next", summary(trace()))
+    groups = picture.iter(f"{_SVG}g")
+    delays = [float(group.get("style").split(":")[1].rstrip("s")) for group in groups]
+    assert delays == sorted(set(delays))
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in svg

@@ -6,12 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters import spec as shipped
-from jspec.lab.auditing.checks import (
-    check_edges,
-    check_parity,
-    check_seeds,
-    run_checks,
-)
+from jspec.lab.auditing.checks import check_edges, check_parity, check_seeds, run_checks
 from jspec.lab.auditing.rows import build_drafter
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection

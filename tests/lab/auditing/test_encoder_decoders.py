@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.logits_after import make_logits_after
 from jspec.generation.request import SamplingParams
+from jspec.lab.auditing import rows
 from jspec.lab.auditing.checks import run_checks
 from jspec.lab.auditing.distribution import flattened
 from jspec.lab.auditing.rows import Rows, choose_context, jit_logits, make_request
@@ -61,12 +63,8 @@ def test_the_control_has_flatter_logits(pair):
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_the_whole_audit_passes(pair, rule):
     """With drafts of the model's own first layer; sampled, and greedy parity."""
-    options = {"draft_layers": 1}
-    from jspec.drafters import DrafterOptions
-
-    subject = Subject(
-        pair[2], None, "layer_skip", 2, rule, SETTINGS, drafter_options=DrafterOptions(**options)
-    )
+    options = DrafterOptions(draft_layers=1)
+    subject = Subject(pair[2], None, "layer_skip", 2, rule, SETTINGS, drafter_options=options)
     checks = list(run_checks(subject, num_rows=2048, max_new_tokens=8))
     assert len(checks) == 8
     assert [check.detail for check in checks if not check.has_passed] == []
@@ -74,8 +72,6 @@ def test_the_whole_audit_passes(pair, rule):
 
 def test_rows_are_few_where_sources_are_large(pair, monkeypatch):
     """Thousands of outputs of a real Whisper's encoder, in 128 rows, are gigabytes."""
-    from jspec.lab.auditing import rows
-
     subject = Subject(pair[2], None, "prompt_lookup", 2, "rejection", SETTINGS)
     context = choose_context(pair[2], SETTINGS)
     assert Rows(subject, context, 1)._rows_per_run == 128

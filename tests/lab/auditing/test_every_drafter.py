@@ -14,14 +14,7 @@ from jspec.lab.auditing.checks import run_checks
 from jspec.lab.auditing.rows import choose_context
 from tests.lab.auditing.subjects import make_subject
 from tests.tiny_heads import SAVE_HEAD
-from tests.tiny_models import (
-    CONFIG,
-    draft,
-    make_model,
-    peaked_params,
-    shared_generator,
-    target,
-)
+from tests.tiny_models import CONFIG, draft, make_model, peaked_params, shared_generator, target
 
 _PENALTIES = {
     "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
@@ -66,17 +59,18 @@ def _write_corpus(folder):
     return path
 
 
+_TREE = {"tree_depth": 2, "tree_branches": 2}
 # What is audited: a name, options beside the pattern and the table, and drafts a round.
 _SUBJECTS = {
     "prompt_lookup": {},
-    "prompt_lookup, tree": {"tree_depth": 2, "tree_branches": 2},
+    "prompt_lookup, tree": _TREE,
     "prompt_lookup, auto": {"num_draft_tokens": "auto"},
     "suffix": {},
     "suffix, corpus": {"draft_corpus": "corpus"},
     "suffix, memory": {"draft_memory": 8},
     "suffix, tree": {"draft_corpus": "corpus", "tree_depth": 2, "tree_branches": 2},
     "recycle": {},
-    "recycle, tree": {"tree_depth": 2, "tree_branches": 2},
+    "recycle, tree": _TREE,
     "suffix+recycle, auto": {"num_draft_tokens": "auto"},
     "recycle+eagle": {},
     "ngram": {},
@@ -85,9 +79,9 @@ _SUBJECTS = {
     "model, auto": {"num_draft_tokens": "auto"},
     "model, unsure": {"draft_confidence": 0.4},
     "model, few tokens": {"draft_vocab_size": 100},
-    "model, tree": {"tree_depth": 2, "tree_branches": 2},
-    "model, tree with": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "with"},
-    "model, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
+    "model, tree": _TREE,
+    "model, tree with": _TREE | {"tree_draws": "with"},
+    "model, tree without": _TREE | {"tree_draws": "without"},
     "hierarchical": {},
     "hierarchical, ngram": {"inner_drafter": "ngram"},
     "layer_skip, first": {"draft_layers": (0,)},
@@ -95,13 +89,13 @@ _SUBJECTS = {
     "unigram": {},
     "bigram": {},
     "eagle": {},
-    "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
+    "eagle, tree without": _TREE | {"tree_draws": "without"},
     "eagle+model": {},
     "mtp": {},
     "prompt_lookup+mtp, auto": {"num_draft_tokens": "auto"},
     "dflash": {},
-    "dflash, tree": {"tree_depth": 2, "tree_branches": 2},
-    "dflash, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
+    "dflash, tree": _TREE,
+    "dflash, tree without": _TREE | {"tree_draws": "without"},
     "ngram+dflash, auto": {"num_draft_tokens": "auto"},
     "medusa": {},
     "blockwise": {},
@@ -109,17 +103,13 @@ _SUBJECTS = {
     "ngram+lookahead, auto": {"num_draft_tokens": "auto"},
     "prompt_lookup+medusa, unsure": {"draft_confidence": 0.4},
     # Beside a lookup: what is likeliest without the bias that keeps to the audited tokens, is none.
-    "prompt_lookup+medusa, tree": {"tree_depth": 2, "tree_branches": 2},
-    "prompt_lookup+mtp, tree": {"tree_depth": 2, "tree_branches": 2},
+    "prompt_lookup+medusa, tree": _TREE,
+    "prompt_lookup+mtp, tree": _TREE,
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
-    "prompt_lookup+model, tree": {"tree_depth": 2, "tree_branches": 2},
-    "prompt_lookup+model, tree, auto": {
-        "tree_depth": 2,
-        "tree_branches": 2,
-        "num_draft_tokens": "auto",
-    },
+    "prompt_lookup+model, tree": _TREE,
+    "prompt_lookup+model, tree, auto": _TREE | {"num_draft_tokens": "auto"},
     "suffix+recycle+eagle, tree": {"tree_depth": 3, "tree_branches": 2},
     "ngram+layer_skip+unigram": {"draft_layers": (0,), "draft_confidence": 0.5},
     "pattern+prompt_lookup+hierarchical, auto": {"num_draft_tokens": "auto"},

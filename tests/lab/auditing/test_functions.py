@@ -21,13 +21,10 @@ GAUSSIANS = Functions(
 )
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [CATEGORIES, pytest.param(GAUSSIANS, marks=pytest.mark.slow)],
-    ids=["categories", "Gaussians"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [CATEGORIES, GAUSSIANS], ids=["categories", "Gaussians"])
 def test_right_functions_pass(pair):
-    """And the control fails, so that passing means something."""
+    """And the control fails, so that passing means something; see test_program.py, too."""
     checks = {check.name: check for check in check_speculate(pair, 2, 4000)}
     assert list(checks) == ["seeds", "distribution", "negative control", "drafts"]
     assert all(check.has_passed for check in checks.values()), checks

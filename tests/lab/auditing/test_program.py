@@ -9,7 +9,7 @@ import json
 import pytest
 
 from jspec.speculation.acceptance import RULES
-from tests.programs import as_users, check_refusal, environment, run, run_many
+from tests.programs import as_users, environment, refuse_all, run
 from tests.tiny_models import save_folder
 
 _CHECKED = "seeds", "caches", "emitted distribution"  # of a rule for temperatures above 0
@@ -76,10 +76,8 @@ def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
         "--mesh=model:3": "divides the 1 devices that are there, got model:3, of 3",
         "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
     }
-    lines = [[f"--target={folder}", *flags.split()] for flags in cases]
-    outcomes = run_many("jspec.audit", lines, env=environment(compile_cache, tmp_path))
-    for outcome, message in zip(outcomes, cases.values(), strict=True):
-        assert message in check_refusal(*outcome)
+    env = environment(compile_cache, tmp_path)
+    refuse_all("jspec.audit", cases, env=env, fixed=[f"--target={folder}"])
 
 
 def test_two_functions_are_recorded(compile_cache, tmp_path):

@@ -63,7 +63,10 @@ def arguments_of(programs, name):
 
 
 def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
-    """Plain decoding counts runs, which come after the first token; the others count tokens."""
+    """Plain decoding counts runs, which come after the first token; the others count tokens.
+
+    The programs take one line's end off a prompt.
+    """
     methods = make_methods(programs)
     assert list(methods) == list(COUNTS)
     for name, answer in methods.items():
@@ -75,11 +78,6 @@ def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
         assert (arguments[-4], *arguments[-2:]) == ("-f", "-n", "64")
         assert arguments[arguments.index("--temp") + 1] == "0.0"
         assert arguments[arguments.index("-m") + 1] == str(programs / "target.gguf")
-
-
-def test_the_prompt_keeps_its_last_line_end(programs):
-    """Guards against another prompt than jspec's: the programs take one line's end off."""
-    make_methods(programs)["llama.cpp plain"]([1, 2], 0)
     assert (programs / "llama-completion.prompt").read_text() == "Why?\n\n"
 
 
@@ -128,11 +126,6 @@ def test_floats_are_converted_once(programs):
     assert str(programs / "target.BF16.gguf") in arguments_of(programs, "llama-completion")
 
 
-def test_rounded_weights_are_refused(programs):
-    with pytest.raises(InputError, match=r"expected a .gguf file, packed or .*target.gguf, int8"):
-        make_methods(programs, "int8")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [("echo hello", "expected times in what"), ("echo 'no model'; exit 3", "status 3.*no model")],
@@ -144,10 +137,11 @@ def test_a_program_that_fails_or_says_no_times_is_named(programs, text, said):
         answer([1, 2], 0)
 
 
-def test_a_draft_that_was_rounded_is_taken_as_its_file(programs):
-    """Its weights change no answer, and llama.cpp has no file of the rounded ones."""
-    draft = model_of(programs, "draft", "q4_0")
-    target = model_of(programs, "target")
+def test_rounded_weights(programs):
+    """Those of a draft change no answer: its file is taken. llama.cpp has none of the target's."""
+    with pytest.raises(InputError, match=r"expected a .gguf file, packed or .*target.gguf, int8"):
+        make_methods(programs, "int8")
+    target, draft = model_of(programs, "target"), model_of(programs, "draft", "q4_0")
     methods = LlamaCpp(programs, {(1, 2): "Why?"}, 64).methods(target, draft, {"b": ("model", 5)})
     methods["llama.cpp model:5"]([1, 2], 0)
     model = arguments_of(programs, "llama-speculative-simple")

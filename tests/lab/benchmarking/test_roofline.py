@@ -83,6 +83,10 @@ def test_wider_calls_are_compared_with_the_first_in_each_turn(lines):
         assert line["ratio"] == pytest.approx(width * rows)
         assert line["seconds"] == pytest.approx(0.3 * width * rows)
     assert of["target: prefill of 64 tokens"]["ratio"] == pytest.approx(1 / 0.3)
+    # Calls beyond the model's context are left out.
+    assert tiny_models.CONFIG.max_seq_len < 1024, "the test would prove nothing"
+    assert not any("1024 before" in name for name in of)
+    assert any("16 rows" in name for name in of)
 
 
 def test_the_machine_counts_as_it_was_at_its_best(monkeypatch):
@@ -152,13 +156,6 @@ def test_acceptance_is_part_of_a_choice(draft, last):
     assert choose(logits[:, :1], token, settings, has_distribution=False) == 5
 
 
-def test_calls_beyond_the_models_context_are_left_out(lines):
-    most = tiny_models.CONFIG.max_seq_len
-    assert most < 1024, "the test would prove nothing"
-    assert not any("1024 before" in line["name"] for line in lines[0])
-    assert any("16 rows" in line["name"] for line in lines[0])
-
-
 def test_a_line_without_bytes_has_no_share():
     machine = Machine(1e9, 2e11)
     line = on_machine({"name": "a round", "seconds": 0.5}, machine)
@@ -191,7 +188,7 @@ def test_rounds_are_drafting_the_whole_and_the_host(monkeypatch):
         "lookup:3: the host, a round",
     ]
     plain, drafting, whole = (line["seconds"] for line in lines[2:5])
-    assert 1e-5 < lines[0]["seconds"] < 1  # not the least that a difference is taken for
+    assert lines[0]["seconds"] > 1e-5  # not the least that a difference is taken for
     assert drafting == pytest.approx(whole - 2e-9)
     assert lines[4]["ratio"] == pytest.approx(whole / plain)
     assert lines[4]["ratio"] >= 1  # more drafts never cost less

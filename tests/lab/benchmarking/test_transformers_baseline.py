@@ -6,9 +6,7 @@ import functools
 import pytest
 
 from jspec.common.timing import timed
-from jspec.lab.benchmarking.baselines import (
-    TransformersModels,
-)
+from jspec.lab.benchmarking.baselines import TransformersModels
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, draft, make_generator, make_model, shared_generator, target
 

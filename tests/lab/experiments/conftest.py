@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.lab.experiments.tiny import TEMPLATE, plain_config, write_prompts
+from tests.lab.experiments.tiny import TEMPLATE, TINY_PROMPTS, plain_config
+from tests.programs import write_lines
 from tests.tiny_models import save_folder
 
 
@@ -14,11 +15,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def prompts_file(tmp_path):
-    return write_prompts(tmp_path / "prompts.jsonl")
-
-
-@pytest.fixture
-def config(folder, prompts_file):
+def config(folder, tmp_path):
     """Returns a function that gives a small config with changes."""
-    return lambda **changes: plain_config(folder, prompts_file, **changes)
+    prompts = write_lines(tmp_path / "prompts.jsonl", TINY_PROMPTS)
+    return lambda **changes: plain_config(folder, prompts, **changes)

@@ -76,24 +76,21 @@ def test_fields_of_two_types_can_be_overridden():
         config.max_new_tokens = "many"
 
 
-def test_methods_that_say_little_are_completed():
+def test_methods_and_pairs_have_all_their_fields():
     """Guards against a config.json in which a reader must guess."""
     config = defaults()
     config.methods = ordered({"a": {"drafter": "ngram"}})
-    assert to_plain(config)["methods"]["a"] == {
+    config.predict = ordered({"x": pair("llama3.1-8b", "llama3.2-1b", bandwidth=1e12)})
+    plain = to_plain(config)
+    assert plain["methods"]["a"] == {
         "drafter": "ngram", "num_draft_tokens": "auto", "draft": None, "draft_quantization": "none",
         "acceptance": "rejection", "lenience": 1.0, "options": {},
     }  # fmt: skip
-
-
-def test_a_pair_has_all_its_fields():
-    """Guards against a field of predict_table that nobody sets."""
-    config = defaults()
-    config.predict = ordered({"x": pair("llama3.1-8b", "llama3.2-1b", bandwidth=1e12)})
-    plain = to_plain(config)["predict"]["x"]
-    assert plain["bandwidth"] == 1e12
-    assert plain["flop_rate"] is None
-    assert plain["alphas"]
+    assert (plain["predict"]["x"]["bandwidth"], plain["predict"]["x"]["flop_rate"]) == (1e12, None)
+    assert plain["predict"]["x"]["alphas"]
+    config.predict = ordered({"x": {"alphas": object()}})
+    with pytest.raises(InputError, match="expected a config of plain values"):
+        to_plain(config)
 
 
 def test_a_config_file_may_take_an_argument():
@@ -142,7 +139,7 @@ BROKEN = {
     "def get_config(): return 3": r"expected get_config\(\) to return a ConfigDict, got int",
     "def get_config(:": "SyntaxError",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
-    "def get_config(): raise RuntimeError('a\\nb')": "RuntimeError: a b",
+    "def get_config(): raise OSError('a\\nb')": "OSError: a b",
     "def get_config(): return 1 / 0": "ZeroDivisionError",
     "from jspec.lab.experiments.config import defaults\n"
     "def get_config():\n"
@@ -159,12 +156,6 @@ def test_a_broken_config_file_is_one_line(tmp_path, content):
         load_config(str(path))
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
-
-
-def test_a_config_file_that_is_not_there():
-    """Guards against a traceback."""
-    with pytest.raises(InputError, match=r"no config file 'nowhere\.py'"):
-        load_config("nowhere.py")
 
 
 @pytest.mark.parametrize("name", ["smoke", "smoke.py", "configs/smoke.py"])
@@ -189,11 +180,3 @@ def test_jspecs_own_configs_have_names(name, tmp_path, monkeypatch):
     (package / "configs/trees.py").write_text("")
     monkeypatch.setattr("jspec.common.shipped._PACKAGE", package)
     assert pathlib.Path(find_config("trees")) == package / "configs/trees.py"
-
-
-def test_values_that_json_does_not_have_are_refused():
-    """Guards against a config that cannot be recorded."""
-    config = defaults()
-    config.predict = ordered({"x": {"alphas": object()}})
-    with pytest.raises(InputError, match="expected a config of plain values"):
-        to_plain(config)

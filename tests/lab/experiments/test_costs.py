@@ -7,8 +7,8 @@ import pytest
 from jspec.common.errors import WorkdirError
 from jspec.generation.costs import RoundCosts
 from jspec.lab.experiments.run import run_experiment
-from jspec.lab.experiments.workers import recorded_costs
-from tests.lab.experiments.tiny import done_cells, read_lines
+from tests.lab.experiments.tiny import done_cells
+from tests.programs import read_lines
 
 NUMBERS = (0, 1, 3, 7)
 
@@ -51,8 +51,7 @@ def test_damaged_costs_are_an_error(tmp_path, content):
 
 def test_the_workdirs_costs_decide(config, tmp_path):
     """Guards against a resumed run that chooses by its own costs."""
-    methods = {"plain": {"drafter": "none"},
-            "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
+    methods = {"auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}
     plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1, max_new_tokens=30)
     proposed = {}
     for name, per_draft in (("cheap", 0.01), ("dear", 5.0)):
@@ -63,13 +62,8 @@ def test_the_workdirs_costs_decide(config, tmp_path):
         assert run_experiment(plain, str(work)) == 0
         (run,) = read_lines(work / "runs.jsonl")
         assert RoundCosts.from_json(run["described"]["auto"]["costs"]) == costs_of(per_draft)
-        records = done_cells(work)
-        proposed[name] = sum(
-            a_round[0]
-            for cell, record in records.items()
-            if cell.startswith("auto")
-            for a_round in record["answers"][0]["rounds"]
-        )
+        (record,) = done_cells(work).values()
+        proposed[name] = sum(number for number, *_ in record["answers"][0]["rounds"])
     assert proposed["cheap"] > proposed["dear"]
 
 
@@ -94,20 +88,15 @@ def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, caps
         assert RoundCosts.from_json(run["described"]["auto"]["costs"]) == costs
 
 
-@pytest.mark.parametrize("is_wanted", [True, False])
-def test_costs_of_a_fixed_number_are_measured_where_they_are_wanted(config, tmp_path, is_wanted):
+def test_costs_of_a_fixed_number_are_measured_where_they_are_wanted(config, tmp_path):
     """A plain step and a full round: what the report's expectations are made of."""
-    methods = {"plain": {"drafter": "none"},
-            "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 2}}  # fmt: skip
+    methods = {"lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 2}}
     plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1, max_seq_len=64,
-                   measure_costs=is_wanted)  # fmt: skip
+                   measure_costs=True)  # fmt: skip
     assert run_experiment(plain, str(tmp_path)) == 0
-    path = tmp_path / "costs.json"
-    assert path.exists() == is_wanted
-    if is_wanted:
-        entries = json.loads(path.read_text())
-        assert set(entries) == {"lookup"}
-        costs = RoundCosts.from_json(entries["lookup"]["1"])
-        assert (costs.numbers, costs.drafters) == ((0, 2), ("prompt_lookup",))
+    entries = json.loads((tmp_path / "costs.json").read_text())
+    assert set(entries) == {"lookup"}
+    costs = RoundCosts.from_json(entries["lookup"]["1"])
+    assert (costs.numbers, costs.drafters) == ((0, 2), ("prompt_lookup",))
     (run,) = read_lines(tmp_path / "runs.jsonl")
     assert run["described"]["lookup"]["costs"] is None

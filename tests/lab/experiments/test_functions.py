@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.lab.experiments.config import find_config, load_config, to_plain
 from jspec.lab.experiments.run import run_experiment
 from jspec.lab.experiments.spec import GUESSES, FunctionsSpec, read_experiment
 from jspec.lab.functions import digits, measure, posterior
@@ -16,6 +15,7 @@ from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.report import make_report
 from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.functions import speculate
+from tests.cases import slow_unless
 from tests.lab.experiments.tiny import done_cells
 
 SMALL = {"num_drafts": [3], "num_chains": 2, "num_updates": 30}
@@ -69,7 +69,7 @@ def test_training_lowers_the_loss(images):
     assert jnp.argmax(table(digits.empty_canvas()).logits) < 3
 
 
-@pytest.mark.parametrize("name", ["metropolis", "langevin"])
+@pytest.mark.parametrize("name", ["metropolis", slow_unless(False, "langevin")])
 def test_chains_on_the_posterior(name, monkeypatch):
     """Laplace's approximation guesses better than a guess that knows nothing; g's chain is kept."""
     made = posterior.make_posterior(0, 500)
@@ -91,13 +91,6 @@ def test_chains_on_the_posterior(name, monkeypatch):
             for number in (0, 3)
         ]  # fmt: skip
         np.testing.assert_allclose(*walks, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["functions_digits", "functions_posterior"])
-def test_configs_are_read(name):
-    """Guards against a config whose fields have changed."""
-    experiment = read_experiment(to_plain(load_config(find_config(name))))
-    assert len(experiment.functions) >= 3
 
 
 @pytest.mark.parametrize(

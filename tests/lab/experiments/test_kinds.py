@@ -3,7 +3,8 @@
 import pytest
 
 from jspec.lab.experiments.run import run_experiment
-from tests.lab.experiments.tiny import done_cells, read_lines
+from tests.lab.experiments.tiny import done_cells
+from tests.programs import read_lines
 
 TABLE_FIELDS = {"columns", "units", "rows", "notes"}
 
@@ -26,43 +27,33 @@ def test_theory(tmp_path):
     assert records["table1"]["rows"][0] == [0.6, 2, 1.53, 1.96]
 
 
-def test_predict(tmp_path):
-    """Guards against a pair whose fields predict_table does not know."""
+def test_predict(tmp_path, capsys):
+    """Guards against a pair whose fields predict_table does not know, and against "1 cells"."""
     machine = {"bandwidth": 1e11, "flop_rate": 1e13}
-    pairs = {"a": machine, "b": machine | {"target": "llama3.1-8b", "draft_quantization": "int4"}}
-    assert run_experiment({"kind": "predict", "predict": pairs}, str(tmp_path)) == 0
-    records = done_cells(tmp_path)
-    assert list(records) == ["a", "b"]
-    for record in records.values():
-        check_table(record)
-
-
-def test_a_draft_temperature_is_that_of_the_estimated_distribution(config, tmp_path, folder):
-    """Guards against one that plain decoding refuses, or that goes with the answer's settings."""
-    settings = {
-        "same": {"temperature": 1.0},
-        "cool": {"temperature": 1.0, "draft_temperature": 0.3},
-    }
-    methods = {"self": {"drafter": "model", "draft": str(folder)}}
-    plain = config(
-        kind="estimate", methods=methods, settings=settings, num_prompts=1, max_new_tokens=20
-    )
-    assert run_experiment(plain, str(tmp_path / "work")) == 0
-    records = done_cells(tmp_path / "work")
-    same, cool = (records[f"self/{name}/prompt 0/seed 0"] for name in settings)
-    assert same["num_places"] == cool["num_places"]
-    assert same["sum_overlap"] == pytest.approx(same["num_places"], rel=1e-3)
-    assert cool["sum_overlap"] < 0.95 * cool["num_places"]
+    for pair in (machine, machine | {"target": "llama3.1-8b", "draft_quantization": "int4"}):
+        work = tmp_path / str(len(pair))
+        assert run_experiment({"kind": "predict", "predict": {"a": pair}}, str(work)) == 0
+        output, errors = capsys.readouterr()
+        assert (output, errors) == (f"{work}: 1 of 1 cell is done\n", "1 of 1 cell\n")
+        check_table(done_cells(work)["a"])
 
 
 def test_estimate(config, tmp_path, folder):
-    """Guards against sums that are no sums of probabilities, and a draft that is not itself."""
+    """Guards against sums that are no sums of probabilities, and a draft that is not itself.
+
+    A draft temperature is that of the estimated distribution: plain decoding, which gives the
+    answers, would refuse it.
+    """
     methods = {
         "self": {"drafter": "model", "draft": str(folder)},
         "lookup": {"drafter": "prompt_lookup"},
         "random": {"drafter": "random"},
     }
-    plain = config(kind="estimate", methods=methods, max_new_tokens=20)
+    settings = {
+        "same": {"temperature": 1.0},
+        "cool": {"temperature": 1.0, "draft_temperature": 0.3},
+    }
+    plain = config(kind="estimate", methods=methods, settings=settings, max_new_tokens=20)
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     (run,) = read_lines(tmp_path / "work" / "runs.jsonl")
     assert run["described"]["self"]["draft"] == str(folder)
@@ -74,5 +65,7 @@ def test_estimate(config, tmp_path, folder):
         assert record["num_places"] <= record["num_tokens"]
         assert [one["lenience"] for one in record["lenience"]] == [1.0, 0.5, 0.3, 0.1]
         assert sum(record["entropy"]["counts"]) == record["num_places"]
-        if name.startswith("self"):
+        if name.startswith("self/same"):
             assert record["sum_overlap"] == pytest.approx(record["num_places"], rel=1e-3)
+        if name == "self/cool/prompt 0/seed 0":
+            assert record["sum_overlap"] < 0.95 * record["num_places"]

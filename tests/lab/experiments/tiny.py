@@ -1,6 +1,9 @@
 """A small experiment on a tiny model, as plain values and as a config file."""
 
 import json
+import pathlib
+
+from tests.programs import read_lines
 
 TINY_PROMPTS = [
     {"prompt": "one two one two one", "category": "a"},
@@ -30,12 +33,6 @@ def get_config():
 '''
 
 
-def write_prompts(path, prompts=TINY_PROMPTS):
-    """Writes a prompts file; returns its name."""
-    path.write_text("".join(json.dumps(one) + "\n" for one in prompts))
-    return str(path)
-
-
 def plain_config(folder, prompts, **changes):
     """Returns a config of two methods and two temperatures, short answers."""
     return {
@@ -54,13 +51,8 @@ def plain_config(folder, prompts, **changes):
 
 def write_config(path, plain):
     """Writes a config file that says the same; returns its name."""
-    path.write_text(_CONFIG_FILE.format(changes=json.dumps(plain)))
+    pathlib.Path(path).write_text(_CONFIG_FILE.format(changes=json.dumps(plain)))
     return str(path)
-
-
-def read_lines(path):
-    """Returns the records of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def done_cells(workdir):

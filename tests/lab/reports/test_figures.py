@@ -13,6 +13,7 @@ from jspec.lab.reports.workdir import View
 from tests.lab.drawn import bars_of, legend_of, lines_of
 from tests.lab.reports.workdirs import WAYS, cells, config
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
 VIEW = View("A title", "toy float32", "A Processor, 2 cores", "2026-11-22", 0.0, "-2")
 
 
@@ -34,36 +35,23 @@ def many_prompts():
 
 
 def test_a_scene_draws_what_it_has_data_for(figures):
-    """Guards against empty figures, figures of nothing to compare, and one that is forgotten."""
-    names = [figure.name for figure in scene_figures(scene_of(cells()), VIEW)]
-    assert names == [
-        "by-number-2"
-    ]  # three prompts a category, 9 rounds that examine a second draft
-    names = [figure.name for figure in scene_figures(scene_of(many_prompts()), VIEW)]
-    assert names == ["by-number-2", "by-category-2", "drafts-accepted-2"]
+    """Guards against empty figures, and a picture that nobody can place outside of its report."""
+    (picture,) = scene_figures(scene_of(cells()), VIEW)
+    assert picture.name == "by-number-2"  # three prompts a category, 9 rounds with a second draft
     one_draft = [figure for figure in cells() if figure["key"]["method"] in ("plain", "lookup:1")]
     assert scene_figures(scene_of(one_draft), VIEW) == []
-
-
-def test_title_model_machine_temperature_and_date_are_in_the_picture(figures):
-    """Guards against a picture that nobody can place once it is copied out of its report."""
-    scene_figures(scene_of(cells()), VIEW)
-    for figure in figures:
-        title, subtitle = figure.get_suptitle().replace("\xa0", " ").split("\n", 1)
-        assert title in (
-            "Speed-up and cost of a round in these answers",
-            "Accepted drafts, by position and by round",
-        )
-        assert subtitle.replace("\n", " ") == (
-            "A title · toy float32 · temperature 0 · A Processor, 2 cores · 2026-11-22"
-        )
+    title, subtitle = figures[0].get_suptitle().replace("\xa0", " ").split("\n", 1)
+    assert title == "Speed-up and cost of a round in these answers"
+    assert subtitle.replace("\n", " ") == (
+        "A title · toy float32 · temperature 0 · A Processor, 2 cores · 2026-11-22"
+    )
 
 
 def test_speed_and_cost_by_number(figures):
     """By hand: 60 tokens in 15 rounds of 0.105 s a prompt pair; all with their intervals."""
-    picture = scene_figures(scene_of(cells()), VIEW)[0]
-    speed, cost = figures[0].axes
     scene = scene_of(cells())
+    (picture,) = scene_figures(scene, VIEW)
+    speed, cost = figures[0].axes
     (lookup, random) = lines_of(speed)
     expected = [scene.numbers[label].speedup for label in ("lookup:1", "lookup:3")]
     assert lookup == [pytest.approx((1 - 0.03, expected[0].median)),
@@ -88,23 +76,21 @@ def test_another_baseline_is_named(figures):
     assert "plain decoding" not in legend_of(figures[0])
 
 
-def test_speed_by_category(figures):
-    """Guards against a speed-up at another category's name; here all prompts of one are alike."""
-    scene_figures(scene_of(many_prompts()), VIEW)
+def test_many_prompts_have_figures_by_category_and_position(figures):
+    """By hand: of 13 rounds of lookup:3 for a prompt of each kind 3 accept a first draft, 2 more.
+
+    All prompts of a category are alike here. The three panels of positions have equal axes, and
+    each drafter is shown with its widest number.
+    """
+    pictures = scene_figures(scene_of(many_prompts()), VIEW)
+    names = [picture.name for picture in pictures]
+    assert names == ["by-number-2", "by-category-2", "drafts-accepted-2"]
     (axes,) = figures[1].axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["qa", "code"]
     lookup, random = lines_of(axes)
     assert lookup == [pytest.approx((-0.2, 1 / 1.2)), pytest.approx((0.8, 1 / 0.36))]
     assert random == [pytest.approx((0.2, 1 / 1.5)), pytest.approx((1.2, 1 / 1.5))]
     assert sorted(legend_of(figures[1])) == ["lookup:3", "plain decoding", "random:3"]
-
-
-def test_accepted_drafts_by_position_and_by_round(figures):
-    """By hand: of 13 rounds of lookup:3 for a prompt of each kind 3 accept a first draft, 2 more.
-
-    The three panels have equal axes, and each drafter is shown with its widest number.
-    """
-    picture = scene_figures(scene_of(many_prompts()), VIEW)[-1]
     of_all, examined, rounds = figures[-1].axes
     lookup = lines_of(of_all)[0]
     assert lookup == [pytest.approx((place - 0.03, kept / 13))
@@ -112,8 +98,8 @@ def test_accepted_drafts_by_position_and_by_round(figures):
     assert [y for _, y in lines_of(examined)[0]] == pytest.approx([3 / 13, 2 / 3, 1])
     assert [y for _, y in lines_of(rounds)[0]] == pytest.approx([10 / 13, 1 / 13, 0, 2 / 13])
     assert len({axes.get_ylim() for axes in (of_all, examined, rounds)}) == 1
-    assert picture.caption.startswith("Bars: 95 % bootstrap interval over prompts. Positions")
-    assert "fewer than 10 rounds" in picture.caption
+    assert pictures[-1].caption.startswith("Bars: 95 % bootstrap interval over prompts. Positions")
+    assert "fewer than 10 rounds" in pictures[-1].caption
     assert legend_of(figures[-1]) == ["lookup", "random"]
 
 

@@ -1,6 +1,5 @@
 """The numbers of a report, checked by hand against `workdirs`."""
 
-import numpy as np
 import pytest
 
 from jspec.lab.reports.scene import (
@@ -12,7 +11,6 @@ from jspec.lab.reports.scene import (
     families,
     make_scenes,
     parse_cells,
-    whole,
 )
 from tests.lab.reports.workdirs import WAYS, cell, cells, config
 
@@ -23,19 +21,23 @@ def pick(method, **options):
 
 
 def test_speeds_are_ratios_of_what_both_methods_did():
-    """Guards against a speed-up that a slow repeat on one side alone would change."""
+    """Guards against a speed-up that a slow repeat on one side alone would change.
+
+    The table of `test_report.py` holds the other numbers of a method.
+    """
     ours, plain = pick("lookup:3"), pick("plain")
-    ratio, num_prompts, num_repeats = Timed(ours, plain).compared
+    numbers = Timed(ours, plain)
+    ratio, num_prompts, num_repeats = numbers.compared
     # 60 tokens in 3 · (1.2 + 0.36) s against 60 in 6 s
     assert ratio.median == pytest.approx(6 / 4.68)
     assert ratio.low <= ratio.median <= ratio.high
     assert (num_prompts, num_repeats) == (6, 3)
-    # whole answers: 0.5 s to read the prompt on both sides
-    assert compare(ours, plain, whole).median == pytest.approx(9 / 7.68)
     # a round takes 1.2 times as long
     assert compare(ours, plain, calls).median == pytest.approx(1 / 1.2)
-    assert Timed(plain, plain).tokens_per_second == pytest.approx(10)
-    assert Timed(plain, plain).milliseconds == pytest.approx(100)
+    assert sum(map(len, numbers.rounds)) == 39  # repeats do not count twice
+    # what a round gives over what it costs is the speed-up
+    expected = numbers.tokens_per_call / numbers.cost.median
+    assert expected == pytest.approx(numbers.speedup.median)
 
 
 def test_a_repeat_that_has_only_begun_is_left_out():
@@ -75,22 +77,6 @@ def test_answers_of_one_token_do_not_divide_by_zero():
     assert Timed([], [plain]).speedup is None
     full = parse_cells([cell(method, [3]) for method in ("plain", "lookup:3")])
     assert Timed([ours, full[1]], [plain, full[0]]).speedup.median == pytest.approx(1 / 0.36)
-
-
-def test_the_numbers_of_a_method():
-    """Guards against rates that count repeats twice."""
-    numbers = Timed(pick("lookup:3"), pick("plain"))
-    assert numbers.acceptance.median == pytest.approx(21 / 117)
-    # of 3 · 10 + 3 · 8 drafts that were examined 21 were kept
-    assert numbers.alpha.median == pytest.approx(21 / 54)
-    assert numbers.tokens_per_call == pytest.approx(60 / 39)
-    assert numbers.proposed_per_round == 3
-    assert numbers.cost.median == pytest.approx(1.2)
-    assert numbers.same_answers == (6, 6)
-    assert sum(map(len, numbers.rounds)) == 39
-    # what a round gives over what it costs is the speed-up
-    expected = numbers.tokens_per_call / numbers.cost.median
-    assert expected == pytest.approx(numbers.speedup.median)
 
 
 def test_other_answers_are_counted_as_such():
@@ -171,21 +157,3 @@ def test_families_are_methods_that_differ_in_the_number_alone():
         "lookup-4": {"lookup-4": 4},  # its short name is taken
     }
     assert list(families(methods)["a"]) == ["b-2", "a-5"]
-
-
-def test_intervals_narrow_with_the_number_of_prompts():
-    """An interval over prompts: ten times as many of the same kinds narrow it."""
-    few = [one for one in cells(repeats=1) if one["key"]["method"] in ("plain", "lookup:3")]
-    many = []
-    for copy in range(10):
-        for one in few:
-            key = one["key"] | {"prompts": [one["key"]["prompts"][0] + 10 * copy]}
-            many.append(one | {"key": key, "cell": f"{one['cell']}/{copy}"})
-    widths = []
-    for lines in (few, many):
-        (scene,) = make_scenes(config(), parse_cells(lines))
-        ratio = scene.numbers["lookup:3"].speedup
-        assert ratio.median == pytest.approx(6 / 4.68)
-        widths.append(ratio.high - ratio.low)
-    assert widths[1] < 0.5 * widths[0]
-    assert np.isfinite(widths).all()
