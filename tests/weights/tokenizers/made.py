@@ -36,7 +36,6 @@ _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def _rewritten(backend, change):
-    """Returns a tokenizer whose JSON was changed."""
     raw = json.loads(backend.to_str())
     change(raw["model"])
     return Tokenizer.from_str(json.dumps(raw))
