@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import zlib
@@ -75,19 +74,19 @@ def spoil(path):
 
 
 @pytest.mark.parametrize("damage", [cut, pytest.param(spoil, marks=pytest.mark.slow)])
-def test_a_damaged_entry_is_rebuilt_with_one_line(first, tmp_path, damage):
+def test_a_damaged_entry_is_rebuilt_with_one_line(first, damage):
     """Guards against a warning in two lines, and a compilation, at every later start."""
-    shutil.copytree(first[0], tmp_path, dirs_exist_ok=True)
-    expected, damaged = first[1], entries(tmp_path)
+    folder, expected = first
+    damaged = entries(folder)
     assert len(damaged) >= 2
     for path in damaged.values():
         damage(path)
-    output, hits, errors = start(tmp_path)
+    output, hits, errors = start(folder)
     assert (output, hits) == (expected, 0)
     assert errors.startswith("jspec: the cache of compiled programs is damaged")
     assert errors.count("\n") == 1
-    assert entries(tmp_path).keys() == damaged.keys()
-    assert start(tmp_path) == (expected, len(damaged), "")
+    assert entries(folder).keys() == damaged.keys()
+    assert start(folder) == (expected, len(damaged), "")
 
 
 def test_what_another_version_has_left_is_not_read(tmp_path):
