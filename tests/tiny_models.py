@@ -112,7 +112,13 @@ def _dflash_head():
     return config, tiny_dflash.fitted(config, CONFIG, target().params)
 
 
-_shared = functools.cache(make_generator)
+@functools.cache
+def _shared(drafter, **options):
+    generator = make_generator(drafter, **options)
+    alike = {"self": "model", "self tree": "tree"}.get(drafter)
+    if alike is not None:  # weights are data: the target drafts by the programs of its draft
+        generator.engine = _shared(alike, **options).engine
+    return generator
 
 
 def shared_generator(drafter, **options):

@@ -135,7 +135,6 @@ def test_labels_are_shown_letter_for_letter():
 
 
 def test_without_matplotlib_there_is_a_hint(monkeypatch):
-    """It is an extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="pictures need matplotlib"):
         new_figure(title="", subtitle="")

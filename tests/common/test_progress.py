@@ -17,7 +17,6 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test sets."""
     times = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: times[-1])
     return times

@@ -9,7 +9,6 @@ from jspec.common.user_cache import cache_dir
 
 
 def test_variables_come_before_the_home_folder(monkeypatch, tmp_path):
-    """The library's own one first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JSPEC_CACHE", raising=False)
     assert cache_dir() == tmp_path / "jspec"

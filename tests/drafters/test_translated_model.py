@@ -22,7 +22,8 @@ from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject
-from tests.serving.test_slots import answer, make
+from tests.serving.served import answer
+from tests.serving.test_slots import make
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.tiny_models import CONFIG, make_model, peaked_params
 from tests.weights.tokenizers.made import learn_bpe

@@ -107,16 +107,6 @@ def test_the_models_end_goes_before_other_reasons():
     assert answer.finish_reason == "eos"
 
 
-def test_a_stop_string_over_two_tokens_and_two_rounds():
-    """Guards against a search within one token or one round only."""
-    answer = make_answer(stop=("zzz", "cde"))
-    answer.add_first(Round([ord("a")]))
-    result = finish(answer, [(b"bc", 1, 1), (b"def", 2, 2)])
-    assert (bytes(result.token_ids), result.text) == (b"abcde", "ab")
-    assert result.finish_reason == "stop"
-    assert result.stats.accepted_per_round == (1, 2)
-
-
 def test_pieces_hold_stop_beginnings_back_and_add_up():
     """Guards against half of a stop string on the screen, or withheld text that never comes."""
     answer = make_answer(stop=("cde",), max_new_tokens=9)
@@ -131,26 +121,6 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
     result = chunks[-1].result
     assert "".join(chunk.text for chunk in chunks) == result.text == "abcdXy"
     assert [i for chunk in chunks for i in chunk.token_ids] == result.token_ids
-
-
-def test_a_stop_beginning_at_the_end_is_given_out():
-    """Guards against text that is lost because a stop string might have come."""
-    answer = make_answer(stop=("bcd",), max_new_tokens=3)
-    answer.add_first(Round([ord("a")]))
-    answer.add_visit(0.0, [Round(list(b"bc"))])
-    assert answer.take_chunk().text == "abc"
-
-
-def test_broken_characters_wait_for_their_end():
-    """Guards against U+FFFD on the screen where the next token would have completed it."""
-    answer = make_answer(max_new_tokens=4)
-    smile = "é€".encode()
-    answer.add_first(Round([smile[0]]))
-    texts = [answer.take_chunk().text]
-    for block in (smile[1:3], smile[3:4]):
-        answer.add_visit(0.0, [Round(list(block))])
-        texts.append(answer.take_chunk().text)
-    assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
 
 
 def test_compile_time_is_not_run_time(monkeypatch):

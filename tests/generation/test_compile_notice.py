@@ -82,7 +82,6 @@ def test_a_compile_is_told_once(tmp_path):
 
 @pytest.fixture
 def notice():
-    """A notice, and what it has said."""
     lines = []
     return CompileNotice(lines.append), lines
 

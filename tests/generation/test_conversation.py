@@ -9,11 +9,15 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.generation.conversation import STOPPED, Conversation
 from jspec.generation.request import Request, SamplingParams
+from tests.cases import slow_unless
 from tests.tiny_eagle import save_head
 from tests.tiny_models import make_generator, shared_generator, target
 
 SETTINGS = SamplingParams(max_new_tokens=20)
-DRAFTERS = ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle")
+DRAFTERS = [
+    slow_unless(name in ("prompt_lookup", "tree"), name)
+    for name in ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle")
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +36,14 @@ def generator_of(drafter, request):
 
 
 def drawn(seed, count):
-    """Returns token ids."""
     return [int(one) for one in np.random.default_rng(seed).integers(1, 128, count)]
 
 
 def other(token_id):
-    """Returns a text of one token, and another."""
     return [1 + token_id % 127]
 
 
 def answer(conversation, prompt, settings=SETTINGS):
-    """Returns the result of an answer."""
     *_, last = conversation.answer(prompt, settings)
     return last.chunk.result
 
@@ -78,6 +79,7 @@ def test_growing_past_a_capacity_changes_nothing():
     model = target()
     longer = dataclasses.replace(model, config=dataclasses.replace(model.config, max_seq_len=1000))
     generator = make_generator("model", longer)
+    generator.engine = shared_generator("model").engine
     conversation, prompt, capacities = Conversation(generator), drawn(0, 470), []
     for turn in range(3):
         result = answer(conversation, prompt)

@@ -103,7 +103,6 @@ def test_a_corrupt_file_is_begun_anew_with_a_word(tmp_path, capsys, content):
 
 @pytest.mark.parametrize("entry", [None, [], {"contexts": [1]}, COSTS.to_json() | {"numbers": [0]}])
 def test_a_corrupt_entry_is_measured_anew(tmp_path, capsys, entry):
-    """The others stay."""
     path = tmp_path / "costs.json"
     recall_or_measure(path, {"b": 1}, lambda: COSTS)
     entries = json.loads(path.read_text()) | {json.dumps({"a": 1}): entry}
@@ -114,7 +113,6 @@ def test_a_corrupt_entry_is_measured_anew(tmp_path, capsys, entry):
 
 
 def test_a_folder_that_cannot_be_written_costs_a_word(tmp_path, capsys):
-    """A run goes on without its cache."""
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "costs.json"
     assert recall_or_measure(path, {}, lambda: COSTS) == COSTS
@@ -154,6 +152,5 @@ def test_costs_are_positive(second):
     ],
 )
 def test_reading_takes_no_less_than_no_time(reading, message):
-    """And is there for each drafter."""
     with pytest.raises(InputError, match=message):
         RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),), reading)

@@ -9,11 +9,9 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from gguf import GGMLQuantizationType
 
-from jspec.common.errors import InputError
 from jspec.common.memory import CacheSize
 from jspec.generation.draft_weights import with_fast_weights
 from jspec.generation.generator import Generator
-from jspec.generation.request import SamplingParams
 from jspec.kernels import candidates, contest, trial, verdicts
 from jspec.weights.gguf import load_gguf
 from jspec.weights.quantize import holds_compact, is_kernel, quantize
@@ -125,19 +123,3 @@ def test_a_lossy_rule_keeps_the_draft_as_it_is(times):
 def test_a_cpu_rounds_nothing_of_itself():
     draft = make_model()
     assert with_fast_weights(draft, "rejection", never) is draft
-
-
-def test_a_kernel_that_fails_while_an_answer_is_made_costs_one_line(monkeypatch):
-    """Guards against a page of XLA's; what avoids it is said."""
-    generator = Generator(make_model(), drafter="none")
-
-    def fail(*operands):
-        raise jax.errors.JaxRuntimeError("INTERNAL: illegal address\nmore")
-
-    monkeypatch.setattr(generator.engine, "_run", fail)
-    monkeypatch.setattr(candidates, "_CHOICES", {generator.target.config: {"cuda"}})
-    assert generator.describe()["kernels"] in ("cpp", "xla")  # of a CPU
-    with pytest.raises(InputError, match="kernels cuda failed") as failure:
-        generator.generate("hello", SamplingParams(max_new_tokens=4))
-    assert "\n" not in str(failure.value)
-    assert str(failure.value).endswith("JSPEC_KERNELS=xla in the environment avoids them")

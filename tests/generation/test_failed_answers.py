@@ -19,7 +19,8 @@ from jspec.kernels import candidates
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder
 from jspec.sampling.settings import Processor
-from tests.tiny_models import make_generator, shared_generator, target
+from tests.cases import slow_unless
+from tests.tiny_models import CONFIG, make_generator, make_model, shared_generator, target
 
 UNLUCKY = 13
 BROKEN = Processor(  # the logits of one seed are NaN, from some token on
@@ -31,16 +32,20 @@ BROKEN = Processor(  # the logits of one seed are NaN, from some token on
 )
 
 
+@functools.cache
+def unlucky_generator():
+    return make_generator("prompt_lookup", batch_size=3, processors=[BROKEN])
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
-def test_one_row_of_nan_fails_alone(drafter, temperature):
-    """Guards against neighbours' answers that are lost with it."""
+def test_one_row_of_nan_fails_alone(temperature):
+    """Guards against neighbours' answers that are lost with it, and NaN's argmax as a token."""
     requests = [
         Request("abcabcabc", SamplingParams(max_new_tokens=20, seed=seed, temperature=temperature))
         for seed in (1, UNLUCKY, 2)
     ]
-    results = make_generator(drafter, batch_size=3, processors=[BROKEN]).generate(requests)
-    whole = shared_generator(drafter).generate(requests)
+    results = unlucky_generator().generate(requests)
+    whole = shared_generator("prompt_lookup").generate(requests)
     for index in (0, 2):
         assert results[index].token_ids == whole[index].token_ids
         assert results[index].error is None
@@ -55,16 +60,19 @@ def test_one_row_of_nan_fails_alone(drafter, temperature):
 
 
 def test_one_prompt_that_fails_raises():
-    """There is nothing else to return."""
-    generator = make_generator("none", processors=[BROKEN])
     with pytest.raises(InputError, match="NaN, or forbade every token, at token 3 of the answer"):
-        generator.generate(Request("abc", SamplingParams(seed=UNLUCKY)))
+        unlucky_generator().generate(Request("abc", SamplingParams(seed=UNLUCKY)))
+
+
+@functools.cache
+def small():
+    return make_model(dataclasses.replace(CONFIG, num_layers=1))
 
 
 @functools.cache
 def tokens_by_xla():
     """Returns the answer's tokens where XLA computes everything."""
-    return make_generator("prompt_lookup").generate(PROMPT, SETTINGS).token_ids
+    return make_generator("prompt_lookup", small()).generate(PROMPT, SETTINGS).token_ids
 
 
 @pytest.fixture
@@ -104,12 +112,12 @@ def kernel(monkeypatch):
 PROMPT, SETTINGS = "abcabcabc", SamplingParams(max_new_tokens=12)
 
 
-@pytest.mark.parametrize("part", ["prefill", "rounds"])
+@pytest.mark.parametrize("part", ["prefill", slow_unless(False, "rounds")])
 def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
     """One line, and the answer that XLA gives; its state, which had been given away, is there."""
     kernel.first_failure = 1
     kernel.takes = lambda width: (width > 16) == (part == "prefill")
-    generator = make_generator("prompt_lookup")
+    generator = make_generator("prompt_lookup", small())
     result = generator.generate(PROMPT, SETTINGS)
     num_calls = kernel.num_calls
     assert result.token_ids == kernel.expected
@@ -120,11 +128,11 @@ def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
     assert (kernel.num_calls, capsys.readouterr().err) == (num_calls, "")
 
 
-@pytest.mark.parametrize("part", ["prefill", "rounds"])
+@pytest.mark.parametrize("part", [slow_unless(False, "prefill"), "rounds"])
 def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
     """Guards against a traceback of XLA's, and against a server that fails from then on."""
     kernel.takes = lambda width: (width > 16) == (part == "prefill")
-    generator = make_generator("prompt_lookup")
+    generator = make_generator("prompt_lookup", small())
     assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
     kernel.first_failure = kernel.num_calls + 1
     with pytest.raises(
@@ -132,25 +140,6 @@ def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
     ):
         generator.generate(PROMPT, SETTINGS)
     assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
-
-
-HUGE = 10**400
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": HUGE},
-        {"top_p": HUGE},
-        {"logit_bias": {1: HUGE}},
-        {"draft_temperature": HUGE},
-    ],
-    ids=str,
-)
-def test_numbers_beyond_floats_are_refused(settings):
-    """Guards against an OverflowError."""
-    with pytest.raises(InputError, match="to be a number that a float can hold"):
-        SamplingParams(**settings)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +172,7 @@ def test_such_options_load_no_model(name):
         Generator.load("nowhere", **{name: {}})
 
 
-@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc"], ids=str)
+@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc", 5], ids=str)
 def test_prompts_of_another_type_are_refused(prompts):
     """Guards against an answer to a key, or to a byte."""
     message = f"list of them, got {type(prompts).__name__}"
@@ -196,9 +185,10 @@ def test_prompts_of_another_type_are_refused(prompts):
     [
         ([{"role": "user", "content": "a"}], "a Request, got dict .of chat messages give the user"),
         ([1, 2, 3], r"a Request, got 1 \(one prompt of token ids is a list in a list, \[\[1, 2"),
+        ([["a"]], "token id to be a whole number, got 'a'"),
         (["a", None], "each prompt as a text, a list of token ids or a Request, got None"),
     ],
-    ids=["messages", "ids", "none"],
+    ids=["messages", "ids", "letters", "none"],
 )
 def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message):
     """Guards against "expected a token id, got 'role'"."""
@@ -254,11 +244,13 @@ def test_samples_have_seeds_of_their_own():
     assert same[0].token_ids == same[1].token_ids
     with pytest.raises(InputError, match="expected num_samples from 1"):
         generator.generate("abc", settings, num_samples=0)
+    with pytest.raises(InputError, match=r"settings as jspec\.SamplingParams, got None"):
+        generator.generate("abc", None)
 
 
 def test_what_is_printed_is_short():
     """Guards against parameters or every round on the screen of a notebook."""
-    generator = make_generator("prompt_lookup")
+    generator = shared_generator("prompt_lookup")
     result = generator.generate("abc" * 9, SamplingParams(max_new_tokens=40))
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)

@@ -19,7 +19,6 @@ SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8)
 
 
 def make_prompt(length, seed=0):
-    """Returns random ids."""
     return np.random.default_rng(seed).integers(1, 128, length).tolist()
 
 
@@ -33,12 +32,10 @@ def make_requests(settings):
 
 
 def change(settings, **values):
-    """Returns settings with some of them changed."""
     return SamplingParams(**{**vars(settings), **values})
 
 
 def tokens(results):
-    """Returns the answers' ids."""
     return [result.token_ids for result in results]
 
 
@@ -114,8 +111,8 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     [
         ("none", 3),
         ("prompt_lookup", 3),
-        slow_unless(False, "model", 3),
-        ("model", 8),
+        ("model", 3),
+        slow_unless(False, "model", 8),
     ],
 )
 def test_batched_rows_are_strangers(plain_results, drafter, batch_size, settings):
@@ -136,19 +133,6 @@ def test_batched_rows_are_strangers(plain_results, drafter, batch_size, settings
         r.stats.accepted_per_round for r in single
     ]
     assert tokens(batched.generate(requests[::-1])) == tokens(single)[::-1]
-
-
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "model"])
-def test_seeds_reproduce_and_differ(drafter):
-    """Guards against randomness from anywhere but the seed, or from nowhere."""
-    generator = shared_generator(drafter)
-    prompt = make_prompt(12)
-    first, again, reseeded = (
-        generator.generate(Request(prompt, change(SAMPLED, seed=seed))).token_ids
-        for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != reseeded
 
 
 def test_the_drafters_temperature_changes_drafts_only():
@@ -176,15 +160,6 @@ def test_prompts_at_the_limits_of_the_context(drafter):
     for length in (limit, limit + 1):
         with pytest.raises(InputError, match=f"context's {limit}, got {length}"):
             generator.generate(Request(make_prompt(length), GREEDY))
-
-
-def test_a_shorter_context_ends_an_answer():
-    """Guards against max_seq_len checked against the prompt alone."""
-    generator = shared_generator("none", max_seq_len=30)
-    result = generator.generate(Request(make_prompt(20), GREEDY))
-    assert (len(result.token_ids), result.finish_reason) == (10, "length")
-    with pytest.raises(InputError, match="context's 30"):
-        generator.generate(Request(make_prompt(30), GREEDY))
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])

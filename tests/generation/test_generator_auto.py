@@ -58,7 +58,6 @@ def make_auto(drafter, **options):
 
 @functools.cache
 def cascade(batch_size=1):
-    """Returns a Generator of a lookup before a model, the same one at every call."""
     options = {"drafter": "prompt_lookup+model", "num_draft_tokens": "auto", "costs": both_costs()}
     return Generator(target(), draft(), batch_size=batch_size, **options)
 
@@ -81,15 +80,10 @@ def requests(**settings):
     return [Request(p, SamplingParams(seed=k, **settings)) for k, p in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        slow_unless(False, "prompt_lookup"),
-        slow_unless(False, "model"),
-        "prompt_lookup+model",
-        slow_unless(False, "suffix+recycle"),
-    ],
-)
+DRAFTERS = "prompt_lookup", "model", "prompt_lookup+model", "suffix+recycle"
+
+
+@pytest.mark.parametrize("drafter", [slow_unless("+model" in name, name) for name in DRAFTERS])
 def test_greedy_output_is_plain_decodings(drafter):
     """Invariant 2, in a batch whose rows choose differently."""
     costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
@@ -105,24 +99,28 @@ def test_greedy_output_is_plain_decodings(drafter):
         assert actual.stats.num_proposed > 0
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [slow_unless(False, "model"), slow_unless(False, "prompt_lookup+model"), "suffix+recycle"],
-)
-def test_trees_of_a_number_that_varies_change_no_token(drafter):
-    """Rows whose trees differ, and rounds in which more nodes or fewer are worth a wide call."""
+TREE = DrafterOptions(tree_depth=3, tree_branches=2)
+
+
+@functools.cache
+def tree_generator(drafter):
     costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
-    tree = DrafterOptions(tree_depth=3, tree_branches=2)
     drafted = draft() if "model" in drafter else None
-    generator = Generator(target(), drafted, drafter=drafter, drafter_options=tree, **options)
+    return Generator(target(), drafted, drafter=drafter, drafter_options=TREE, **options)
+
+
+@pytest.mark.parametrize("drafter", [slow_unless(name == DRAFTERS[0], name) for name in DRAFTERS])
+def test_trees_of_a_number_that_varies_change_no_token(drafter):
+    """Rows whose trees differ, and rounds in which more nodes or fewer are worth a wide call."""
+    generator = tree_generator(drafter)
     plain = shared_generator("none").generate(requests(max_new_tokens=40))
     proposed = set()
     results = generator.generate(requests(max_new_tokens=40))
     for actual, expected in zip(results, plain, strict=True):
         assert actual.token_ids == expected.token_ids
         proposed |= {a_round.num_proposed for a_round in actual.stats.rounds}
-        assert costs.plain_steps(actual.stats.rounds, 100) > 1
+        assert generator.costs.plain_steps(actual.stats.rounds, 100) > 1
     assert max(proposed) >= 3
     assert len(proposed) > 2
 
@@ -132,11 +130,7 @@ def test_a_tree_near_the_length_limit_emits_nothing_past_it(monkeypatch):
 
     By what the device emits: of an answer the host would cut it off.
     """
-    costs = CHEAP["prompt_lookup"]
-    tree = DrafterOptions(tree_depth=3, tree_branches=2)
-    generator = make_generator(
-        "prompt_lookup", batch_size=4, num_draft_tokens="auto", costs=costs, drafter_options=tree
-    )
+    generator = tree_generator("prompt_lookup")
     run, emitted = generator.engine.run, []
 
     def spy(*args):
@@ -436,7 +430,6 @@ def test_costs_without_a_choice_are_refused(options):
 
 
 def test_plain_decoding_has_nothing_to_choose():
-    """`auto`, the default, without a drafter: there are no drafts, and no costs."""
     generator = make_auto("none", costs=None)
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
@@ -464,7 +457,7 @@ def test_blocks_of_several_rows_lie_side_by_side(monkeypatch):
     """Where each token's row is read in place. The tokens are those of padded blocks, and plain."""
     padded = make_auto("prompt_lookup", batch_size=4)
     assert padded.engine.call_sizes(4, Switches()) == (), "the heads of this model are copied"
-    expected = make_generator("none").generate(requests(max_new_tokens=24))
+    expected = shared_generator("none").generate(requests(max_new_tokens=24))
     monkeypatch.setattr(kernels, "reads_rows_in_place", lambda head_dim: True)
     generator = make_auto("prompt_lookup", batch_size=4)
     sizes = generator.engine.call_sizes(4, Switches())

@@ -1,10 +1,13 @@
 """What the rounds of one answer look like: alone and in a batch, under penalties, in a cascade."""
 
+import jax.numpy as jnp
 import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
+from jspec.generation.rows import capacity_for
+from jspec.speculation import types
 from tests.cases import slow_unless
 from tests.generation.test_generator_auto import cascade
 from tests.tiny_models import draft, shared_generator, target
@@ -67,3 +70,41 @@ def test_an_unsure_member_lets_the_next_one_speak():
     by_drafter = stats.to_json()["by_drafter"]
     assert by_drafter["prompt_lookup"]["num_accepted"] > 0
     assert by_drafter["model"]["num_accepted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "acceptance"),
+    [
+        ("prompt_lookup+model", "rejection"),
+        slow_unless(False, "model", "block"),
+        slow_unless(False, "hierarchical", "rejection"),
+        slow_unless(False, "model", "typical"),
+    ],
+)
+def test_what_stands_in_memory_that_is_not_read_changes_no_token(drafter, acceptance, monkeypatch):
+    """A rule that reads distributions at temperature 0, as `typical` does, finds zeros there."""
+
+    def zeros_or_nan(is_read, *shape):
+        return jnp.where(jnp.asarray(is_read), jnp.zeros(shape), jnp.nan)
+
+    monkeypatch.setattr(types, "zeros_if", zeros_or_nan)
+    settings = SamplingParams(max_new_tokens=24)
+    requests = [Request(list(prompt.encode()), settings) for prompt in PROMPTS[:3]]
+    options = {"drafter": drafter, "acceptance": acceptance, "num_draft_tokens": 3}
+    answers = Generator(target(), draft(), batch_size=2, **options).generate(requests)
+    plain = shared_generator("none").generate(requests)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
+    assert sum(answer.stats.num_proposed for answer in answers) > 10
+
+
+def test_the_block_counts():
+    """Guards against a cache that is full before the longest answer has been verified."""
+    assert [capacity_for(507, 5), capacity_for(508, 5)] == [512, 1024]
+
+
+def test_sizes_double_and_then_lie_closer():
+    """Small caches in powers of two; where doubling costs much there is one in between."""
+    rooms = (1, 512, 513, 1500, 2049, 3073, 4097, 6145)
+    assert [capacity_for(room, 0) for room in rooms] == [
+        512, 512, 1024, 2048, 3072, 4096, 6144, 8192,
+    ]  # fmt: skip

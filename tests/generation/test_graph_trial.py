@@ -134,7 +134,6 @@ def test_other_devices_verdicts_stay(trial, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_one_line(trial, monkeypatch, tmp_path):
-    """It is tried at every start then."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
@@ -203,23 +202,6 @@ def test_every_kind_of_source_counts(tmp_path):
     assert len(seen) == 6
     (tmp_path / "notes.txt").write_text("one")
     assert verdicts.sources_digest(tmp_path) in seen
-
-
-def test_a_graph_that_ended_its_process_is_not_tried_again(trial, monkeypatch, tmp_path):
-    def end(reach, otherwise):
-        raise KeyboardInterrupt
-
-    path = tmp_path / "kernels.json"
-    with monkeypatch.context() as patch:
-        keep = verdicts._keep
-        patch.setattr(verdicts, "_keep", lambda key, verdict: verdict and keep(key, verdict))
-        patch.setattr(verdicts, "_reach", end)
-        with pytest.raises(KeyboardInterrupt):
-            trial()
-    assert "is_unfinished" in path.read_text()
-    is_allowed, (line,), num_runs = trial()
-    assert (is_allowed, num_runs) == (False, 0)
-    assert line.startswith("note: a trial ended its process: no graph is taken; remove ")
 
 
 @pytest.mark.parametrize(

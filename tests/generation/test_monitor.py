@@ -13,7 +13,6 @@ COSTS = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))
 
 
 def answer(category, rounds):
-    """Returns an answer of (proposed, accepted) rounds."""
     counts = tuple(RoundCounts(*pair, "x" if pair[0] else "") for pair in rounds)
     stats = Stats(counts, 1, 0.0, 1.0, 1.0, 0.0, 7)
     return Result("", [], [], "", "eos", SamplingParams(), stats, category=category)
@@ -76,7 +75,6 @@ def test_without_costs_there_is_no_number():
 
 
 def test_categories_are_apart():
-    """And those that have none are together."""
     monitor = AcceptanceMonitor()
     for category, kept in (("qa", 0), ("code", 7), ("qa", 0), (None, 7)):
         monitor.add(answer(category, [(7, kept)] * 12))

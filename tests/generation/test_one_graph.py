@@ -119,7 +119,6 @@ def for_a_gpu(monkeypatch):
 
 
 def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
-    """Returns a Generator of tiny models, and of a head, table or pattern if it needs any."""
     trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
     options = {"batch_size": batch_size, "acceptance": "rejection"} | options
     if drafter == _WITH_HEADS:
@@ -140,7 +139,6 @@ def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
 
 
 def make_translated(drafter, translation, rows, dtype="float32", **options):
-    """Returns a Generator of tiny models of two vocabularies."""
     models = cast(translated_model("bpe"), dtype), cast(translated_model("bytes", 0.01), dtype)
     options = {"acceptance": "rejection", "num_draft_tokens": 4} | options
     drafter_options = DrafterOptions(draft_translation=translation)
@@ -150,7 +148,6 @@ def make_translated(drafter, translation, rows, dtype="float32", **options):
 
 
 def make_encoded(source, drafter, rows, dtype="float32", **options):
-    """Returns a Generator of a tiny model with an encoder, which drafts for itself."""
     is_sound = source == "sound"
     config = dataclasses.replace(
         tiny_models.CONFIG, family="whisper" if is_sound else "t5", encoder=_ENCODERS[source],
@@ -178,7 +175,6 @@ def compile_rounds(function, generator, state):
 
 
 def state_of(generator, settings, rows):
-    """Returns the shapes of a state."""
     switches = needed_switches([settings])
     return generator.engine.empty_state.eval_shape(rows, _CAPACITY, switches)
 
@@ -200,7 +196,6 @@ def imprecise_products(text):
 
 
 def name_of(case):
-    """Returns the name of a case of the tests."""
     return "-".join(map(str, case.values())) if isinstance(case, dict) else str(case)
 
 
@@ -219,7 +214,6 @@ def test_every_loop_of_a_run_waits_for_its_condition(drafter, kind, rows, option
 def test_every_loop_of_a_translated_draft_waits_for_its_condition(
     drafter, translation, kind, rows, options
 ):
-    """Each translation; alone, and behind lookups."""
     generator = make_translated(drafter, translation, rows, **options)
     state = state_of(generator, _SETTINGS[kind], rows)
     check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
@@ -237,7 +231,6 @@ def test_every_loop_of_an_encoder_decoder_waits_for_its_condition(
 
 @pytest.mark.parametrize(("drafter", "options"), _BEAMS, ids=name_of)
 def test_every_loop_of_a_search_waits_for_its_condition(drafter, options, tmp_path):
-    """Beams, alone and with drafts."""
     generator = make_generator(drafter, tmp_path, **options, acceptance="greedy")
     engine, read = generator.engine, state_of(generator, _SETTINGS["greedy"], 1)
     number = jax.ShapeDtypeStruct((), jnp.int32)

@@ -54,7 +54,6 @@ def check(
     drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, acceptance="rejection",
     num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS, rule_options=_RULE_OPTIONS,
 ):  # fmt: skip
-    """Checks a run of defaults and changes."""
     check_num_draft_tokens(num_draft_tokens, drafter)
     check_rule_options(rule_options, acceptance, drafter)
     check_draft_sampling(settings, [(drafter, options)])
@@ -144,7 +143,6 @@ CASES += [(f"prompt_lookup+{name}", "deterministic") for name in ("random", "pat
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Returns the name of a table of bigrams."""
     path = tmp_path_factory.mktemp("table") / "table.safetensors"
     save_table(count_ngrams([[1, 2, 3, 1, 2]], 61), path)
     return str(path)
@@ -213,21 +211,6 @@ def test_filters_of_drafts_are_read_by_what_draws_and_refused_elsewhere():
         check("model", settings=settings)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft_top_k": -1}, "expected draft_top_k of at least 0, got -1"),
-        ({"draft_top_k": 1.5}, "expected draft_top_k to be a whole number, got 1.5"),
-        ({"draft_top_p": 1.5}, r"expected draft_top_p in \[0, 1\], got 1.5"),
-        ({"draft_top_p": "x"}, "expected draft_top_p to be a number, got 'x'"),
-    ],
-)
-def test_filters_of_drafts_are_checked(options, message):
-    """One line, when the settings are made."""
-    with pytest.raises(InputError, match=message):
-        SamplingParams(**options)
-
-
 def test_a_filter_of_drafts_cuts_only_the_drafts():
     """Guards against a filter that never reaches the drafter, or reaches the target."""
     generator = make_generator("model", num_draft_tokens=3)
@@ -251,7 +234,6 @@ def test_plain_decoding_has_no_room_to_leave_for_drafts():
 
 
 def test_a_request_with_a_draft_temperature_that_is_not_read_is_refused():
-    """It is named, and nothing is answered before."""
     generator = shared_generator("prompt_lookup")
     with pytest.raises(InputError, match="^" + _TEMPERATURE.format("prompt_lookup")):
         generator.generate("ab", _COOL)

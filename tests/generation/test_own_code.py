@@ -143,7 +143,6 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def told():
-    """What making a Generator says of each mistake."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -13,7 +13,7 @@ from jspec.generation.pattern_processor import apply, make_tables, update
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
-from tests.tiny_models import make_generator, shared_generator, target
+from tests.tiny_models import shared_generator, target
 
 _WORDS = ["cat", "cats", "dog", "do", "catdog", "é"]
 _PATTERN = "|".join(_WORDS)
@@ -87,12 +87,14 @@ def test_a_draft_that_is_not_allowed_leaves_nothing_forbidden_after_it():
     assert np.flatnonzero(np.isfinite(apply(end, logits)[0])).tolist() == [_EOS]
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "tree", slow_unless(False, "model")])
+@pytest.mark.parametrize(
+    "drafter", ["prompt_lookup", slow_unless(False, "tree"), slow_unless(False, "model")]
+)
 def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafter):
     """Greedy, and sampled with the coupled rule; drafts are accepted. Control: without pattern."""
     prompts = ['{"n": 12, "abc", "abc", "abc"} {"n": ', "once upon a time"]
     plain = shared_generator("none")
-    generator = make_generator(drafter, acceptance="coupled", batch_size=2)
+    generator = shared_generator(drafter, acceptance="coupled", batch_size=2)
     num_accepted = 0
     for settings in (_NUMBER, SamplingParams(**vars(_NUMBER) | {"temperature": 0.8, "seed": 3})):
         requests = [Request(prompt, settings) for prompt in prompts]
@@ -111,14 +113,14 @@ def test_speculation_says_what_plain_decoding_says_and_the_pattern_allows(drafte
 
 
 def test_a_mix_of_rows_is_as_each_alone():
-    """One row with a pattern beside one without, and two with different ones."""
     settings = [
         _NUMBER,
         SamplingParams(max_new_tokens=20),
         SamplingParams(max_new_tokens=20, pattern="(xy)*z"),
     ]
     requests = [Request("abc", one) for one in settings]
-    together = shared_generator("prompt_lookup", batch_size=4).generate(requests)
+    generator = shared_generator("prompt_lookup", acceptance="coupled", batch_size=2)
+    together = generator.generate(requests)
     alone = [shared_generator("none").generate([one])[0] for one in requests]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
 

@@ -9,13 +9,15 @@ from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.sampling.settings import Switches
+from tests.cases import slow_unless
 from tests.tiny_models import shared_generator
 
 CHUNK = 64
 PROMPT = [1 + n % 90 for n in range(3 * CHUNK)]
-ALL = ("none", "prompt_lookup", "model", "hierarchical", "tree")
-
-
+ALL = [
+    slow_unless(name in ("prompt_lookup", "model", "tree"), name)
+    for name in ("none", "prompt_lookup", "model", "hierarchical", "tree")
+]
 FIRST, SECOND = ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 5, 6], [5, 6, 7, 8])  # pages
 
 
@@ -26,7 +28,6 @@ def make(drafter):
 
 
 def begin(batch, prompt, snapshots=(), pages=FIRST, **settings):
-    """Returns a reading of a prompt that has not begun, but for chunks that are known."""
     row = Row(SamplingParams(**settings), prompt, (0,), 200)
     # A drafter without a cache has no pages.
     pages = [

@@ -30,7 +30,6 @@ SOURCES = [
 
 
 def as_model(folder, name="t5"):
-    """Returns a checkpoint as a model in memory, its ids without a meaning."""
     config, params = load_hf(folder, "float32")
     tokenizer = ByteTokenizer(VOCAB, eos_ids=config.eos_ids)
     return LoadedModel(config, params, tokenizer, name, is_random=True)
@@ -38,7 +37,6 @@ def as_model(folder, name="t5"):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Returns a T5, as transformers and as jspec have it."""
     folder = tmp_path_factory.mktemp("t5")
     return make_checkpoint("t5 1.1", folder), as_model(folder)
 
@@ -57,13 +55,11 @@ def disturbed(model):
 
 
 def answers(generator, settings):
-    """Returns the results of all sources."""
     return generator.generate([Request(source, settings) for source in SOURCES])
 
 
 @pytest.fixture(scope="module")
 def plain(pair):
-    """Returns a Generator without drafts, and its greedy and sampled tokens."""
     generator = Generator(pair[1], drafter="none")
     return generator, *(
         [result.token_ids for result in answers(generator, settings)]
@@ -85,8 +81,8 @@ def test_greedy_texts_are_those_of_transformers(pair, plain):
 @pytest.mark.parametrize(
     ("drafter", "number", "options"),
     [
-        slow_unless(True, "prompt_lookup", 4, {}),
-        slow_unless(True, "model", 3, {"draft": "draft"}),
+        ("model", 3, {"draft": "draft"}),
+        slow_unless(False, "prompt_lookup", 4, {}),
         slow_unless(False, "model", 1, {"draft": "draft"}),
         slow_unless(False, "layer_skip", 2, {"draft_layers": 1}),
         slow_unless(False, "layer_skip", 3, {"draft_layers": (1,)}),
@@ -158,7 +154,6 @@ def test_a_lookup_drafts_from_the_source():
 
 
 def propose(drafter, state, last_token):
-    """Returns what is proposed after a token."""
     from jspec.sampling.distribution import SamplingSettings
     from jspec.sampling.settings import Switches
     from jspec.speculation.types import RoundInputs

@@ -91,7 +91,6 @@ def test_only_many_queries_on_a_cache_of_bfloat16_are_fused(stand_in, calls):
 
 
 def test_without_a_gpu_nothing_is_tried(calls, monkeypatch):
-    """Nor where it is switched off."""
     queries, cache = make_operands(SHAPES[0], jnp.bfloat16)
     visible = cache.visible(causal_mask(SHAPES[0][1]))
     monkeypatch.setenv("JSPEC_CUDNN", "0")

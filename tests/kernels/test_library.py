@@ -7,13 +7,8 @@ import pytest
 
 from jspec.kernels import library as native
 
-prepare = native._prepare_cpp.__wrapped__  # without the memory of the process
-
-
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    return tmp_path
+# Without the memory of the process:
+prepare, prepare_cuda = (f.__wrapped__ for f in (native._prepare_cpp, native._prepare_cuda))
 
 
 def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, tmp_path):
@@ -50,32 +45,39 @@ def test_another_processor_gets_a_library_of_its_own(monkeypatch):
     assert native.cpp_recipe().fingerprint() != fingerprint
 
 
+def check_line(capsys, reason):
+    """Checks that one line is said, jspec's: no time, file and number of a logger before it."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jspec: ")
+    assert reason in line
+    assert "XLA computes everything" in line
+
+
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        ("/nowhere/c++", r"no C++ compiler /nowhere/c++ ($CXX)"),
+        ("/nowhere/c++", "there is no C++ compiler /nowhere/c++ ($CXX)"),
+        ("/nowhere/nvcc", "there is no CUDA C++ compiler /nowhere/nvcc ($CUDA_HOME)"),
         ("false", "false failed: status 1"),
-        (None, "no C++ compiler"),
+        (None, "C++ compiler was found"),
     ],
 )
 def test_without_a_compiler_xla_computes_and_one_line_says_so(
     cache, monkeypatch, capsys, compiler, reason
 ):
-    """The line is jspec's: no time, file and number of a logger before it."""
-    monkeypatch.setattr(native, "_cpp_compiler", lambda: compiler)
-    assert prepare() is None
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jspec: ")
-    assert reason in line
-    assert "XLA computes everything" in line
-    assert not list((cache / "native").glob("*")) or compiler is None
+    for name in ("_cpp_compiler", "find_nvcc"):
+        monkeypatch.setattr(native, name, lambda: compiler)
+    is_cuda = "CUDA" in reason or compiler is None
+    assert (prepare_cuda("9.0") if is_cuda else prepare()) is None
+    check_line(capsys, reason)
+    assert not list(cache.glob("native/*"))
 
 
 def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file"))
     assert prepare() is None
-    assert "XLA computes everything" in capsys.readouterr().err
+    check_line(capsys, "Not a directory")
 
 
 def test_it_can_be_switched_off(monkeypatch):

@@ -43,12 +43,10 @@ def random_rows(kind, num_outputs=NUM_OUTPUTS, num_inputs=NUM_INPUTS):
 
 
 def packed(rows, kind):
-    """Packs the rows of one tensor in their order."""
     return pack([rows], kind, np.arange(len(rows)))
 
 
 def make_kernel(rows, kind, shape, dtype):
-    """Returns the kernel of these rows."""
     return PackedKernel(jnp.asarray(packed(rows, kind)), kind, shape, jnp.dtype(dtype))
 
 

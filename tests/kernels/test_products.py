@@ -122,7 +122,6 @@ def test_batching_over_rows_and_kernels():
 
 
 def build_elsewhere(monkeypatch, tmp_path, *options):
-    """Builds the library for another processor, and returns it."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "_CPP_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
     library = native.load_library(native.cpp_recipe())

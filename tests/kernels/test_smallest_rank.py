@@ -14,7 +14,6 @@ LARGEST = np.iinfo(np.int32).max
 
 
 def by_sorting(rank, weights, target):
-    """Returns the threshold of one row, from the definition."""
     total, order = 0.0, np.argsort(rank, kind="stable")
     for place in order:
         total += float(weights[place])

@@ -15,7 +15,6 @@ SLOTS = 40
 
 
 def overflowing(starts, num_tokens, num_slots):
-    """Returns a layer, a block, and the layer as it should be after the write."""
     rng = np.random.default_rng(0)
     layer = rng.normal(size=(len(starts), 2, num_slots, 8))
     block = rng.normal(size=(len(starts), num_tokens, 2, 8))

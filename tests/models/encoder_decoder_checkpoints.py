@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from jspec.models import init_cache, make_apply
+from jspec.models import init_cache
 from jspec.models.encoder_decoder import encode, make_source
 
 VOCAB = 61
@@ -41,7 +41,6 @@ _COPIES = ("encoder.embed_tokens", "decoder.embed_tokens")
 
 
 def make_checkpoint(name, folder, seed=0):
-    """Writes a checkpoint; returns the model as transformers has it."""
     torch = pytest.importorskip("torch")
     kind, fields, tied = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**fields)
@@ -65,7 +64,6 @@ def make_checkpoint(name, folder, seed=0):
 
 
 def make_sources(name, seed=0):
-    """Returns two sources as jspec reads them, and how much of each counts."""
     rng = np.random.default_rng(seed)
     if name == "whisper":
         return rng.normal(size=(2, 50, 8)).astype(np.float32), np.array([25, 25])
@@ -73,7 +71,6 @@ def make_sources(name, seed=0):
 
 
 def oracle_logits(model, name, source, length, tokens):
-    """Returns transformers' logits of the decoder's tokens [b t]."""
     import torch
 
     ids = torch.tensor(tokens)
@@ -88,19 +85,7 @@ def oracle_logits(model, name, source, length, tokens):
 
 
 def read_sources(config, params, source, length, capacity=64):
-    """Returns an empty cache with these sources."""
     length = jnp.asarray(length, jnp.int32)
     outputs = encode(config, params, jnp.asarray(source), length)
     cache = init_cache(config, batch_size=len(source), capacity=capacity, dtype=jnp.float32)
     return cache.replace(source=make_source(config, params, outputs, length, jnp.float32))
-
-
-def run(config, params, tokens, cache, cuts=()):
-    """Returns the logits of tokens [b t] that are read in chunks, and the cache after them."""
-    apply, logits, start = make_apply(config), [], 0
-    for end in (*cuts, tokens.shape[1]):
-        chunk, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
-        cache = cache.commit(jnp.full([len(tokens)], end - start))
-        logits.append(chunk)
-        start = end
-    return np.concatenate(logits, axis=1), cache

@@ -5,9 +5,13 @@ Every field that decides the computation is off its default, and the weights hav
 
 import copy
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
+
+from jspec.models import make_apply
+from jspec.models.cache import causal_mask
 
 VOCAB = 61
 SHAPE = {
@@ -18,6 +22,7 @@ SHAPE = {
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 777.0}
 WINDOW = 5
+_CHUNK = 7  # past the window; blocks are as wide, so that one shape serves all that is checked
 LOCAL = ["sliding_attention", "full_attention"] * 2
 _GEMMA = {
     "head_dim": 10, "sliding_window": WINDOW, "layer_types": LOCAL, "query_pre_attn_scalar": 7,
@@ -99,7 +104,6 @@ FAMILIES = {
 
 
 def make_config(name):
-    """Returns a family's config, of transformers."""
     kind, changes = FAMILIES[name]
     # A copy: transformers writes into what it is given.
     fields = copy.deepcopy(SHAPE | {"rope_parameters": ROPE} | changes)
@@ -126,9 +130,46 @@ def make_checkpoint(name, folder, seed=0, std=0.45):
 
 
 def oracle_logits(model, tokens, positions=None):
-    """Returns the logits of one pass, [b t v]."""
     torch = pytest.importorskip("torch")
     with torch.no_grad():
         given = None if positions is None else torch.tensor(positions)
         output = model(torch.tensor(tokens), position_ids=given, use_cache=False)
     return output.logits.numpy().astype(np.float32)
+
+
+def read_in_chunks(config, params, tokens, cache, cuts=()):
+    """Returns jspec's logits of tokens [b t] that are read in chunks, and the cache after them."""
+    apply, logits, start = make_apply(config), [], 0
+    for end in (*cuts, tokens.shape[1]):
+        chunk, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
+        cache = cache.commit(jnp.full([len(tokens)], end - start))
+        logits.append(chunk)
+        start = end
+    return np.concatenate(logits, axis=1), cache
+
+
+def check_rollback(config, params, tokens, cache, expected, atol):
+    """Checks that rows go back to their own lengths and read on; returns the cache after it."""
+    _, read = read_in_chunks(config, params, tokens[:, : 2 * _CHUNK], cache, (_CHUNK,))
+    first, second = slice(7, 7 + _CHUNK), slice(10, 10 + _CHUNK)
+    block, wanted = (np.stack([texts[0, first], texts[1, second]]) for texts in (tokens, expected))
+    back = read.rollback(jnp.array([7, 10]))
+    logits, _, after = make_apply(config)(params, jnp.asarray(block), back)
+    np.testing.assert_allclose(logits, wanted, atol=atol)
+    return after
+
+
+def check_tree(config, params, tokens, cache, atol):
+    """Checks that two paths of one block, each past the window, equal the two read apart."""
+    paths = np.random.default_rng(4).integers(4, VOCAB, (2, _CHUNK))
+    _, read = read_in_chunks(config, params, tokens[:, :_CHUNK], cache)
+    block = np.broadcast_to(paths.T.reshape(1, -1), (2, 2 * _CHUNK))  # the two paths take turns
+    ancestors = np.kron(np.asarray(causal_mask(_CHUNK)[0]), np.eye(2, dtype=bool))
+    positions = np.broadcast_to(_CHUNK + np.repeat(np.arange(_CHUNK), 2), (2, 2 * _CHUNK))
+    logits, _, _ = make_apply(config)(
+        params, jnp.asarray(block), read,
+        positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
+    )  # fmt: skip
+    for number, path in enumerate(paths):
+        alone, _ = read_in_chunks(config, params, np.broadcast_to(path, (2, _CHUNK)), read)
+        np.testing.assert_allclose(logits[:, number::2], alone, atol=atol)

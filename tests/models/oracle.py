@@ -36,12 +36,10 @@ def peaked_llama(seed: int = 0, std: float = 0.45, **overrides) -> transformers.
 
 
 def config_of(model: transformers.LlamaForCausalLM) -> DecoderConfig:
-    """Returns jspec's config of a transformers model."""
     return from_hf_config(model.config.to_dict())
 
 
 def params_of(model: transformers.LlamaForCausalLM) -> dict:
-    """Returns the model's weights as jspec's parameters."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     config = model.config
     k, h, d = config.num_key_value_heads, config.head_dim, config.hidden_size

@@ -13,14 +13,12 @@ from tests.tiny import empty_cache
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
-LENGTH = 14
-CAPACITY = 20
+LENGTH = CAPACITY = 14  # full at the end of the text
+BEFORE, BLOCK = 6, 6  # few widths, few programs
 
 
 @pytest.fixture(scope="module")
 def run(tiny_pair):
-    """Returns the jitted target: (tokens, cache, **options) -> (logits, cache)."""
-
     @jax.jit
     def call(tokens, cache, **options):
         logits, _, cache = tiny_pair.apply(tiny_pair.target, tokens, cache, **options)
@@ -36,7 +34,6 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def expected(run, tokens):
-    """Returns the logits of the text in one pass."""
     return run(tokens, empty_cache(3, CAPACITY))[0]
 
 
@@ -50,7 +47,6 @@ def assert_close(actual, desired):
 
 
 def assert_same_committed(cache, expected):
-    """Asserts that both hold the same keys and values in the committed slots."""
     np.testing.assert_array_equal(cache.length, expected.length)
     leaves = cache.keys + cache.values, expected.keys + expected.values
     for ours, theirs in zip(*leaves, strict=True):
@@ -60,64 +56,55 @@ def assert_same_committed(cache, expected):
 
 def test_prefill_and_decode_equal_one_full_pass(run, tokens, expected):
     """Token by token after a prefill: a wrong slot, position or mask shows at once."""
-    logits, cache = run(tokens[:, :6], empty_cache(3, CAPACITY))
-    assert_close(logits, expected[:, :6])
-    cache = cache.commit(full(6))
-    for i in range(6, LENGTH):
+    logits, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
+    assert_close(logits, expected[:, :BEFORE])
+    cache = cache.commit(full(BEFORE))
+    for i in range(BEFORE, LENGTH):
         logits, cache = run(tokens[:, i : i + 1], cache)
         assert_close(logits[:, 0], expected[:, i])
         cache = cache.commit(full(1))
 
 
 def test_verify_equals_teacher_forcing(run, tokens, expected):
-    """Blocks of several tokens on rows of different lengths, as a round verifies them."""
-    logits, cache = run(tokens, empty_cache(3, CAPACITY))
-    lengths = jnp.array([1, 5, 8])
+    """Blocks on rows of different lengths, one up to the capacity, as a round verifies them."""
+    _, cache = run(tokens, empty_cache(3, CAPACITY))
+    lengths = jnp.array([1, 5, CAPACITY - BLOCK])
     cache = cache.commit(lengths)
-    slots = lengths[:, None] + jnp.arange(6)
-    logits, _ = run(jnp.take_along_axis(tokens, slots, axis=1), cache)
+    slots = lengths[:, None] + jnp.arange(BLOCK)
+    logits, cache = run(jnp.take_along_axis(tokens, slots, axis=1), cache)
     assert_close(logits, jnp.take_along_axis(expected, slots[..., None], axis=1))
+    assert cache.commit(full(BLOCK)).length.tolist() == [7, 11, CAPACITY]
 
 
 def test_rolled_back_tokens_never_happened(run, tokens, expected):
     """Rejected drafts stay in the arrays; nothing may see them."""
-    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
-    cache = cache.commit(full(5))
-    wrong = (tokens[:, 5:9] + 1) % 61
-    _, dirty = run(wrong, cache)
-    dirty = dirty.commit(full(4)).rollback(full(5))
-    logits, redone = run(tokens[:, 5:7], dirty)
-    assert_close(logits, expected[:, 5:7])
-    _, fresh = run(tokens[:, :7], empty_cache(3, CAPACITY))
-    assert_same_committed(redone.commit(full(2)), fresh.commit(full(7)))
+    end = BEFORE + BLOCK
+    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
+    cache = cache.commit(full(BEFORE))
+    _, dirty = run((tokens[:, BEFORE:end] + 1) % 61, cache)
+    dirty = dirty.commit(full(4)).rollback(full(BEFORE))
+    logits, redone = run(tokens[:, BEFORE:end], dirty)
+    assert_close(logits, expected[:, BEFORE:end])
+    _, fresh = run(tokens, empty_cache(3, CAPACITY))
+    assert_same_committed(redone.commit(full(BLOCK)), fresh.commit(full(end)))
 
 
 def test_rollback_touches_no_array(run, tokens):
-    """Rollback is an integer."""
     _, cache = run(tokens, empty_cache(3, CAPACITY))
     rolled = cache.commit(full(9)).rollback(full(2))
     assert all(a is b for a, b in zip(rolled.keys, cache.keys, strict=True))
 
 
-@pytest.mark.parametrize("width", [4, 17, 30], ids=["small", "beyond the tail", "beyond capacity"])
+@pytest.mark.parametrize("width", [BLOCK, 17, 30], ids=["small", "past the tail", "past all"])
 def test_writes_past_the_capacity_leave_good_slots_alone(run, tokens, width):
     """`dynamic_update_slice` shifts a block that does not fit onto committed slots."""
-    capacity = 15
-    _, cache = run(tokens, empty_cache(3, capacity))
-    cache = cache.commit(jnp.array([14, 3, 13]))
-    block = jnp.tile(tokens, (1, 3))[:, :width]
-    _, after = run(block, cache)
+    _, cache = run(tokens, empty_cache(3, CAPACITY))
+    lengths = [13, 3, 12]
+    cache = cache.commit(jnp.array(lengths))
+    _, after = run(jnp.tile(tokens, (1, 3))[:, :width], cache)
     for layer, before in zip(after.keys + after.values, cache.keys + cache.values, strict=True):
-        for row, length in enumerate([14, 3, 13]):
+        for row, length in enumerate(lengths):
             np.testing.assert_array_equal(layer[row, :, :length], before[row, :, :length])
-
-
-def test_a_block_at_the_very_end_still_fits(run, tokens, expected):
-    """The last slots of a row are as good as the first."""
-    _, cache = run(tokens[:, :10], empty_cache(3, LENGTH))
-    logits, cache = run(tokens[:, 10:], cache.commit(full(10)))
-    assert_close(logits, expected[:, 10:])
-    assert cache.commit(full(4)).length.tolist() == [LENGTH] * 3
 
 
 def test_no_more_is_committed_than_there_are_slots():
@@ -128,9 +115,9 @@ def test_no_more_is_committed_than_there_are_slots():
 
 def test_zero_commit_is_silent(run, tokens):
     """Done rows commit 0 tokens."""
-    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
-    committed = cache.commit(full(5))
-    _, after = run(tokens[:, 5:8], committed)
+    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
+    committed = cache.commit(full(BEFORE))
+    _, after = run(tokens[:, BEFORE : BEFORE + BLOCK], committed)
     assert_same_committed(after.commit(jnp.array([0, 0, 0])), committed)
 
 
@@ -146,15 +133,15 @@ def test_a_zero_key_is_attended():
 
 def test_uncommitted_slots_are_invisible(run, tokens, expected):
     """Whatever lies behind `length` and outside the block must not be read."""
-    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
-    cache = cache.commit(full(5))
+    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
+    cache = cache.commit(full(BEFORE))
     keys, values = (
-        tuple(layer.at[:, :, 6:].set(1e4) for layer in layers)
+        tuple(layer.at[:, :, BEFORE + 1 :].set(1e4) for layer in layers)
         for layers in (cache.keys, cache.values)
     )
     poisoned = cache.replace(keys=keys, values=values)
-    logits, _ = run(tokens[:, 5:6], poisoned)
-    assert_close(logits, expected[:, 5:6])
+    logits, _ = run(tokens[:, BEFORE : BEFORE + 1], poisoned)
+    assert_close(logits, expected[:, BEFORE : BEFORE + 1])
 
 
 def test_logits_at_picks_one_index_a_row(run, tokens, expected):

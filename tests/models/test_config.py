@@ -1,18 +1,14 @@
 """DecoderConfig, its presets and its Hugging Face spelling."""
 
 import dataclasses
+import math
 
-import jax
 import pytest
 import transformers
 
-from jspec.models import (
-    PRESETS,
-    DecoderConfig,
-    RopeScaling,
-    init_params,
-)
+from jspec.models import PRESETS, DecoderConfig, RopeScaling
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
+from jspec.weights.tensor_names import parameter_table
 
 ODD = DecoderConfig(
     vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -50,10 +46,8 @@ NEW = {k: v for k, v in OLD.items() if k not in ("rope_theta", "rope_scaling")} 
     ],
 )
 def test_presets_have_the_published_number_of_parameters(name, expected):
-    """Shapes only: no memory is spent."""
-    config = PRESETS[name]
-    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
+    """By the table of its tensors, which `test_tensor_names` compares with the model's own."""
+    assert sum(math.prod(rule.shape) for rule in parameter_table(PRESETS[name])) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,13 +80,11 @@ def test_the_old_name_of_the_rope_type_is_read():
 
 @pytest.mark.parametrize("config", [ODD, *PRESETS.values()], ids=["odd", *PRESETS])
 def test_round_trip(config):
-    """What is written is read back the same."""
     assert from_hf_config(to_hf_config(config)) == config
 
 
 @pytest.mark.parametrize("config", [ODD, PRESETS["llama3.2-1b"]], ids=["odd", "llama3.2-1b"])
 def test_transformers_reads_what_we_write(config):
-    """Written configs are for others too."""
     theirs = transformers.LlamaConfig(**to_hf_config(config))
     assert from_hf_config(theirs.to_dict()) == config
 
@@ -171,7 +163,6 @@ def test_missing_kv_heads_and_head_dim_follow_from_the_rest():
 
 
 def test_a_single_eos_id_is_read_as_a_tuple():
-    """config.json writes one id or a list."""
     assert from_hf_config(OLD | {"eos_token_id": 9}).eos_ids == (9,)
     assert from_hf_config(OLD | {"eos_token_id": None}).eos_ids == ()
 
@@ -211,3 +202,29 @@ def test_fields_of_another_kind_are_refused(field, value):
 def test_configs_are_values():
     """They key compiled functions, so they must hash and compare by content."""
     assert hash(dataclasses.replace(ODD)) == hash(ODD)
+
+
+_SIZES = {
+    "vocab_size": 61, "hidden_size": 128, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *((name, {}) for name in ("llama", "mistral", "mixtral", "phi3", "olmo2", "granite")),
+        *((name, {}) for name in ("qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3")),
+        ("qwen3_moe", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("mistral", {"sliding_window": None}),
+    ],
+)
+def test_missing_keys_mean_what_they_mean_to_transformers(name, given):
+    """Guards against a window, a base or a number of heads that both read otherwise."""
+    given = _SIZES | given
+    actual = from_hf_config({"model_type": name} | given)
+    theirs = transformers.CONFIG_MAPPING[name](**given)
+    expected = from_hf_config(theirs.to_dict() | {"architectures": None})
+    ends = {"bos_id": expected.bos_id, "eos_ids": expected.eos_ids}
+    assert dataclasses.replace(actual, **ends) == expected

@@ -11,7 +11,6 @@ from flax.traverse_util import unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.models import EncoderConfig, make_apply
-from jspec.models.cache import causal_mask
 from jspec.models.encoder_decoder import relative_buckets
 from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf, save_hf
@@ -23,15 +22,15 @@ from tests.models.encoder_decoder_checkpoints import (
     make_sources,
     oracle_logits,
     read_sources,
-    run,
 )
+from tests.models.family_checkpoints import check_rollback, check_tree, read_in_chunks
 
 LENGTH = 30  # past the largest distance with a bucket of its own
+CUTS = 1, 8, 9, 16, 23
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
-    """Returns the folder, the config, parameters, a cache with sources, tokens and logits."""
     name, folder = request.param, tmp_path_factory.mktemp("model")
     theirs = make_checkpoint(name, folder)
     config, params = load_hf(folder, "float32")
@@ -42,15 +41,13 @@ def model(request, tmp_path_factory):
 
 
 def tolerance(expected):
-    """Returns 1e-4 of the largest logit."""
     return 1e-4 * max(1, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("cuts", [(), (1, 8, 9)], ids=["whole", "chunks"])
-def test_logits_equal_those_of_transformers(model, cuts):
-    """Sources of two lengths, the decoder's tokens in one call or in several."""
+def test_logits_equal_those_of_transformers(model):
+    """Sources of two lengths, the decoder's tokens in single steps and in chunks."""
     _, config, params, cache, tokens, expected = model
-    logits, _ = run(config, params, tokens, cache, cuts)
+    logits, _ = read_in_chunks(config, params, tokens, cache, CUTS)
     assert np.std(expected) > 0.3  # opinions
     np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
 
@@ -58,36 +55,16 @@ def test_logits_equal_those_of_transformers(model, cuts):
 def test_rollback_leaves_the_source(model):
     """Rows go back to their own lengths and read on; the constants are the same arrays."""
     _, config, params, cache, tokens, expected = model
-    _, read = run(config, params, tokens, cache, (12,))
-    back = read.rollback(jnp.array([7, 12]))
-    block = np.stack([tokens[0, 7:11], tokens[1, 12:16]])
-    logits, _, after = make_apply(config)(params, jnp.asarray(block), back)
-    wanted = np.stack([expected[0, 7:11], expected[1, 12:16]])
-    np.testing.assert_allclose(logits, wanted, atol=tolerance(expected))
+    after = check_rollback(config, params, tokens, cache, expected, tolerance(expected))
     jax.tree.map(np.testing.assert_array_equal, after.source, cache.source)
 
 
 def test_a_tree_sees_along_its_paths(model):
-    """Two paths of one block equal the two texts read apart: distances follow the path."""
     _, config, params, cache, tokens, expected = model
-    rng, depth, prompt = np.random.default_rng(4), 5, tokens[:, :6]
-    paths = rng.integers(4, VOCAB, (2, depth))
-    _, read = run(config, params, prompt, cache)
-    block = np.broadcast_to(paths.T.reshape(1, -1), (2, 2 * depth))  # the two paths take turns
-    ancestors = np.kron(np.asarray(causal_mask(depth)[0]), np.eye(2, dtype=bool))
-    positions = np.broadcast_to(6 + np.repeat(np.arange(depth), 2), (2, 2 * depth))
-    logits, _, _ = make_apply(config)(
-        params, jnp.asarray(block), read,
-        positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
-    )  # fmt: skip
-    for number, path in enumerate(paths):
-        text = np.concatenate([prompt, np.broadcast_to(path, (2, depth))], axis=1)
-        alone, _ = run(config, params, text, cache)
-        np.testing.assert_allclose(logits[:, number::2], alone[:, 6:], atol=tolerance(expected))
+    check_tree(config, params, tokens, cache, tolerance(expected))
 
 
 def test_what_is_saved_is_read_back(model, tmp_path):
-    """The same config and parameters, and the same tensors."""
     _, config, params, *_ = model
     save_hf(tmp_path / "copy", config, params)
     again, leaves = load_hf(tmp_path / "copy", "float32")
@@ -109,7 +86,8 @@ def test_a_t5_1_1_that_is_called_tied(has_head, tmp_path):
     assert config.tie_embeddings != has_head
     source, tokens = make_sources("t5 1.1"), np.arange(4, 24).reshape(2, 10)
     expected = oracle_logits(theirs, "t5 1.1", *source, tokens)
-    logits, _ = run(config, params, tokens, read_sources(config, params, *source))
+    cache = read_sources(config, params, *source)
+    logits, _ = read_in_chunks(config, params, tokens, cache)
     np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
     save_hf(tmp_path / "copy", config, params)
     assert load_hf(tmp_path / "copy", "float32")[0] == config
@@ -122,7 +100,8 @@ def test_no_field_of_the_encoder_is_without_effect(model):
         return
     for field, value in (("num_buckets", 10), ("max_distance", 15)):
         changed = dataclasses.replace(config.encoder, **{field: value})
-        logits, _ = run(dataclasses.replace(config, encoder=changed), params, tokens, cache)
+        changed = dataclasses.replace(config, encoder=changed)
+        logits, _ = read_in_chunks(changed, params, tokens, cache, CUTS)
         assert np.abs(logits - expected).max() > 1e-3, field
 
 
@@ -186,7 +165,6 @@ def test_the_papers_models_by_shapes(size):
     ],
 )
 def test_a_config_that_cannot_be_honoured(name, change, message, tmp_path):
-    """One line that says what was expected and what came."""
     make_checkpoint(name, tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(raw))

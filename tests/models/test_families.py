@@ -10,18 +10,24 @@ import pytest
 import transformers
 
 from jspec.common.errors import InputError
-from jspec.models import DecoderConfig, init_cache, make_apply
-from jspec.models.cache import causal_mask
+from jspec.models import DecoderConfig, init_cache
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.hf import load_hf, save_hf
-from tests.models.family_checkpoints import FAMILIES, WINDOW, make_checkpoint, oracle_logits
+from tests.models.family_checkpoints import (
+    FAMILIES,
+    WINDOW,
+    check_rollback,
+    check_tree,
+    make_checkpoint,
+    oracle_logits,
+    read_in_chunks,
+)
 
 LENGTH = 3 * WINDOW + 2  # past the window, twice
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """Returns the name, the folder, jspec's config and parameters, and transformers' logits."""
     folder = tmp_path_factory.mktemp("family")
     theirs = make_checkpoint(request.param, folder)
     config, params = load_hf(folder, "float32")
@@ -29,61 +35,31 @@ def family(request, tmp_path_factory):
     return request.param, folder, config, params, tokens, oracle_logits(theirs, tokens)
 
 
-def run(config, params, tokens, cuts, capacity=40, lengths=None):
-    """Returns the logits of a text that is read in chunks, and the cache after it."""
-    apply = make_apply(config)
-    cache = init_cache(config, batch_size=len(tokens), capacity=capacity, dtype=jnp.float32)
-    logits, start = [], 0
-    for end in (*cuts, tokens.shape[1]):
-        actual, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
-        cache = cache.commit(jnp.full([len(tokens)], end - start))
-        logits.append(actual)
-        start = end
-    return np.concatenate(logits, axis=1), cache
+def empty_cache(config):
+    return init_cache(config, batch_size=2, capacity=40, dtype=jnp.float32)
 
 
-@pytest.mark.parametrize(
-    "cuts",
-    [(), pytest.param((6,), marks=pytest.mark.slow), (1, 2, 9, 10)],
-    ids=["whole", "two", "steps"],
-)
-def test_logits_equal_those_of_transformers(family, cuts):
-    """One pass, chunked prefill, and step by step with the cache, past the window."""
+def tolerance(expected):
+    return 1e-4 * max(1, np.abs(expected).max())
+
+
+def test_logits_equal_those_of_transformers(family):
+    """In single steps and in chunks longer than the window, with the cache."""
     _, _, config, params, tokens, expected = family
-    logits, _ = run(config, params, tokens, cuts)
+    logits, _ = read_in_chunks(config, params, tokens, empty_cache(config), (1, 8, 9, 10))
     assert np.std(expected) > 0.3  # opinions
-    np.testing.assert_allclose(logits, expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
 
 
 def test_rollback_and_rows_of_other_lengths(family):
     """A window rolls back like everything else; rows keep their own lengths."""
     _, _, config, params, tokens, expected = family
-    _, cache = run(config, params, tokens, (8,))
-    cache = cache.rollback(jnp.array([7, 12]))
-    block = np.stack([tokens[0, 7:11], tokens[1, 12:16]])
-    logits, _, _ = make_apply(config)(params, jnp.asarray(block), cache)
-    wanted = np.stack([expected[0, 7:11], expected[1, 12:16]])
-    np.testing.assert_allclose(logits, wanted, atol=1e-4 * max(1, np.abs(expected).max()))
+    check_rollback(config, params, tokens, empty_cache(config), expected, tolerance(expected))
 
 
 def test_a_tree_sees_along_its_paths(family):
-    """Two paths of one block, each past the window, equal the two texts read apart."""
     _, _, config, params, tokens, _ = family
-    rng = np.random.default_rng(4)
-    prompt, depth = tokens[:1, :6], WINDOW + 1
-    paths = rng.integers(3, config.vocab_size, (2, depth))
-    _, cache = run(config, params, prompt, ())
-    block = paths.T.reshape(1, -1)  # the two paths take turns
-    ancestors = np.kron(np.asarray(causal_mask(depth)[0]), np.eye(2, dtype=bool))
-    positions = 6 + np.repeat(np.arange(depth), 2)[None]
-    logits, _, _ = make_apply(config)(
-        params, jnp.asarray(block), cache,
-        positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
-    )  # fmt: skip
-    for number, path in enumerate(paths):
-        text = np.concatenate([prompt, path[None]], axis=1)
-        alone, _ = run(config, params, text, ())
-        np.testing.assert_allclose(logits[:, number::2], alone[:, 6:], atol=2e-4)
+    check_tree(config, params, tokens, empty_cache(config), atol=2e-4)
 
 
 def test_what_is_saved_is_read_back(family, tmp_path):
@@ -113,18 +89,16 @@ def test_no_field_is_without_effect(family):
         if field == "windowed_layers":
             continue  # goes with the window
         plain = dataclasses.replace(config, **{field: usual[field]})
-        logits, _ = run(plain, params, tokens, ())
-        assert np.abs(logits - expected).max() > 1e-3, (name, field)
+        logits, _ = read_in_chunks(plain, params, tokens[:, :14], empty_cache(config), (7,))
+        assert np.abs(logits - expected[:, :14]).max() > 1e-3, (name, field)
 
 
 def test_an_unknown_architecture_names_the_nearest():
-    """And those that are known."""
     with pytest.raises(ValueError, match=r"got Qwen4ForCausalLM, to which Qwen[23]ForCausalLM is"):
         from_hf_config({"architectures": ["Qwen4ForCausalLM"]})
 
 
 def test_config_and_tensors_of_two_families(tmp_path):
-    """One line that says which tensors are missing and which are unknown."""
     make_checkpoint("olmo2", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     raw |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}

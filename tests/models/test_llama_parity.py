@@ -1,7 +1,5 @@
 """Logits and hidden states equal transformers' LlamaForCausalLM."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +17,11 @@ NUM_TOKENS = 12
 # Rows start at different positions, one far past the original context.
 STARTS = np.array([0, 30, 301])
 
+# Key heads, rotary embeddings, whether the embedding is tied, and biases: every pair of values.
 VARIANTS = [
-    pytest.param(kv_heads, rope, tied, biased, id=f"{kv_heads}-{name}-{tied=}-{biased=}")
-    for kv_heads, (name, rope), tied, biased in itertools.product(
-        (1, 2, 4), (("plain", PLAIN), ("llama3", LLAMA3)), (False, True), (False, True)
-    )
-]
+    (1, PLAIN, False, True), (1, LLAMA3, True, False), (2, PLAIN, True, True),
+    (2, LLAMA3, False, False), (4, LLAMA3, True, True), (4, PLAIN, False, False),
+]  # fmt: skip
 
 
 def build(kv_heads, rope, tied, biased, head_dim=10):
@@ -67,8 +64,7 @@ def test_logits_equal_transformers(kv_heads, rope, tied, biased, tokens, positio
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("rope", [PLAIN, LLAMA3], ids=["plain", "llama3"])
+@pytest.mark.parametrize(("kv_heads", "rope"), [(1, LLAMA3), (2, PLAIN), (4, PLAIN)], ids=str)
 def test_logits_equal_transformers_where_cpp_computes_them(kv_heads, rope, library, tokens):
     """Products and attention are C++ at these shapes: a block of one row, then token by token."""
     model = build(kv_heads, rope, False, True, head_dim=32)

@@ -17,7 +17,6 @@ from tests.weights.toys import quantize_params
 CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
 _SHAPES = {
     "qkv": (2, 4, 5, 64),
-    "out": (37, 96),
     "gate_up": (2, 33, 32),
     "down": (41, 160),
     "embedding": (53, 64),
@@ -54,7 +53,7 @@ def method(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("name", _SHAPES)
+@pytest.mark.parametrize("name", ["qkv", "gate_up", "down", "head"])
 @pytest.mark.usefixtures("method")
 def test_products_are_those_of_the_dequantised_kernel(name, kind):
     """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""

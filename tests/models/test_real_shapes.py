@@ -15,41 +15,34 @@ from jspec.weights.resolver import load_model
 torch = pytest.importorskip("torch")
 import transformers  # noqa: E402
 
+pytestmark = pytest.mark.slow
 
-def _own_logits(config, params, tokens):
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "llama3.2-1b"])
+def test_logits_are_as_exact_as_those_of_transformers(name, tmp_path):
+    """Guards against a wrong epsilon, theta or rounding that tiny models forgive.
+
+    The latter by its shape, with random weights: it needs 16 GB.
+    """
+    if name in PRESETS:
+        config, params = PRESETS[name], random_params(PRESETS[name], 0, "float32")
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, 64).tolist()
+    else:
+        model = load_model(name, dtype="float32")
+        config, params = model.config, model.params
+        text = "The quick brown fox jumps over the lazy dog, 3 times in 1984; naïve café — 東京."
+        tokens = model.tokenizer.encode(text)
+        del model
     cache = init_cache(config, batch_size=1, capacity=len(tokens), dtype=jnp.float32)
     logits = jax.jit(make_apply(config))(params, jnp.asarray([tokens], jnp.int32), cache)[0]
-    return np.asarray(logits[0], np.float64)
-
-
-def _errors(config, params, tokens, folder):
-    """Returns the root mean square error of jspec's and of transformers' float32 logits."""
-    ours = _own_logits(config, params, tokens)
-    save_hf(folder / "model", config, params)
+    ours = np.asarray(logits[0], np.float64)
+    save_hf(tmp_path / "model", config, params)
     del params
     gc.collect()
-    oracle = transformers.LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    oracle = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     ids = torch.tensor([tokens])
     with torch.inference_mode():
         theirs = oracle(ids).logits[0].double().numpy()
         exact = oracle.double()(ids).logits[0].numpy()
-    return np.sqrt(np.mean((ours - exact) ** 2)), np.sqrt(np.mean((theirs - exact) ** 2))
-
-
-def test_smollm2_logits_are_as_exact_as_transformers(tmp_path):
-    """Guards against a wrong epsilon, theta or rounding that tiny models forgive."""
-    model = load_model("smollm2-135m-instruct", dtype="float32")
-    text = "The quick brown fox jumps over the lazy dog, 3 times in 1984; naïve café — 東京."
-    tokens = model.tokenizer.encode(text)
-    ours, theirs = _errors(model.config, model.params, tokens, tmp_path)
-    assert ours <= 2 * theirs, f"jspec is {ours:.2e} from float64, transformers {theirs:.2e}"
-
-
-@pytest.mark.slow
-def test_llama_1b_logits_are_as_exact_as_transformers(tmp_path):
-    """The full Llama-3.2-1B shape, random weights, positions up to 64. Needs 16 GB."""
-    config = PRESETS["llama3.2-1b"]
-    params = random_params(config, 0, "float32")
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, 64).tolist()
-    ours, theirs = _errors(config, params, tokens, tmp_path)
-    assert ours <= 2 * theirs, f"jspec is {ours:.2e} from float64, transformers {theirs:.2e}"
+    errors = [np.sqrt(np.mean((logits - exact) ** 2)) for logits in (ours, theirs)]
+    assert errors[0] <= 2 * errors[1], "{:.2e} from float64, transformers {:.2e}".format(*errors)

@@ -56,7 +56,6 @@ def test_a_vocabulary_that_does_not_divide_stays_whole():
     ],
 )
 def test_devices_that_cannot_share_evenly(changes, count, said):
-    """One line that names what does not divide."""
     with pytest.raises(InputError, match=said):
         spread_config(dataclasses.replace(CONFIG, **changes), count)
 
@@ -73,13 +72,11 @@ def test_devices_that_cannot_share_evenly(changes, count, said):
     ],
 )
 def test_a_mesh_that_does_not_fit(text, said):
-    """One line that says what was expected and what came."""
     with pytest.raises(InputError, match=said):
         make_mesh(text, [object()] * 8)
 
 
 def test_a_mesh_takes_the_first_devices():
-    """By rows: neighbours share layers."""
     device = jax.devices()[0]
     assert make_mesh("model:1", [device, device]).shape == {"data": 1, "model": 1}
     assert np.shape(make_mesh("data:1", [device]).devices) == (1, 1)

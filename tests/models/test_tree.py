@@ -50,7 +50,6 @@ def block():
 
 @pytest.fixture(scope="module")
 def tree(run, prefix, block):
-    """Returns the logits and the cache of the whole tree in one call."""
     positions = prefix.length[:, None] + jnp.array(DEPTHS)
     return run(block, prefix, positions=positions, block_mask=tree_mask())
 

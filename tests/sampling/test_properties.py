@@ -44,7 +44,6 @@ PIPELINES = {
 
 
 def settings_of(prompt, options, processors=PROCESSORS):
-    """Returns sampling settings of one row before its first token."""
     options = SamplingParams(**({"temperature": 1.0} | options))
     kinds = {"prompt": list(prompt), "stop_ids": STOP_IDS, "vocab_size": VOCAB}
     states = tuple(processor.init(options, **kinds) for processor in processors)

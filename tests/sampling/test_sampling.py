@@ -18,7 +18,6 @@ VOCAB = 17
 
 
 def make_settings(rows, switches=ALL):
-    """Returns settings from (temperature, top_k, top_p, min_p) tuples, one a row."""
     temperature, top_k, top_p, min_p = zip(*rows, strict=True)
     return SamplingSettings(
         temperature=jnp.asarray(temperature, jnp.float32),
@@ -33,7 +32,6 @@ probs_of = jax.jit(sampling_probs)
 
 
 def oracle(logits, temperature, top_k, top_p, min_p):
-    """Returns transformers' distribution of one row of logits [v]."""
     torch = pytest.importorskip("torch")
     from transformers.generation import logits_process
 

@@ -1,4 +1,4 @@
-"""A real server of a tiny chat model on a free port, in this process."""
+"""A real server of a tiny chat model on a free port, and a scheduler that tests drive by hand."""
 
 import functools
 import http.client
@@ -9,16 +9,20 @@ import tempfile
 import threading
 import time
 
+import openai
 import uvicorn
 
 from jspec.generation.generator import Generator
+from jspec.generation.request import Request, SamplingParams
 from jspec.serving.http import make_app
 from jspec.serving.http_answers import Server
+from jspec.serving.job import Job
 from jspec.serving.metrics import Metrics
 from jspec.serving.traces import Traces
-from jspec.serving.worker import Worker, make_scheduler
+from jspec.serving.worker import Worker, make_row, make_scheduler
 from tests.tiny_models import save_folder
 
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -26,12 +30,68 @@ TEMPLATE = (
 
 
 @functools.cache
-def load_tiny(**options):
+def load_tiny(template=TEMPLATE, **options):
     """Returns the Generator of a tiny chat model in float32, whose drafts are looked up."""
-    options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3} | options
+    usual = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
     with tempfile.TemporaryDirectory() as folder:
-        path = save_folder(pathlib.Path(folder, "tiny"), template=TEMPLATE, num_layers=1)
-        return Generator.load(path, dtype="float32", **options)
+        path = save_folder(pathlib.Path(folder, "tiny"), template=template, num_layers=1)
+        generator = Generator.load(path, dtype="float32", **usual | options)
+    if template != TEMPLATE:
+        generator.engine = load_tiny(**options).engine  # programs do not depend on it
+    return generator
+
+
+def say(text):
+    return [{"role": "user", "content": text}]
+
+
+def submit(generator, scheduler, prompt, settings, *drafting):
+    """Submits a request; returns its job, and the list into which its result will come."""
+    results, request = [], Request(prompt, settings)
+
+    def keep(update):
+        if update.chunk.result is not None:
+            results.append(update.chunk.result)
+
+    job = Job(request, make_row(generator, request, *drafting), keep)
+    scheduler.submit([job])
+    return job, results
+
+
+def step(scheduler):
+    """Lets the device run once, and tells all that are waiting."""
+    for update in scheduler.step():
+        update.job.on_update(update)
+
+
+def run(scheduler):
+    while scheduler.is_busy:
+        step(scheduler)
+
+
+def answer(generator, scheduler, prompt, settings):
+    job, results = submit(generator, scheduler, prompt, settings)
+    run(scheduler)
+    return job.num_cached, results[0]
+
+
+# Of every processor and filter something.
+_EVERYTHING = SamplingParams(
+    2, temperature=1.0, top_k=5, top_p=0.7, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.2,
+    repetition_penalty=1.3, logit_bias={97: 2.0}, forbidden_token_ids=(98,), min_new_tokens=1,
+    logprobs=True,
+)  # fmt: skip
+
+
+def generate_by_one_program(generator, requests):
+    """Returns answers of a Generator, by the program that has every processor and filter."""
+    return generator.generate([*requests, Request([1], _EVERYTHING)])[:-1]
+
+
+def answer_all(generator, scheduler, asked, *drafting):
+    waiting = [submit(generator, scheduler, *pair, *drafting)[1] for pair in asked]
+    run(scheduler)
+    return [results[0] for results in waiting]
 
 
 class Served:
@@ -84,9 +144,13 @@ class Served:
         return answer
 
     def post(self, path, body, **headers):
-        """Returns status and JSON of a reply."""
         status, _, reply = self.request("POST", path, body, **headers)
         return status, json.loads(reply)
+
+    def client(self, api_key="none"):
+        """Returns a client of OpenAI's, to be closed by the caller."""
+        base_url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
 
     def open(self, path, body):
         """Sends a request and returns its connection, to be read or closed by the caller."""

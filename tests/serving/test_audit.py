@@ -29,7 +29,6 @@ def expected_distribution():
 
 
 def count(served):
-    """Returns how often each answer came, as `expected_distribution` is laid out."""
     counts = np.zeros([len(LETTERS)] * NUM_TOKENS)
 
     def ask(number):

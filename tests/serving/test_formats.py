@@ -13,24 +13,21 @@ import pydantic
 import pytest
 
 from jspec.generation.answer import Drafts
-from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 from jspec.generation.result import Chunk, RoundCounts
 from jspec.models import init_cache
 from jspec.serving.job import Job, Update
 from jspec.serving.tools import CallReader
 from jspec.serving.traces import Traces
-from tests.serving.served import Served
-from tests.tiny_models import save_folder
+from tests.serving.served import CHAT, TEXT, Served, load_tiny, say
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
     "required": ["n", "ok"],
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
-SAY = [{"role": "user", "content": "abc"}]
+SAY = say("abc")
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 BY_NAME = {
     "add": {"type": "object", "required": ["x", "y"], "properties": {
@@ -46,21 +43,18 @@ def named(name):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served():
     calls = "{% for c in m.tool_calls or [] %}"
     calls += "({{ c.function.name }}{{ c.function.arguments }}){% endfor %}"
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + calls + "{% endfor %}"
     template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
-    path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
-    options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
-    with Served(Generator.load(path, dtype="float32", **options), api_key="k") as server:
+    with Served(load_tiny(template), api_key="k") as server:
         yield server
 
 
 @pytest.fixture
 def client(served):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="k",
-                       max_retries=0) as client:  # fmt: skip
+    with served.client("k") as client:
         yield client
 
 
@@ -106,7 +100,8 @@ def num_programs(served):
 @pytest.mark.parametrize(
     ("path", "asked", "param", "part"),
     [
-        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "got none"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format",
+         "expected a json_schema with the type json_schema, got none"),
         (CHAT, {"response_format": {"type": "json_schema", "json_schema": {
             "name": "x", "schema": {"type": "integer", "multipleOf": 2}}}}, "response_format",
          "in the JSON schema at schema, got 'multipleOf'"),
@@ -140,7 +135,6 @@ def test_what_cannot_be_given_is_refused(served, path, asked, param, part):
 
 
 def log_softmax(served, ids):
-    """Returns the plain log-softmax of the model after each token of a text, [t v]."""
     target = served.generator.target
     cache = init_cache(target.config, batch_size=1, capacity=256, dtype=np.float32)
     logits, _, _ = served.generator.engine.apply(

@@ -1,6 +1,5 @@
 """Answers over HTTP: the same as without it, streamed or not, to the client of OpenAI."""
 
-import contextlib
 import json
 import re
 
@@ -8,13 +7,10 @@ import jsonschema
 import openai
 import pytest
 
-from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
-from tests.serving.served import Served, events, load_tiny
+from tests.serving.served import CHAT, TEXT, Served, events, load_tiny, say
 from tests.test_house import ROOT
-from tests.tiny_models import save_folder
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": 30}
 SETTINGS = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
 
@@ -27,13 +23,8 @@ def served():
 
 @pytest.fixture
 def client(served):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none",
-                       max_retries=0) as client:  # fmt: skip
+    with served.client() as client:
         yield client
-
-
-def say(text):
-    return [{"role": "user", "content": text}]
 
 
 def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
@@ -152,6 +143,7 @@ def test_every_setting_reaches_the_engine(served):
         ({"logit_bias": {"97": 100}}, {"logit_bias": {97: 100.0}}),
         ({"allowed_token_ids": [99, 98]}, {"allowed_token_ids": (99, 98)}),
         ({"stop_token_ids": [stop]}, {"stop_token_ids": (stop,)}),
+        ({"stop": plain.text[5:8]}, {"stop": (plain.text[5:8],)}),
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"seed": 4}, {"seed": 4}),
         ({"max_tokens": 7}, {"max_new_tokens": 7}),
@@ -160,8 +152,11 @@ def test_every_setting_reaches_the_engine(served):
     expected_of = served.generator.generate(requests)
     for (asked, _), expected in zip(cases, expected_of, strict=True):
         body = {"prompt": ids, "temperature": 1, "max_tokens": 25, "seed": 3} | asked
-        _, reply = served.post(TEXT, body)
-        assert reply["choices"][0]["text"] == expected.text != plain.text, asked
+        (choice,) = served.post(TEXT, body)[1]["choices"]
+        assert choice["text"] == expected.text != plain.text, asked
+        assert choice["finish_reason"] == (
+            "length" if expected.finish_reason == "length" else "stop"
+        )
 
 
 def test_what_load_generators_ask_for(served):
@@ -193,45 +188,6 @@ def test_counts_of_speculation_by_vllms_names(served):
     assert "metrics" not in served.post(TEXT, asked | {"n": 2})[1]
     plain = asked | {"speculation": {"num_draft_tokens": 0}}
     assert "metrics" not in served.post(TEXT, plain)[1]
-
-
-def test_stop_strings_cut_the_text(served, client):
-    asked = {"model": served.model, "prompt": "abc", "max_tokens": 40, "temperature": 0}
-    text = client.completions.create(**asked).choices[0].text
-    stop = text[5:8]
-    cut = client.completions.create(**asked, stop=[stop]).choices[0]
-    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
-    chunks = client.completions.create(**asked, stop=stop, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == cut.text
-
-
-def test_log_probabilities_are_those_of_the_tokens(served, client):
-    expected = served.generator.generate("Hello?", SamplingParams(max_new_tokens=9, logprobs=True))
-    asked = {"model": served.model, "messages": say("Hello?"), "max_tokens": 9, "temperature": 0,
-             "logprobs": True}  # fmt: skip
-    content = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert [token.logprob for token in content] == pytest.approx(expected.raw_logprobs, rel=1e-4)
-    streamed = [
-        token.logprob
-        for chunk in client.chat.completions.create(**asked, stream=True)
-        for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
-    ]
-    assert streamed == pytest.approx(expected.raw_logprobs, rel=1e-4)
-    ids = expected.prompt_token_ids
-    text = client.completions.create(
-        model=served.model, prompt=ids, max_tokens=9, temperature=0, logprobs=0
-    ).choices[0].logprobs  # fmt: skip
-    assert text.token_logprobs == pytest.approx(expected.raw_logprobs, rel=1e-4)
-    assert len(text.tokens) == len(text.text_offset) == 9
-
-
-def test_without_a_seed_answers_differ_and_their_seed_repeats_them(served):
-    asked = {"prompt": "abc", "max_tokens": 30, "temperature": 1.5}
-    replies = [served.post(TEXT, asked)[1] for _ in range(3)]
-    assert len({reply["choices"][0]["text"] for reply in replies}) == 3
-    (seed,) = replies[0]["usage"]["jspec"]["seeds"]
-    again = served.post(TEXT, asked | {"seed": seed})[1]
-    assert again["choices"] == replies[0]["choices"]
 
 
 def test_a_trace_says_where_each_token_came_from(served):
@@ -297,7 +253,7 @@ def test_a_prompt_that_was_read_before_is_not_read_again(served, client):
     assert after["jspec:num_compiled_programs"] == before["jspec:num_compiled_programs"]
 
 
-def test_tools_and_calls_reach_the_chat_template(tmp_path_factory):
+def test_tools_and_calls_reach_the_chat_template():
     """As Qwen's templates take them: functions as they are, arguments parsed."""
     template = (
         "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
@@ -305,7 +261,6 @@ def test_tools_and_calls_reach_the_chat_template(tmp_path_factory):
         "{% for call in m.tool_calls or [] %}{{ call.function.arguments.x }}{% endfor %}"
         "{% endfor %}"
     )
-    folder = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
     function = {"name": "add", "arguments": '{"x": 71}'}
     messages = [
         *say("a"),
@@ -314,12 +269,9 @@ def test_tools_and_calls_reach_the_chat_template(tmp_path_factory):
         {"role": "tool", "tool_call_id": "1", "content": "9"},
     ]  # fmt: skip
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
-    generator = Generator.load(folder, dtype="float32", drafter="none", batch_size=1)
-    with Served(generator) as served, openai.OpenAI(
-        base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none"
-    ) as client:  # fmt: skip
+    with Served(load_tiny(template)) as served, served.client() as client:
         _, reply = served.post("/tokenize", {"messages": messages, "tools": tools})
-        text = generator.target.tokenizer.decode(reply["tokens"])
+        text = served.generator.target.tokenizer.decode(reply["tokens"])
         assert text == "add[user]a[assistant]71[tool]9"
         asked = {"model": served.model, "messages": messages, "max_tokens": 3, "tools": tools}
         counts = [
@@ -339,32 +291,6 @@ def test_a_message_is_taken_back_with_all_that_the_client_adds_to_it(client, ser
     dumped = answer.model_dump()
     assert {"annotations", "audio", "function_call"} < dumped.keys()
     client.chat.completions.create(messages=[*say("a"), dumped, *say("b")], **asked)
-
-
-def test_the_offsets_of_tokens_are_those_of_the_text(served):
-    """Half characters too, whose tokens are told by their bytes; streamed or not."""
-    asked = {"prompt": "é", "max_tokens": 24, "seed": 2, "temperature": 0.3, "logprobs": 3,
-             "pattern": "(a😀|é€)+"}  # fmt: skip
-    (choice,) = served.post(TEXT, asked)[1]["choices"]
-    shown = choice["logprobs"]
-    assert any(token.startswith("bytes:\\x") for token in shown["tokens"])
-    assert "\ufffd" not in "".join(shown["tokens"])
-    assert {len(top) for top in shown["top_logprobs"]} == {3}, "no token stands for another"
-    text, pending = "", b""
-    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
-        assert offset == len(text)
-        if token == "</s>":  # it ends the answer, and prints nothing
-            continue
-        parts = token.removeprefix("bytes:").split("\\x")[1:]
-        pending += bytes(int(part, 16) for part in parts) if parts else token.encode()
-        with contextlib.suppress(UnicodeDecodeError):
-            text, pending = text + pending.decode(), b""
-    assert choice["text"].rstrip("\ufffd") == text
-    chunks = events(served.request("POST", TEXT, asked | {"stream": True})[2])
-    parts = [part["choices"][0]["logprobs"] for part in chunks]
-    for name in ("tokens", "text_offset"):
-        assert [value for part in parts if part for value in part[name]] == shown[name]
-    assert len([part for part in parts if part]) > 2
 
 
 def test_tokens_are_counted_before_they_are_sent(served):
@@ -413,7 +339,6 @@ def test_metrics_add_up_to_what_was_answered(served):
 
 
 def read_metrics(served):
-    """Returns the sum of each series over its other labels."""
     metrics = {}
     for line in served.request("GET", "/metrics")[2].decode().splitlines():
         if not line.startswith("#"):

@@ -10,12 +10,11 @@ import time
 import pytest
 
 from jspec.serving.http_errors import Guard
-from tests.serving.served import Served, events, load_tiny
+from tests.serving.served import CHAT, TEXT, Served, events, load_tiny, say
 
 _MAX_BODY = 150_000
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 180, "temperature": 0, "min_tokens": 180}
-SAY = [{"role": "user", "content": "a"}]
+SAY = say("a")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -51,7 +50,6 @@ def held(served):
     [
         (TEXT, b'{"prompt": }', None, "expected a JSON object, got broken JSON: Expecting value at "
          "character 11"),
-        (TEXT, b"[1]", None, "expected a JSON object"),
         (TEXT, b'{"prompt": "\xff"}', None, "in UTF-8, got: UnicodeDecodeError"),
         (TEXT, b"[" * 100_000, None, "got: RecursionError"),  # Python 3.13 reads 9,000
         (TEXT, b'{"prompt": ' + b"7" * 5000 + b"}", None, "limit (4300 digits)"),
@@ -69,7 +67,6 @@ def held(served):
         (TEXT, {"prompt": "\ud800"}, "prompt", "unicode"),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "fields that this server knows"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "as many as n, 1, got 2"),
-        (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "of at least 1 without echo"),
         (TEXT, {"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens", "or equal to 0"),
         (CHAT, {"messages": SAY, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
@@ -95,7 +92,6 @@ def held(served):
         (CHAT, {"messages": SAY, "stream_options": {"include_usage": False}}, "stream_options",
          "only with stream"),
         (CHAT, {"messages": SAY, "tool_choice": "auto"}, "tool_choice", "only with tools"),
-        (CHAT, {"messages": SAY, "tool_choice": "none"}, "tool_choice", "only with tools"),
         (CHAT, {"messages": SAY, "parallel_tool_calls": True}, "parallel_tool_calls",
          "only with tools"),
         (TEXT, {"prompt": "a", "stop": ""}, "stop", "at least 1 character"),
@@ -122,9 +118,6 @@ def held(served):
          "that this server knows, got 'messages[2].foo'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type", "expected 'text', got 'image_url'"),
-        (CHAT, {"messages": SAY, "top_logprobs": 2}, "top_logprobs",
-         "expected top_logprobs only with logprobs"),
-        (CHAT, {"messages": SAY, "top_logprobs": 21}, "top_logprobs", "less than"),
         (TEXT, {"prompt": "a", "max_tokens": 200}, "max_tokens", "tokens together up to 200"),
         (CHAT, {"messages": SAY, "tools": []}, "tools", "at least 1"),
         (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {}}]},
@@ -142,8 +135,6 @@ def held(served):
             "name": "f", "arguments": "[1"}}]}]}, "messages", "as a JSON object, got '[1'"),
         (CHAT, {"messages": SAY, "response_format": {"type": "grammar"}}, "response_format.type",
          "'text', 'json_object' or 'json_schema'"),
-        (CHAT, {"messages": SAY, "response_format": {"type": "json_schema"}}, "response_format",
-         "expected a json_schema with the type json_schema, got none"),
         (CHAT, {"messages": SAY, "response_format": {"type": "text", "json_schema": {
             "name": "f", "schema": {}}}}, "response_format", "no json_schema with the type text"),
         (CHAT, {"messages": SAY, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens",

@@ -1,4 +1,4 @@
-"""Same seed, same text: through the server, at any load, whatever the company and the drafter."""
+"""Same request, same text: through the server, whatever the company, the drafter and its memory."""
 
 import concurrent.futures
 import random
@@ -6,9 +6,8 @@ import random
 import pytest
 
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
-from tests.serving.served import Served, load_tiny
+from tests.serving.served import TEXT, Served, load_tiny
 
-TEXT = "/v1/completions"
 ASKED = [
     {"prompt": "abcabc", "seed": 1, "temperature": 1.0, "max_tokens": 40},
     {"prompt": "one two one two", "seed": 2, "temperature": 0.7, "top_p": 0.9, "max_tokens": 30},
@@ -18,7 +17,6 @@ ASKED = [
 
 
 def company(rng):
-    """Returns a request of somebody else, which samples."""
     asked = {"prompt": "".join(rng.choices("abc one", k=rng.randint(1, 100))), "temperature": 1.5,
              "max_tokens": rng.randint(1, 60), "presence_penalty": rng.random()}  # fmt: skip
     return asked | ({"pattern": "[ab]{3,9}"} if rng.random() < 0.3 else {})
@@ -41,31 +39,63 @@ def texts(served, num_at_once, rng):
     return [said for job in sorted(texts_of) for said in texts_of[job]]
 
 
-def check_loads(loads, drafters, batch_size):
-    """Checks that texts are the same at all loads with all drafters; another seed is another."""
+@pytest.mark.slow
+def test_an_answer_is_the_same_at_any_load_with_any_drafter():
+    """In float32 with the rule `coupled`, as the audit checks it; another seed is another text."""
     expected = None
-    for name, options in drafters.items():
-        generator = load_tiny(acceptance="coupled", batch_size=batch_size, **options)
+    for options in (
+        {"drafter": "none", "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS},
+        {},
+        {"num_draft_tokens": "auto"},
+        {"drafter": "layer_skip", "draft_layers": 1},
+    ):
+        generator = load_tiny(acceptance="coupled", batch_size=5, **options)
         with Served(generator, max_queue=64) as served:
-            for load in loads:
+            for load in (1, 4, 16):
                 said = texts(served, load, random.Random(load))
                 expected = expected or said
-                assert said == expected, (name, load)
+                assert said == expected, (options, load)
             _, reseeded = served.post(TEXT, ASKED[0] | {"seed": 9})
             assert reseeded["choices"][0]["text"] != expected[0]
 
 
-def test_an_answer_is_the_same_alone_and_in_company():
-    check_loads([1, 6], {"lookup": {}}, 3)
+@pytest.fixture(scope="module")
+def served():
+    """A server whose drafts are looked up in earlier answers."""
+    with Served(load_tiny(drafter="suffix", draft_memory=6), max_queue=64) as served:
+        yield served
 
 
-@pytest.mark.slow
-def test_an_answer_is_the_same_at_any_load_with_any_drafter():
-    """In float32 with the rule `coupled`, as the audit checks it without a server."""
-    drafters = {
-        "none": {"drafter": "none", "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS},
-        "lookup": {},
-        "auto": {"num_draft_tokens": "auto"},
-        "layers": {"drafter": "layer_skip", "draft_layers": 1},
-    }
-    check_loads([1, 4, 16], drafters, 5)
+def num_remembered(served):
+    (memory,) = served.scheduler.slots._batch.params.draft
+    return int(memory.corpus.num_sorted)
+
+
+def test_texts_are_the_same_before_and_after_others_have_asked(served):
+    """Greedy ones, and sampled ones by their seeds, under `rejection`.
+
+    What was answered while programs were compiled is nobody's, and is forgotten.
+    """
+    assert num_remembered(served) == 0
+    first = [served.post(TEXT, body)[1]["choices"][0]["text"] for body in ASKED]
+    assert num_remembered(served) > 50
+    for load in (1, 6):
+        assert texts(served, load, random.Random(load)) == first
+
+
+def test_a_known_answer_takes_far_fewer_calls_and_one_given_up_is_none(served):
+    """The same request again; one whose client has left is not kept."""
+    served.scheduler.slots.clear()
+    body = {"prompt": "say it", "max_tokens": 60}
+    served.gate.clear()  # in the middle of the answer
+    connection = served.open(TEXT, body | {"stream": True})
+    served.wait_until(lambda: served.scheduler.num_running == 1)
+    (job, _), *_ = served.scheduler._running.values()
+    connection.close()
+    served.wait_until(lambda: job.is_cancelled)
+    served.gate.set()
+    served.wait_until(lambda: not served.scheduler.is_busy)
+    assert num_remembered(served) == 0
+    usage = [served.post(TEXT, body)[1]["usage"]["jspec"]["num_rounds"] for _ in range(2)]
+    assert 2 * usage[1] < usage[0]
+    assert num_remembered(served) == 2 * (60 - 1)

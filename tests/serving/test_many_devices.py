@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from jspec.common import processes
-from jspec.generation.request import Request, SamplingParams
+from jspec.generation.request import SamplingParams
 from jspec.kernels import PAGE
 from jspec.serving import many_processes
-from jspec.serving.job import Job
 from jspec.serving.many_processes import LeadingSlots, follow
 from jspec.serving.scheduler import Scheduler
-from jspec.serving.worker import make_row, make_slots
+from jspec.serving.worker import make_slots
 from tests.meshes import run_on_devices
 from tests.programs import command, environment
+from tests.serving.served import step, submit
 from tests.serving.test_page_pool import Machine
 from tests.tiny_models import make_generator, save_folder
 
@@ -34,22 +34,19 @@ def answer_all(slots, generator, cancelled=None):
 
     The job of that pause, from 0, is cancelled while it waits.
     """
-    outputs, sizes = {}, {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
+    sizes = {"max_queue": 20, "rounds_per_visit": 2, "prefill_budget": 64}
     scheduler = Scheduler(slots, generator.target, 4, clock=lambda: 0.0, **sizes)
-    jobs = []
-    for index, prompt in enumerate(PROMPTS):
-        length = 57 if len(prompt) > 9 else 130
-        request = Request(prompt, SamplingParams(length, temperature=1.0, seed=index))
-        keep = lambda update, index=index: outputs.update({index: update.chunk.result})  # noqa: E731
-        jobs.append(Job(request, make_row(generator, request), keep))
-    scheduler.submit(jobs)
+    lengths = [57 if len(prompt) > 9 else 130 for prompt in PROMPTS]
+    jobs = [
+        submit(generator, scheduler, prompt, SamplingParams(length, temperature=1.0, seed=seed))
+        for seed, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True))
+    ]
     while scheduler.is_busy:
-        for update in scheduler.step():
-            update.job.on_update(update)
+        step(scheduler)
         if scheduler.num_paused - 1 == cancelled:
-            scheduler.cancel(next(job for job in jobs if job.paused is not None))
+            scheduler.cancel(next(job for job, _ in jobs if job.paused is not None))
             cancelled = None
-    return [outputs[index].token_ids for index in range(len(PROMPTS))], scheduler.num_paused
+    return [results[0].token_ids for _, results in jobs], scheduler.num_paused
 
 
 def cache_bytes(slots, num_pages):
@@ -155,8 +152,8 @@ for mesh in (None, "data:2,model:2", "model:4"):
     generator = make_generator({drafter!r}, mesh, batch_size=4)
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     begin = compile_clock().num_programs
-    texts, _ = answer_all(scheduler.slots, own)
-    again, _ = answer_all(scheduler.slots, own)  # what was read of prompts is there
+    texts, _ = answer_all(scheduler.slots, generator)
+    again, _ = answer_all(scheduler.slots, generator)  # what was read of prompts is there
     num_compiled = compile_clock().num_programs - begin
     few = cache_bytes(scheduler.slots, 5)
     of_few = answer_all(make_slots(generator, cache_bytes=few), generator)
@@ -225,14 +222,12 @@ def servers(tmp_path, compile_cache):
 
 @pytest.fixture
 def free_port():
-    """A port that nobody listens at."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return free.getsockname()[1]
 
 
 def complete(port, prompt):
-    """Returns the text of a completion."""
     body = {"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": 5}
     url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -241,7 +236,6 @@ def complete(port, prompt):
 
 
 def of_run(number, port):
-    """Returns the flags of a run of several processes."""
     coordinator = f"--coordinator=localhost:{port}", f"--num_processes={number}"
     return f"--mesh=model:{number}", *coordinator
 
@@ -264,7 +258,6 @@ def test_two_processes_serve_as_one(servers, free_port):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_process_ends_the_server(servers, free_port, lost):
-    """With a line that names it."""
     servers_begun, _ = servers(2, *of_run(2, free_port))
     servers_begun[lost].kill()
     left = servers_begun[1 - lost]

@@ -12,8 +12,9 @@ from jspec.generation.rows import Row
 from jspec.kernels import PAGE
 from tests import meshes
 from tests.cases import slow_unless
+from tests.serving.served import answer
 from tests.serving.test_paused import build
-from tests.serving.test_slots import answer, make
+from tests.serving.test_slots import make
 from tests.tiny_models import shared_generator
 
 QUESTION = [1 + n * n % 97 for n in range(20)]

@@ -50,7 +50,6 @@ def text_of(driver, selector):
 
 
 def ask(served, driver, text):
-    """Sends a message by the keyboard; returns the answer's text."""
     number = len(find(driver, ".assistant"))
     find(driver, "#text")[0].send_keys(text + "\n")
     served.wait_until(lambda: len(find(driver, ".assistant")) > number)
@@ -95,7 +94,6 @@ def test_a_chat_has_colours_and_figures(served, browser):
 
 
 def rounds_of_newest(served):
-    """Returns the rounds of the answer that came last."""
     return served.traces.find(served.updates[-1].job.reply_id)["answers"][0]["rounds"]
 
 
@@ -217,7 +215,6 @@ def test_an_error_is_shown(served, browser):
 
 
 def last_prompt(served):
-    """Returns the text of the prompt that was read last."""
     return served.generator.target.tokenizer.decode(served.updates[-1].job.request.prompt)
 
 

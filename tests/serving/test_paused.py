@@ -1,5 +1,8 @@
 """Requests in less memory than they want: whoever loses its slot goes on with the same tokens."""
 
+import dataclasses
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,11 +13,14 @@ from jspec.drafters.options import DrafterOptions
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
+from jspec.sampling.settings import Switches
 from jspec.serving.job import Job
 from jspec.serving.prefix_tree import path
 from jspec.serving.worker import make_row, make_scheduler
 from jspec.speculation.control import drafters_of
+from tests import tiny_models
 from tests.drafters import test_translated_model as translated
+from tests.serving.served import answer_all, generate_by_one_program, run, step
 from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 90, "min_new_tokens": 85, "temperature": 0.9}
@@ -57,24 +63,8 @@ def build(drafter, **options):
     return Generator(translated.model("bytes"), translated.model("bpe", 0.01), **options)
 
 
-def answers(generator, scheduler, settings=SETTINGS):
-    """Answers all prompts together; returns the results in their order."""
-    results = {}
-    for index, (prompt, one) in enumerate(zip(PROMPTS, settings, strict=True)):
-        request = Request(prompt, one)
-
-        def keep(update, index=index):
-            results[index] = update.chunk.result or results.get(index)
-
-        scheduler.submit([Job(request, make_row(generator, request), keep)])
-    while scheduler.is_busy:
-        for update in scheduler.step():
-            update.job.on_update(update)
-    return [results[index] for index in range(len(PROMPTS))]
-
-
 def make(drafter, num_pages, **options):
-    """Returns a Generator, and a scheduler with that many pages of each part."""
+    """Returns a Generator, and a scheduler with that many pages of each part left."""
     if options.get("num_draft_tokens") == "auto":
         engine = build(drafter, costs=None, **options).engine
         numbers, names = engine.numbers, drafters_of(engine.drafter.kinds)
@@ -83,14 +73,23 @@ def make(drafter, num_pages, **options):
         options["costs"] = RoundCosts(
             (64,), numbers, tuple(names), ((seconds,) * len(names),), (reading,)
         )
-    generator = build(drafter, batch_size=4, **options)
-    # Layers, keys and values, heads, slots, dimensions, bytes; target and draft are of one size.
-    size = 2 * 2 * 2 * 64 * 8 * 4 * (1 if drafter in ("none", "translated") else 2)
-    scheduler = make_scheduler(
-        generator, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
-    )
-    assert [pool.num_pages for pool in scheduler.slots.pools] == [num_pages] * 2
+    is_shared = drafter == "model" and not options
+    generator = (shared_generator if is_shared else build)(drafter, batch_size=3, **options)
+    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=3)
+    for pool in scheduler.slots.pools:  # in arrays as large as those of other tests
+        pool.take(pool.num_free - num_pages)
+    scheduler.slots._batch.num_pages = num_pages
     return generator, scheduler
+
+
+def alone(drafter, **options):
+    generator = (build if drafter == "translated" else shared_generator)(drafter, **options)
+    return generate_by_one_program(generator, map(Request, PROMPTS, SETTINGS))
+
+
+@functools.cache
+def alone_by_model():
+    return alone("model")
 
 
 def spoil(scheduler, rng):
@@ -128,17 +127,15 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     generator, scheduler = make(drafter, num_pages, **options)
     spoil(scheduler, np.random.default_rng(0))
     begin = compile_clock().num_programs
-    results = answers(generator, scheduler)
+    results = answer_all(generator, scheduler, zip(PROMPTS, SETTINGS, strict=True))
     assert scheduler.num_paused > 0
     assert compile_clock().num_programs == begin
     if "num_draft_tokens" in options:
-        alone = generator
-    elif drafter == "translated":
-        alone = build(drafter, **options)
+        expected_of = generator.generate(list(map(Request, PROMPTS, SETTINGS)))
+    elif (drafter, options) == ("model", {}):
+        expected_of = alone_by_model()
     else:
-        alone = shared_generator(drafter, **options)
-    # In one call, though one at a time: their programs have all processors, and are compiled once.
-    expected_of = alone.generate(list(map(Request, PROMPTS, SETTINGS)))
+        expected_of = alone(drafter, **options)
     for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
@@ -172,21 +169,16 @@ def test_an_answer_paused_while_it_is_read_again_goes_on():
         tokens.extend(update.chunk.token_ids)
         results.append(update.chunk.result)
 
-    def step():
-        for update in scheduler.step():
-            update.job.on_update(update)
-
     scheduler.submit([Job(request, make_row(generator, request), keep)])
     while len(tokens) < 40:
-        step()
+        step(scheduler)
     (slot,) = scheduler._running
     scheduler._pause(slot)
-    step()
+    step(scheduler)
     assert scheduler._reading == slot, "it is read in one chunk"
     scheduler._pause(slot)
-    while scheduler.is_busy:
-        step()
-    expected = shared_generator("model").generate(request)
+    run(scheduler)
+    expected = alone_by_model()[0]
     assert tokens == results[-1].token_ids == expected.token_ids
     assert results[-1].stats.rounds == expected.stats.rounds
     assert scheduler.num_paused == 2
@@ -198,3 +190,51 @@ def test_memory_for_less_than_one_request_is_refused():
     ):
         make_scheduler(make_generator("model", batch_size=2), max_queue=1, rounds_per_visit=1,
                        cache_bytes=131071)  # fmt: skip
+
+
+CONFIG = dataclasses.replace(tiny_models.CONFIG, head_dim=32)  # of which C++ reads rows in place
+MANY_PAGES, FEW_PAGES = 20, 7
+
+
+def make_side_by_side(batch_size, acceptance):
+    """Returns a Generator of a lookup and a draft model, of which both are worth their costs."""
+    target, draft = (
+        tiny_models.make_model(CONFIG, params=tiny_models.peaked_params(CONFIG, disturbance=much))
+        for much in (0.0, 0.02)
+    )
+    options = {
+        "drafter": "prompt_lookup+model", "num_draft_tokens": "auto", "acceptance": acceptance,
+        "batch_size": batch_size,
+    }  # fmt: skip
+    engine = Generator(target, draft, **options).engine
+    names = drafters_of(engine.drafter.kinds)
+    seconds = tuple(1 + 0.05 * number for number in engine.numbers)
+    reading = tuple(0.002 * (name == "model") for name in names)
+    costs = RoundCosts((512,), engine.numbers, tuple(names), ((seconds,) * 2,), (reading,))
+    return Generator(target, draft, costs=costs, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_blocks_side_by_side_say_what_a_row_says_alone(acceptance):
+    """In C++, where rows choose their numbers of drafts; in few pages, too."""
+    alone, together = (make_side_by_side(size, acceptance) for size in (1, 4))
+    if not together.engine.call_sizes(4, Switches()):
+        pytest.skip("blocks lie side by side where C++ attends")
+    requests = [
+        Request(prompt, settings) for prompt, settings in zip(PROMPTS, SETTINGS, strict=True)
+    ]
+    expected = [alone.generate(request).token_ids for request in requests]
+    results = together.generate(requests)
+    assert [result.token_ids for result in results] == expected
+    assert all(result.stats.num_proposed for result in results)
+    for num_pages in (MANY_PAGES, FEW_PAGES):
+        # Layers, keys and values, heads, slots, dimensions, bytes, of target and draft.
+        size = 2 * 2 * 2 * 64 * CONFIG.head_dim * 4 * 2
+        scheduler = make_scheduler(
+            together, max_queue=20, rounds_per_visit=3, cache_bytes=num_pages * size + 1
+        )
+        spoil(scheduler, np.random.default_rng(0))
+        results = answer_all(together, scheduler, zip(PROMPTS, SETTINGS, strict=True))
+        assert [result.token_ids for result in results] == expected
+        assert (scheduler.num_paused > 0) == (num_pages == FEW_PAGES)

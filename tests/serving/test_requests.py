@@ -1,5 +1,6 @@
 """Small requests on which other servers were wrong, and their siblings, by their kinds."""
 
+import dataclasses
 import json
 import re
 
@@ -9,25 +10,21 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
 from jspec.common.errors import InputError
-from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.serving.conversation import Message
 from jspec.weights import Tokenizer
-from tests.serving.served import Served, events
-from tests.tiny_models import CONFIG, make_generator, make_model, save_folder
+from tests.serving.served import CHAT, TEXT, Served, events, load_tiny, say
+from tests.tiny_models import CONFIG, make_generator, make_model
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-SAY = [{"role": "user", "content": "abc"}]
+SAY = say("abc")
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served():
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     template += "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
-    path = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template, num_layers=1)
-    options = {"drafter": "prompt_lookup", "num_draft_tokens": 3, "batch_size": 3}
-    with Served(Generator.load(path, dtype="float32", **options), max_queue=9) as server:
+    with Served(load_tiny(template), max_queue=9) as server:
         yield server
 
 
@@ -93,8 +90,9 @@ def stripping():
         decoders.Strip(" ", 1, 0),
     ])  # fmt: skip
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])  # the first is the model's end
-    model = make_model(tokenizer=Tokenizer(backend, special_tokens={"bos_token": "<s>"}))
-    with Served(make_generator("prompt_lookup", model, batch_size=2)) as server:
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
+    model = make_model(dataclasses.replace(CONFIG, num_layers=1), tokenizer=tokenizer)
+    with Served(make_generator("prompt_lookup", model, batch_size=1)) as server:
         yield server
 
 
@@ -163,6 +161,8 @@ def test_answers_of_a_request_are_independent(served, asked):
     if "seed" in asked:
         assert seeds == [nth_seed(asked["seed"], k) for k in range(4)]
         assert [one["text"] for one in ask(served, TEXT, **asked)["choices"]] == texts
+    else:
+        assert ask(served, TEXT, **asked)["usage"]["jspec"]["seeds"] != seeds
     alone = ask(served, TEXT, temperature=1.5, max_tokens=20, seed=seeds[3])["choices"][0]["text"]
     assert alone == texts[3]
 

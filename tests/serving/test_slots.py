@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
-from jspec.serving.job import Job
-from jspec.serving.worker import make_row, make_scheduler
-from tests.tiny_models import make_generator, shared_generator
+from jspec.serving.worker import make_scheduler
+from tests.serving.served import answer, run, step, submit
+from tests.tiny_models import shared_generator
 
 SHARED = [1 + n * n % 97 for n in range(140)]  # two full chunks, and a part of a third
 PROMPTS = [
@@ -36,31 +35,6 @@ def made():
     return make()
 
 
-def submit(generator, scheduler, prompt, settings):
-    """Submits a request; returns its job, and the list into which its result will come."""
-    results, request = [], Request(prompt, settings)
-
-    def keep(update):
-        if update.chunk.result is not None:
-            results.append(update.chunk.result)
-
-    job = Job(request, make_row(generator, request), keep)
-    scheduler.submit([job])
-    return job, results
-
-
-def run(scheduler):
-    while scheduler.is_busy:
-        for update in scheduler.step():
-            update.job.on_update(update)
-
-
-def answer(generator, scheduler, prompt, settings):
-    job, results = submit(generator, scheduler, prompt, settings)
-    run(scheduler)
-    return job.num_cached, results[0]
-
-
 def test_a_hit_gives_the_tokens_of_a_miss(made):
     """One after another, by a Generator, and without a cache; drafts are the same as well."""
     generator, scheduler = made
@@ -73,24 +47,6 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
         plain = shared_generator("model").generate(Request(prompt, settings))
         assert result.token_ids == expected.token_ids == plain.token_ids
         assert result.stats.rounds == expected.stats.rounds == plain.stats.rounds
-
-
-def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
-    """All at once, in chunks of another number between the rounds: the tokens stay the same.
-
-    By its own programs: those that the other tests share may be compiled by any of them.
-    """
-    generator = make_generator("model", batch_size=3)
-    for budget in (1, 100):
-        _, scheduler = make(generator, prefill_budget=budget)
-        begin = compile_clock().num_programs
-        jobs = [submit(generator, scheduler, *pair) for pair in zip(PROMPTS, SETTINGS, strict=True)]
-        run(scheduler)
-        assert compile_clock().num_programs == begin
-        for (_, results), prompt, settings in zip(jobs, PROMPTS, SETTINGS, strict=True):
-            expected = shared_generator("model").generate(Request(prompt, settings))
-            assert results[0].token_ids == expected.token_ids
-        assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
 
 
 def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
@@ -144,8 +100,7 @@ def test_a_slot_that_is_free_asks_for_nothing(made):
     _, results = submit(generator, scheduler, PROMPTS[0], settings)
     while not batch._state.settings.wants_top.any():
         assert scheduler.is_busy
-        for update in scheduler.step():
-            update.job.on_update(update)
+        step(scheduler)
     run(scheduler)
     assert len(results[0].token_ids) > 0
     (pattern,) = (state for state in batch._state.settings.states if hasattr(state, "here"))

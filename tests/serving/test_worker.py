@@ -1,16 +1,25 @@
-"""The scheduler on the real engine: tokens do not depend on company, and nothing is compiled."""
+"""The scheduler on the real engine: tokens do not depend on company, and nothing is compiled.
+
+Few rows, of one size and another: `row_counts` of a real server are tested without an engine.
+"""
 
 import dataclasses
 import queue
 
+import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
+from jspec.generation.batch import row_counts
 from jspec.generation.costs import RoundCosts
 from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.worker import Worker, make_row, make_scheduler
+from tests.serving.served import answer_all, generate_by_one_program, run, step, submit
+from tests.serving.test_slots import CACHED, make
+from tests.serving.test_slots import PROMPTS as BEGUN_ALIKE
+from tests.serving.test_slots import SETTINGS as DRAWN
 from tests.tiny_models import make_generator, shared_generator
 
 _COMMON = {"max_new_tokens": 24, "temperature": 0.8}
@@ -27,27 +36,22 @@ SETTINGS = [
 PROMPTS = ["one", "two, and more", "x" * 70, "four" * 8, "ab" * 20, "six", "7", "eight"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_sizes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.generation.paged_batch.row_counts", lambda number: (1, number))
+        yield
+
+
 @pytest.fixture(scope="module")
-def scheduler():
-    generator = make_generator("model", batch_size=8)
+def scheduler(two_sizes):
+    generator = make_generator("model", batch_size=3)  # its own: others may not compile for it
     return generator, make_scheduler(generator, max_queue=20, rounds_per_visit=2)
 
 
 def answers(generator, scheduler, indices, *drafting):
-    """Answers these requests together; returns the results in their order."""
-    results = {}
-    for index in indices:
-        ids = generator.encode_prompt(PROMPTS[index])
-        request = Request(ids, SETTINGS[index])
-
-        def keep(update, index=index):
-            results[index] = update.chunk.result or results.get(index)
-
-        scheduler.submit([Job(request, make_row(generator, request, *drafting), keep)])
-    while scheduler.is_busy:
-        for update in scheduler.step():
-            update.job.on_update(update)
-    return [results[index] for index in indices]
+    asked = [(generator.encode_prompt(PROMPTS[index]), SETTINGS[index]) for index in indices]
+    return answer_all(generator, scheduler, asked, *drafting)
 
 
 def test_requests_compile_nothing(scheduler):
@@ -66,8 +70,9 @@ def test_tokens_do_not_depend_on_company(scheduler):
     generator, scheduler = scheduler
     together = answers(generator, scheduler, range(8))
     assert len({result.text for result in together}) == 8
-    requests = list(map(Request, PROMPTS, SETTINGS))
-    expected_of = shared_generator("model").generate(requests)
+    expected_of = generate_by_one_program(
+        shared_generator("model"), map(Request, PROMPTS, SETTINGS)
+    )
     expected_of[0] = shared_generator("model").generate(PROMPTS[0], SETTINGS[0])
     for index, (result, expected) in enumerate(zip(together, expected_of, strict=True)):
         (alone,) = answers(generator, scheduler, [index])
@@ -77,33 +82,80 @@ def test_tokens_do_not_depend_on_company(scheduler):
         assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
 
 
-def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter_where_that_varies(monkeypatch):
-    """Alone by a program of one row, whose rounds have their own costs, and in company."""
-    monkeypatch.setattr("jspec.generation.paged_batch.row_counts", lambda num_rows: (1, num_rows))
-    drafters, options = ("prompt_lookup", "ngram"), {"batch_size": 2, "num_draft_tokens": "auto"}
-    numbers = make_generator("+".join(drafters), costs=None, **options).engine.numbers
+def test_hits_and_long_prompts_beside_running_answers_compile_nothing(scheduler):
+    """In chunks of another number between the rounds: the tokens stay the same."""
+    generator, _ = scheduler
+    expected = shared_generator("model").generate(list(map(Request, BEGUN_ALIKE, DRAWN)))
+    for budget in (1, 100):
+        _, budgeted = make(generator, prefill_budget=budget)
+        begin = compile_clock().num_programs
+        pairs = zip(BEGUN_ALIKE, DRAWN, strict=True)
+        jobs = [submit(generator, budgeted, *pair) for pair in pairs]
+        run(budgeted)
+        assert compile_clock().num_programs == begin
+        assert [results[0].token_ids for _, results in jobs] == [r.token_ids for r in expected]
+        assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
+
+
+CASCADE = ("prompt_lookup", "ngram")
+
+
+@pytest.fixture(scope="module")
+def choosing():
+    """Returns a Generator whose rows choose among two drafters, and its numbers of drafts."""
+    options = {"batch_size": 2, "num_draft_tokens": "auto"}
+    numbers = make_generator("+".join(CASCADE), costs=None, **options).engine.numbers
     seconds = tuple(1 + 0.1 * number for number in numbers)
-    costs = RoundCosts((64,), numbers, drafters, ((seconds,) * 2,), ((0.0,) * 2,))
-    generator = make_generator("+".join(drafters), costs=costs, **options)
+    costs = RoundCosts((64,), numbers, CASCADE, ((seconds,) * 2,), ((0.0,) * 2,))
+    return make_generator("+".join(CASCADE), costs=costs, **options), np.array(numbers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ((0,), (0, 0)),
+        ((1,), (1, 1)),
+        ((None, "none"), (0, 0)),
+        ((None, "prompt_lookup"), (7, 0)),
+        ((1, "ngram"), (0, 1)),
+    ],
+)
+def test_a_request_may_ask_for_fewer_drafts_and_for_their_drafter(choosing, asked, most):
+    """All others are never worth it, alone as in company: `most` drafts of each drafter."""
+    generator, numbers = choosing
+    request = Request([1], SamplingParams())
+    is_allowed = numbers <= np.array(most)[:, None]
+    rounds = make_row(generator, request).costs[:2], make_row(generator, request, *asked).costs[:2]
+    for free, limited in zip(*rounds, strict=True):
+        assert np.max(free) < 10
+        np.testing.assert_array_equal(np.broadcast_to(is_allowed, free.shape), limited == free)
+        assert np.min(limited, where=~is_allowed, initial=1e9) > 1e3
+
+
+def test_an_unknown_drafter_is_refused(choosing):
+    with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
+        make_row(choosing[0], Request([1], SamplingParams()), None, "model")
+
+
+@pytest.mark.slow
+def test_drafts_are_as_few_and_of_whom_a_request_asks(choosing):
+    """Alone by a program of one row, whose rounds have their own costs, and in company."""
+    generator, _ = choosing
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
-    asked = [(), (0,), (1,), (None, "none"), (None, drafters[0]), (1, drafters[1])]
-    free, plain, single, none, first, second = (
-        answers(generator, scheduler, [3], *_)[0] for _ in asked
-    )
+    asked = [(), (0,), (1,), (None, "none"), (None, CASCADE[0]), (1, CASCADE[1])]
+    results = [answers(generator, scheduler, [3], *drafting)[0] for drafting in asked]
     assert len(scheduler.slots._batch._state.last_token) == 1
-    results = free, plain, single, none, first, second
     assert len({tuple(result.token_ids) for result in results}) == 1
+    free, plain, single, none, _, second = results
     assert plain.stats.num_proposed == none.stats.num_proposed == 0
-    assert max(r.num_proposed for r in single.stats.rounds) == 1
     assert max(r.num_proposed for r in free.stats.rounds) > 1
+    assert max(r.num_proposed for r in single.stats.rounds) == 1
     assert max(r.num_proposed for r in second.stats.rounds) == 1
-    for result, name in zip((first, second), drafters, strict=True):
+    for result, name in zip(results[4:], CASCADE, strict=True):
         assert {r.drafter for r in result.stats.rounds if r.num_proposed} == {name}
     in_company = answers(generator, scheduler, [3, 6], 0)
     assert len(scheduler.slots._batch._state.last_token) == 2
     assert [result.stats.num_proposed for result in in_company] == [0, 0]
-    with pytest.raises(InputError, match=r"among none, prompt_lookup, ngram, got 'model'"):
-        make_row(generator, Request([1], SamplingParams()), None, "model")
 
 
 def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):
@@ -133,3 +185,45 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
     assert messages.get(timeout=10) == "stopped"
     assert worker.error == "MemoryError: none is left"
     worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "counts"),
+    [(1, (1,)), (3, (3,)), (7, (7,)), (8, (1, 2, 8)), (32, (1, 2, 8, 32)), (24, (1, 6, 24))],
+)
+def test_few_programs_for_many_rows(num_rows, counts):
+    assert row_counts(num_rows) == counts
+
+
+@pytest.mark.slow
+def test_a_batch_grows_and_shrinks_and_no_answer_changes(monkeypatch):
+    """One, then seven more beside it, then the last one alone; nothing is compiled for it."""
+    monkeypatch.setattr("jspec.generation.paged_batch.row_counts", row_counts)
+    generator = make_generator("prompt_lookup", batch_size=8)
+    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
+    batch, seen = scheduler.slots._batch, []
+    num_programs = compile_clock().num_programs
+    asked = [SamplingParams(max_new_tokens=60 if seed in (0, 7) else 5, temperature=0.9, seed=seed)
+             for seed in range(8)]  # fmt: skip
+
+    def step_once():
+        step(scheduler)
+        seen.append(len(batch._state.last_token))
+
+    answers = [submit(generator, scheduler, [5, 6, 7], asked[0])[1]]
+    step_once()
+    answers += [submit(generator, scheduler, [5, 6, 7], settings)[1] for settings in asked[1:]]
+    while scheduler.is_busy:
+        step_once()
+    assert seen[0] == 1
+    assert max(seen) == 8
+    assert compile_clock().num_programs == num_programs
+    answers.append(submit(generator, scheduler, [5, 6, 7], asked[1])[1])
+    while scheduler.is_busy:
+        step_once()
+    assert seen[-1] == 1
+    assert compile_clock().num_programs == num_programs
+    alone = shared_generator("prompt_lookup")
+    for settings, results in zip([*asked, asked[1]], answers, strict=True):
+        (expected,) = alone.generate([[5, 6, 7]], settings)
+        assert results[0].token_ids == expected.token_ids

@@ -10,7 +10,6 @@ from jspec.weights.hf import save_hf
 
 
 def save_target(folder, model):
-    """Writes a model with a tokenizer of as many words; returns the folder's name."""
     words = {f"word{index}": index for index in range(model.config.vocab_size)}
     tokenizer = Tokenizer(Backend(models.WordLevel(words, unk_token="word0")), special_tokens={})
     save_hf(folder, model.config, model.params, tokenizer=tokenizer)
@@ -18,7 +17,6 @@ def save_target(folder, model):
 
 
 def save_texts(path, texts):
-    """Writes texts as JSONL; returns the file's name."""
     records = ({"prompt_token_ids": list(text.prompt), "token_ids": list(text.answer)}
                for text in texts)  # fmt: skip
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -26,5 +24,4 @@ def save_texts(path, texts):
 
 
 def read_metrics(workdir):
-    """Returns the lines of metrics of a run."""
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

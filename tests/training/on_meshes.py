@@ -33,7 +33,6 @@ class KilledError(Exception):
 
 
 def prepare(folder):
-    """Writes a target and texts."""
     tiny_models.save_folder(folder / "m", num_heads=8, max_seq_len=64)
     rng = np.random.default_rng(0)
     texts = [Text(*(tuple(rng.integers(3, 120, n).tolist()) for n in (4, 20))) for _ in range(64)]
@@ -63,7 +62,6 @@ def kinds(folder, states="states"):
 
 
 def losses(config, workdir, mesh=None):
-    """Trains on a mesh, or on one device; returns the losses of all steps."""
     if processes.is_first():
         workdir.mkdir(exist_ok=True, parents=True)
     with jax.numpy_dtype_promotion("standard"):
@@ -88,7 +86,6 @@ def begin(config, workdir, mesh=None):
 
 
 def check_alike(name, losses, alone):
-    """Checks losses of all steps against those of one device."""
     assert alone[-1] < alone[0], "something is learned"
     difference = np.abs(np.array(losses) - alone).max()
     print(f"{name}: at most {difference:.1e} of {alone[0]:.2f}")

@@ -14,14 +14,12 @@ ANSWER = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "x", "prompt"
 
 
 def write(path, *records):
-    """Writes JSONL; returns its path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 
 
 @pytest.fixture
 def count(compile_cache, tmp_path):
-    """Returns a function that runs the script on a tiny model of 258 tokens."""
     target = save_folder(tmp_path / "m")
     env = environment(compile_cache, tmp_path / "home")
     return lambda *flags: run(
@@ -57,7 +55,6 @@ def test_the_script_counts_answers(count, tmp_path):
     ],
 )
 def test_the_script_refuses_in_one_line(count, tmp_path, token, output, message):
-    """And writes nothing."""
     source = write(tmp_path / "i.jsonl", {"token_ids": [token]})
     refused = check_refusal(*count(f"--input={source}", f"--output={tmp_path / output}"))
     assert message in refused

@@ -18,7 +18,6 @@ SEQ_LEN = 40
 
 @pytest.fixture(scope="module")
 def rows():
-    """Returns rows of several texts, one of them without an answer in its row."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 61, n).tolist() for n in (17, 12, 30, 9, 20)]
     return pack([Text(tuple(ids[:4]), tuple(ids[4:])) for ids in texts], SEQ_LEN)

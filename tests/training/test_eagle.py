@@ -1,4 +1,4 @@
-"""A head of EAGLE-3 in training: how it begins, from which head it goes on, and how a run resumes.
+"""A head of EAGLE-3 in training: how it begins, and from which head it goes on.
 
 Seeds: 0 of the grammar, the order of its texts and the heads' parameters.
 """
@@ -15,11 +15,9 @@ from jspec.drafters.eagle_head import EagleConfig, init_eagle_params, load_eagle
 from jspec.drafters.head_folder import round_head
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
-from jspec.training.loop import train
 from jspec.training.texts import Text
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_model
-from tests.training.folders import read_metrics
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 LAYERS = (0, 1)
@@ -30,12 +28,10 @@ RECIPE = Recipe(
 
 
 def frozen():
-    """Returns the target's parameters."""
     return grammar_target().params
 
 
 def trainee_of(ids, **fields):
-    """Returns a head that can propose some tokens and has not learned anything yet."""
     fields = {"feature_layers": LAYERS, "chain_steps": 2} | fields
     training = EagleTraining(vocab_size=len(ids), recipe=RECIPE, **fields)
     return training.make_trainee(grammar_target(), [Text((), tuple(ids))])
@@ -66,7 +62,6 @@ def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
 
 
 def target_like(**fields):
-    """Returns a tiny target of another kind."""
     return make_model(dataclasses.replace(CONFIG, **fields))
 
 
@@ -86,7 +81,6 @@ def test_a_head_keeps_only_what_it_can_hold():
       "layer 0, which has experts")],
 )  # fmt: skip
 def test_layers_that_no_head_can_begin_as_are_refused(fields, message):
-    """In one line."""
     with pytest.raises(InputError, match=message):
         EagleTraining(vocab_size=4).make_trainee(target_like(**fields), [Text((), (3, 1, 4, 5))])
 
@@ -165,54 +159,3 @@ def test_a_head_of_p_eagle_is_refused(tmp_path, extra):
     save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
     with pytest.raises(InputError, match="the embedding of a P-EAGLE, which are not trained"):
         trainee_of(OWN, init_head=str(tmp_path / "head"))
-
-
-class Changed:
-    """Batches of which one is made by a function."""
-
-    def __init__(self, batches, at, make):
-        self.batches, self.at, self.make = batches, at, make
-
-    def __getitem__(self, index):
-        return self.make() if index == self.at else self.batches[index]
-
-
-class Killed(Exception):
-    """Stands for a signal."""
-
-
-def kill():
-    raise Killed
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
-    """Killed between two checkpoints: the same parameters to the bit, and each line once."""
-    trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    wanted = train(trainee, batches, held_out, RECIPE, whole)
-    with pytest.raises(Killed):
-        train(trainee, Changed(batches, 15, kill), held_out, RECIPE, killed)
-    assert [record["step"] for record in read_metrics(killed)] == [6, 6, 12, 12]
-    params, metrics = train(trainee, batches, held_out, RECIPE, killed)
-    jax.tree.map(np.testing.assert_array_equal, params, wanted[0])
-    assert metrics == wanted[1]
-    assert read_metrics(killed) == read_metrics(whole)
-
-
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
-    """It says at which step and batch, and the last good checkpoint stays."""
-    poison = 3  # an id of no text
-    trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
-    sound = trainee.loss
-
-    def loss(params, frozen, rows):
-        value, metrics = sound(params, frozen, rows)
-        return jnp.where(rows.tokens[0, 0] == poison, jnp.nan, value), metrics
-
-    rows = batches[17]._replace(tokens=batches[17].tokens.copy())
-    rows.tokens[0, 0] = poison
-    poisoned = Changed(batches, 17, lambda: rows)
-    with pytest.raises(InputError, match="the loss of step 18, batch 17, is nan"):
-        train(trainee._replace(loss=loss), poisoned, held_out, RECIPE, tmp_path)
-    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 12

@@ -25,18 +25,15 @@ def head():
 
 
 def rows_of(texts):
-    """Returns one row of texts, all [1 t]."""
     texts = [Text((), tuple(text[0].tolist())) for text in texts]
     return pack(texts, sum(len(text.ids) for text in texts))
 
 
 def states_of(pair, tokens, features):
-    """Returns what the target says of one row, as far as a head reads it."""
     return TargetStates(pair.target["embedding"][tokens], features, None, None)
 
 
 def logits_of(head, outputs):
-    """Returns what the head says at its outputs."""
     return linear(outputs, head["head"]["head"])
 
 

@@ -20,7 +20,6 @@ HEADS = ("medusa", "blockwise", "lookahead")
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_config_describes_its_kind(name):
-    """As `jspec.train` reads it."""
     path = pathlib.Path("configs", f"train_{name}.py")
     training = read_config(to_plain(runpy.run_path(str(path))["get_config"]()))
     assert type(training) is KINDS[name]
@@ -39,7 +38,6 @@ def test_a_config_describes_its_kind(name):
      ({"drafter": "zebra"}, "expected drafter among .*medusa.*; got 'zebra'")],
 )  # fmt: skip
 def test_fields_of_other_kinds_are_refused(fields, message):
-    """By name."""
     with pytest.raises(InputError, match=message):
         read_config(fields)
 
@@ -50,7 +48,6 @@ def test_fields_of_other_kinds_are_refused(fields, message):
     ids=lambda config: config.drafter,
 )
 def test_states_are_refused_where_the_target_runs_anyway(tmp_path, training):
-    """Before they are computed."""
     texts = [Text((1, 2), (3,) * 9)] * 4
     run = dataclasses.replace(
         training, target=save_target(tmp_path / "model", target()), dtype="float32",

@@ -67,7 +67,6 @@ _ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 @pytest.fixture(scope="module", params=[slow_unless(kind == "blockwise", kind) for kind in KINDS])
 def trained(request, tmp_path_factory):
-    """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
     params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
@@ -148,7 +147,6 @@ def test_it_is_lossless(trained, temperature):
      ("dspark", {"markov_rank": -1}, "markov_rank from 0 to 10000, got -1")],
 )  # fmt: skip
 def test_fields_out_of_range_are_named(kind, change, message):
-    """Before anything is computed."""
     training = dataclasses.replace(KINDS[kind], **change)
     with pytest.raises(InputError, match=message):
         training.make_trainee(grammar_target(), [])

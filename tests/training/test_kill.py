@@ -21,7 +21,6 @@ _LONGEST = 0.8  # seconds from a line of metrics to the kill
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Returns a folder with a target and random texts."""
     home = tmp_path_factory.mktemp("killed training")
     save_folder(home / "target")
     rng = np.random.default_rng(0)

@@ -17,7 +17,6 @@ LOOK = LookaheadConfig(CONFIG.embed_dim, 2)
 
 
 def packed():
-    """Returns two rows, both with two texts."""
     rng = np.random.default_rng(0)
     texts = [
         Text(tuple(rng.integers(3, 120, 4).tolist()), tuple(rng.integers(3, 120, 12).tolist()))
@@ -76,7 +75,6 @@ def test_anchors_follow_from_the_text_and_stay_inside():
 
 
 def test_gradients_reach_the_embeddings_alone():
-    """Every one of them."""
     _, rows = packed()
     params = tiny_lookahead.params(LOOK)
     trainee = LookaheadTraining(num_tokens=2, stride=STRIDE).make_trainee(target(), [])

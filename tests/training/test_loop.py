@@ -56,7 +56,6 @@ def make_trainee(loss=loss, first=None):
 
 
 def run(folder, batches=None, trainee=None, **changes):
-    """Trains; returns the parameters, the metrics and the journal."""
     recipe = dataclasses.replace(RECIPE, **changes)
     trained = train(trainee or make_trainee(), batches or Numbers(), [Numbers()[5]], recipe, folder)
     return *trained, read_metrics(folder)
@@ -130,16 +129,19 @@ def test_it_stops_when_the_score_never_changes(tmp_path, keep):
     assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9, 12]
 
 
-def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
-    """Although the loss is one; a resume begins before it."""
+@pytest.mark.parametrize("name", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_no_number_stops_the_run(tmp_path, name):
+    """It says at which step and batch; a resume begins before it."""
 
-    def rooted(params, frozen, rows):
+    def poisoned(params, frozen, rows):
         value, metrics = loss(params, frozen, rows)
         is_poisoned = rows.tokens[0, 0] == 99
+        if name == "loss":
+            return jnp.where(is_poisoned, jnp.nan, value), metrics
         return value + jnp.sqrt(jnp.where(is_poisoned, jnp.sum(params["w"] * 0.0), 1.0)), metrics
 
-    with pytest.raises(InputError, match="the gradient of step 8, batch 7, is nan: stopped"):
-        run(tmp_path, Numbers(_7=99), make_trainee(rooted))
+    with pytest.raises(InputError, match=f"the {name} of step 8, batch 7, is nan"):
+        run(tmp_path, Numbers(_7=99), make_trainee(poisoned))
     assert read_metrics(tmp_path)[-1]["step"] == 6
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["3", "6"]
 
@@ -186,7 +188,6 @@ def test_a_checkpoint_that_was_half_removed_goes(undisturbed, tmp_path):
 
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path):
-    """By name."""
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl: Is a directory"):
         run(tmp_path)
@@ -239,6 +240,5 @@ def test_recomputing_saves_memory_and_changes_nothing():
      ("remat", "some"), ("learning_rate", -1.0), ("max_norm", 0.0)],
 )  # fmt: skip
 def test_recipes_that_cannot_be_are_refused(field, value):
-    """By name."""
     with pytest.raises(InputError, match=f"expected {field}"):
         Recipe(**{field: value})

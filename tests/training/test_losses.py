@@ -36,7 +36,6 @@ def logits_of(*distributions):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_those_computed_by_hand(name):
-    """One place, a vocabulary of three."""
     losses = position_losses(logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
     np.testing.assert_allclose(losses[name], [[BY_HAND[name]]], rtol=1e-5)
 

@@ -11,7 +11,6 @@ TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,
 
 
 def test_texts_stand_one_behind_another_and_the_last_is_cut():
-    """Places, positions and answers by hand."""
     rows = pack(TEXTS, 16)
     np.testing.assert_array_equal(
         rows.tokens, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0],
@@ -56,7 +55,6 @@ def test_an_order_that_is_packed_more_tightly_is_not_cut_short():
 
 
 def test_too_few_texts_are_refused():
-    """Not a batch of nothing."""
     with pytest.raises(InputError, match="got 2: more texts, or a smaller batch_size or seq_len"):
         Batches(TEXTS, batch_size=9, seq_len=16, seed=0)
 

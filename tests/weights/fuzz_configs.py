@@ -1,15 +1,10 @@
-"""Alters config.json files of every family at random, and checks that each gives one clear line.
+"""Alters config.json files of every family at random, and checks that each gives one clear line."""
 
-`python -m tests.weights.fuzz_configs --num=10000` tries more of them than the tests do.
-"""
-
-import argparse
 import copy
 import json
 import pathlib
 import re
 import tempfile
-import time
 
 import numpy as np
 import safetensors.numpy
@@ -45,7 +40,6 @@ _UNCHECKED = re.compile(
 
 
 def write_folders(parent):
-    """Returns the config.json of each family, in folders with weights that fit."""
     configs = {}
     for name in FAMILIES:
         raw = json.loads(make_config(name).to_json_string(use_diff=False))
@@ -108,13 +102,3 @@ def fuzz(num, seed=0):
             num_refused += message is not None
             assert not _UNCHECKED.search(message or ""), message
     return num_refused
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    start = time.perf_counter()
-    print(fuzz(flags.num, flags.seed), "of", flags.num, "refused, the others load;", end=" ")
-    print(f"{time.perf_counter() - start:.0f} s")

@@ -1,11 +1,6 @@
-"""Alters the headers of weight files at random, and checks that each gives one clear line.
+"""Alters the headers of weight files at random, and checks that each gives one clear line."""
 
-`python -m tests.weights.fuzz_headers --num=10000` tries more of them than the tests do.
-"""
-
-import argparse
 import pathlib
-import resource
 import struct
 import tempfile
 import time
@@ -65,7 +60,6 @@ def alter(content, header, rng):
 
 
 def load(path):
-    """Loads a file as the programs do."""
     if path.suffix != ".gguf":
         load_hf(path.parent, "float32")
         return
@@ -110,14 +104,3 @@ def refusal(path, size):
         assert str(path.parent) in message, message
         assert "\n" not in message, message
     return message
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    start = time.perf_counter()
-    print(fuzz(flags.num, flags.seed), "of", flags.num, "refused, the others load;", end=" ")
-    print(f"{time.perf_counter() - start:.0f} s")

@@ -28,7 +28,11 @@ from tests.weights.toys import CONFIGS
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = CONFIGS["grouped"]
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
-# Runs the program several times in one process: importing takes longest.
+_REFUSALS = (
+    "not overwritten", "no model 'nonsense'", "random weights",
+    "cannot read" if _HAS_TORCH else "needs torch", "--format=hf", "found 0",
+)  # fmt: skip
+# Runs the program several times in one process, as importing takes longest.
 _RUN_ALL = """
 import contextlib, io, json, sys
 from absl.testing import flagsaver
@@ -47,18 +51,8 @@ print(json.dumps(done))
 """
 
 
-def _run_all(command_lines):
-    """Returns the status and the errors of each run."""
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN_ALL, json.dumps(command_lines)],
-        capture_output=True, text=True, check=True, cwd=_ROOT,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Returns a folder with a model, a head, and with torch a head in its format."""
     folder = tmp_path_factory.mktemp("sources")
     params = random_params(_CONFIG, 3, "float32")
     with pytest.MonkeyPatch.context() as patch:
@@ -73,17 +67,32 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def converted(folder):
-    """Returns the folder in which everything was converted."""
-    command_lines = [
+def outcomes(folder):
+    """Runs the program on good flags, then on others; returns (status, errors) of each."""
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").write_text("")
+    new = f"--output={folder}/new"
+    lines = [
         [f"--source={folder}/model", f"--output={folder}/hf", "--format=hf", "--dtype=float32"],
         [f"--source={folder}/head", f"--output={folder}/small_head", "--dtype=int8"],
+        [f"--source={folder}/head.pt", f"--output={folder}/torch", "--dtype=float32"],
+        [f"--source={folder}/model", f"--output={folder}/full"],
+        ["--source=nonsense", new],
+        ["--source=random:llama3.2-1b", new],
+        [f"--source={folder}/a.bin", new],
+        [f"--source={folder}/a.bin", new, "--format=orbax"],
+        [f"--source={folder}/full", new, "--dtype=int8"],
     ]
-    if _HAS_TORCH:
-        command_lines.append(
-            [f"--source={folder}/head.pt", f"--output={folder}/torch", "--dtype=float32"]
-        )
-    assert _run_all(command_lines) == [[0, ""]] * len(command_lines)
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_ALL, json.dumps(lines)],
+        capture_output=True, text=True, check=True, cwd=_ROOT,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def converted(folder, outcomes):
+    assert outcomes[: 2 + _HAS_TORCH] == [[0, ""]] * (2 + _HAS_TORCH)  # of torch's own file last
     return folder
 
 
@@ -159,22 +168,11 @@ def test_a_whole_model_is_no_head(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_refusals_are_one_line_and_write_nothing(folder, tmp_path):
+def test_refusals_are_one_line_and_write_nothing(folder, outcomes):
     """Guards against tracebacks, overwriting and half-written folders."""
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("")
-    new = f"--output={tmp_path}/new"
-    cases = [
-        ((f"--source={folder}/model", f"--output={tmp_path}/full"), "not overwritten"),
-        (("--source=nonsense", new), "no model 'nonsense'"),
-        (("--source=random:llama3.2-1b", new), "random weights"),
-        ((f"--source={tmp_path}/a.bin", new), "cannot read" if _HAS_TORCH else "needs torch"),
-        ((f"--source={tmp_path}/a.bin", new, "--format=orbax"), "--format=hf"),
-        ((f"--source={tmp_path}/full", new, "--dtype=int8"), "found 0"),
-    ]
-    outcomes = _run_all([flags for flags, _ in cases])
-    for (status, errors), (_, message) in zip(outcomes, cases, strict=True):
+    for (status, errors), message in zip(outcomes[-len(_REFUSALS) :], _REFUSALS, strict=True):
         assert status == 2
         assert errors.count("\n") == 1
         assert message in errors
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert not (folder / "new").exists()
+    assert [path.name for path in (folder / "full").iterdir()] == ["mine"]

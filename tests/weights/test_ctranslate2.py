@@ -19,8 +19,6 @@ _TYPES = {"float32": 0, "int16": 2, "float16": 4, "int8": 1}
 
 
 def write_model(path, variables, *, version=6, kind="WhisperSpec"):
-    """Writes a model.bin, with an alias at its end."""
-
     def name(text):
         data = text.encode() + b"\0"
         return struct.pack("<H", len(data)) + data
@@ -35,7 +33,6 @@ def write_model(path, variables, *, version=6, kind="WhisperSpec"):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Returns a folder of Hugging Face's, its config, and its tensors as variables."""
     folder = tmp_path_factory.mktemp("hf")
     make_checkpoint("whisper", folder)
     config, params = load_hf(folder, "float32")
@@ -52,7 +49,6 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a folder with the tokenizer and what is suppressed."""
     make_tokenizer().save(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     suppressed = {"suppress_ids": [5], "suppress_ids_begin": [6], "lang_ids": [29, 30]}

@@ -7,36 +7,27 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.weights.hf import read_config
+from tests.cases import slow_unless
 from tests.weights import fuzz_configs, fuzz_headers
 
 
-def test_altered_headers_give_one_line_each():
+@pytest.mark.parametrize("num", [100, slow_unless(False, 10_000)])
+def test_altered_headers_give_one_line_each(num):
     """Guards against tracebacks, hangs, and memory taken for lengths that a file only claims.
 
     A few changes leave a file that loads: another epsilon, a name in another case.
     """
-    num_refused = fuzz_headers.fuzz(200, seed=1)
-    assert 150 < num_refused < 200
+    num_refused = fuzz_headers.fuzz(num, seed=1)
+    assert 0.75 < num_refused / num < 1
 
 
-@pytest.mark.slow
-def test_ten_thousand_altered_headers():
-    """The same, for long."""
-    assert 9_000 < fuzz_headers.fuzz(10_000, seed=2) < 10_000
-
-
-def test_altered_configs_give_one_line_each():
+@pytest.mark.parametrize("num", [160, slow_unless(False, 10_000)])
+def test_altered_configs_give_one_line_each(num):
     """Guards against tracebacks, Python's own words, and tables of billions of experts.
 
     Some changes leave a config that loads: of keys that say nothing, or numbers within bounds.
     """
-    assert 150 < fuzz_configs.fuzz(300, seed=1) < 280
-
-
-@pytest.mark.slow
-def test_ten_thousand_altered_configs():
-    """The same, for long."""
-    assert 6_000 < fuzz_configs.fuzz(10_000, seed=2) < 9_000
+    assert 0.5 < fuzz_configs.fuzz(num, seed=1) / num < 0.94
 
 
 @pytest.mark.parametrize(

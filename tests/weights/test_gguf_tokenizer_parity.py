@@ -63,7 +63,6 @@ _QWEN_TEMPLATE = """{%- if tools %}
 
 
 def _byte_level_tokens():
-    """Returns the keys of a byte-level vocabulary that has learnt from the texts."""
     learnt = learn_bpe(many_texts(20), 700, bos="<s>", eos="</s>")
     model = json.loads(learnt._backend.to_str())["model"]
     tokens = [*sorted(model["vocab"], key=model["vocab"].get), "<|im_end|>", "<table>"]
@@ -77,7 +76,6 @@ def _byte_level_tokens():
 
 
 def _sentencepiece_tokens(**changes):
-    """Returns the keys of a SentencePiece vocabulary: bytes, characters and words of the texts."""
     texts = [text.replace(" ", "\u2581") for text in ["\u2581", *many_texts(20)]]
     characters = sorted({c for text in texts for c in text if c.isprintable()})[:150]
     # Every piece of up to five characters, long ones first: each has parts that are pieces too.
@@ -100,7 +98,6 @@ def _sentencepiece_tokens(**changes):
 
 
 def _both(path):
-    """Returns jspec's tokenizer of a file and transformers'."""
     pytest.importorskip("torch")  # without it transformers reads no GGUF file, nor its tokenizer
     import transformers
 

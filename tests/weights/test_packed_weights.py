@@ -36,7 +36,6 @@ def _write(path, kinds, config=GGUF_CONFIG):
 
 
 def _logits(config, params, tokens, width):
-    """Returns the logits of calls, each on `width` tokens."""
     apply = jax.jit(make_apply(config))
     cache = init_cache(config, batch_size=1, capacity=64, dtype=params["embedding"].dtype)
     chunks = []

@@ -64,18 +64,8 @@ def test_gate_comes_before_up():
 
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=str)
-def test_shapes_add_up_to_the_number_of_parameters(config):
-    """Guards against a forgotten bias or head, in the real presets too."""
-    shapes = [entry.shape for entry in parameter_table(config)]
-    params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    assert sum(int(np.prod(shape)) for shape in shapes) == sum(
-        leaf.size for leaf in jax.tree.leaves(params)
-    )
-
-
-@pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=str)
 def test_shapes_are_what_the_model_declares(config):
-    """Guards against the table and the modules drifting apart, at the real sizes too."""
+    """Guards against a forgotten bias or head, at the real sizes too."""
     config = dataclasses.replace(config, num_layers=min(config.num_layers, 3))  # all are alike
     declared = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(declared).items()}

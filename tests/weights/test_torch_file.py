@@ -30,7 +30,6 @@ class Evil:
 
 
 def tensors():
-    """Returns tensors of every kind that heads have."""
     return {
         "fc.weight": torch.arange(6.0).reshape(2, 3).t(),  # not contiguous
         "norm.weight": torch.nn.Parameter(torch.tensor([1.5, -2.0], dtype=torch.bfloat16)),
@@ -115,7 +114,6 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, form):
 
 
 def test_files_that_hold_something_else_are_refused(tmp_path):
-    """A line for each, by name."""
     path = tmp_path / "a.pt"
     sparse = torch.tensor([0.0, 1.0]).to_sparse()
     for content, message in [

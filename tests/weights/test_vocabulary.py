@@ -83,10 +83,8 @@ def test_two_paddings_in_files_work_without_a_word(tmp_path, capfd):
         used_vocab_size(target) == used_vocab_size(draft) == shared_vocab_size(target, draft) == 64
     )
     settings = SamplingParams(max_new_tokens=40, temperature=3.0, seed=1)
-    for models in ([target, draft], [draft, target]):
-        generator = Generator(*models, drafter="model", num_draft_tokens=2)
-        result = generator.generate(Request([7, 8, 9], settings))
-        assert max(result.token_ids) < 64
+    generator = Generator(target, draft, drafter="model", num_draft_tokens=2)
+    assert max(generator.generate(Request([7, 8, 9], settings)).token_ids) < 64
     assert capfd.readouterr() == ("", "")
 
 

@@ -41,21 +41,18 @@ _GGUF_NAMES = {
 
 
 def random_tensors(config, seed=0):
-    """Returns random float32 Hugging Face tensors by name."""
     rng = np.random.default_rng(seed)
     parts = [part for rule in parameter_table(config) for part in rule.parts]
     return {part.name: rng.normal(size=part.shape).astype(np.float32) for part in parts}
 
 
 def unpack(config, params):
-    """Returns a model's Hugging Face tensors by name."""
     leaves = flatten_dict(params)
     unpacked = [entry.unpack(np.asarray(leaves[entry.path])) for entry in parameter_table(config)]
     return {name: tensor for tensors in unpacked for name, tensor in tensors.items()}
 
 
 def quantize_params(params, config, kind):
-    """Returns float parameters with every kernel in integers."""
     leaves, dtype = flatten_dict(params), params["embedding"].dtype
     for entry in parameter_table(config):
         if is_quantizable(entry):
@@ -64,7 +61,6 @@ def quantize_params(params, config, kind):
 
 
 def gguf_name(name):
-    """Returns llama.cpp's name of a Hugging Face tensor."""
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, rest = stem.split(".", 3)

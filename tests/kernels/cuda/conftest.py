@@ -63,7 +63,6 @@ def in_order(emulator):
 
 @pytest.fixture
 def nvcc():
-    """Returns the compiler of CUDA C++."""
     compiler = library.find_nvcc()
     if compiler is None or not os.path.exists(compiler):
         pytest.skip("no nvcc")

@@ -132,7 +132,6 @@ def in_pages(layers, length, rng):
 
 
 def slots_of(cache):
-    """Returns keys and values [b k s h] in float64."""
     layers = [np.asarray(layer) for layer in (cache.keys[0], cache.values[0])]
     if hasattr(cache, "table"):
         b, m = cache.table.shape
@@ -147,12 +146,10 @@ def run(case, qkv, rope, visible, cache, norms):
 
 @functools.cache
 def compiled(config, offset):
-    """Returns `attend`, compiled once for each shape."""
     return jax.jit(lambda *operands: attend(config, *operands[:4], offset, operands[4]))
 
 
 def by_numpy(case, qkv, rope, visible, cache, norms):
-    """Returns the mixed values, keys and values in float64."""
     _, t, _, g, h, *_ = case
     qkv, visible = np.asarray(qkv, np.float64), np.array(visible)
     cos, sin = (np.asarray(part, np.float64)[:, :, None, None] for part in rope)

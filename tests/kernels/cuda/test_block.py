@@ -38,7 +38,6 @@ def _is_available(monkeypatch):
 
 
 def make_layer(name, kind):
-    """Returns the config and the parameters of a layer whose head sizes the kernels take."""
     config, params = make_model(name, kind)
     return config, params["layers_0"]
 
@@ -78,7 +77,6 @@ def precise_layer(leaf):
 
 
 def by_reference(module, params, offset, call, *inputs):
-    """Returns what the module returns in float32, with zeros for the slots that are NaN."""
     precise = jax.tree.map(
         lambda leaf: leaf.astype(jnp.float32),
         params,
@@ -90,7 +88,6 @@ def by_reference(module, params, offset, call, *inputs):
 
 
 def by_candidate(name, config, params, offset, call, *inputs):
-    """Returns what a candidate returns, with zeros for slots that are still NaN."""
     run = jax.jit(functools.partial(CANDIDATES[name].run, config, offset))
     x, cache = run(params, *call, *inputs)
     return x, jax.tree.map(jnp.nan_to_num, cache)

@@ -1,7 +1,6 @@
-"""The kernels of a block compile for GPUs: without spills, and as parts of one CUDA graph."""
+"""The kernels of a block compile for GPUs, as parts of one CUDA graph."""
 
 import re
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +10,9 @@ from jspec import kernels
 from jspec.kernels import cuda_block, library
 from jspec.lab.accelerators.compiled import find_accelerator
 from jspec.models import init_cache, make_apply
-from tests.kernels.cuda.conftest import CUDA
 from tests.kernels.families import make_model
 
-_ARCHITECTURES = "sm_80", "sm_90a", "sm_100"
 _KERNELS_OF_A_LAYER = {"attention": 1, "cuda": 5, "layer": 1, "layer-pdl": 1}  # calls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", _ARCHITECTURES)
-def test_attention_compiles_without_spills(nvcc, architecture, tmp_path):
-    """Three kernels for heads of up to 64, 128 and 256, and the sum of the splits."""
-    command = [nvcc, *library.cuda_recipe(architecture).options, "-Xptxas", "-v", "-c"]
-    include = f"-I{jax.ffi.include_dir()}"
-    source, result = str(CUDA / "attention.cu"), str(tmp_path / "attention.o")
-    outcome = subprocess.run(
-        [*command, include, source, "-o", result], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", outcome.stderr)
-    assert spills == [("0", "0")] * 4, outcome.stderr
 
 
 @pytest.mark.compile_gpu

@@ -14,7 +14,6 @@ def numbers(*shape):
 
 
 def call(function, *arguments):
-    """Calls a function of the library with arrays as pointers; returns its status."""
     return function(
         *(a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a for a in arguments)
     )

@@ -18,14 +18,7 @@ from jspec.kernels import library
 from jspec.kernels.cuda_block import Fused, multiply
 from jspec.lab.accelerators.compiled import find_accelerator
 from tests.kernels.cuda.conftest import CUDA, FOLDER
-
-prepare = library._prepare_cuda.__wrapped__  # without the memory of the process
-
-
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    return tmp_path
+from tests.kernels.test_library import check_line, prepare_cuda
 
 
 @pytest.fixture
@@ -40,7 +33,6 @@ def small(monkeypatch, tmp_path):
 
 
 def compile_source(nvcc, source, architecture, tmp_path):
-    """Returns what the assembler says of a source's kernels."""
     recipe = library.cuda_recipe(architecture)
     command = [nvcc, *recipe.options, f"-I{jax.ffi.include_dir()}", "-Xptxas", "-v", "-c"]
     done = subprocess.run(
@@ -59,7 +51,9 @@ def check_spills(said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("name", sorted(path.name for path in CUDA.glob("multiply_*.cu")))
+@pytest.mark.parametrize(
+    "name", ["attention.cu", *sorted(path.name for path in CUDA.glob("multiply_*.cu"))]
+)
 def test_kernels_compile_without_spills(nvcc, name, architecture, tmp_path):
     check_spills(compile_source(nvcc, CUDA / name, architecture, tmp_path))
 
@@ -84,7 +78,6 @@ def test_spills_are_seen(nvcc, tmp_path):
 
 
 def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
-    """And is another one for another architecture, or by another compiler."""
     runs, run = [], library._run
     monkeypatch.setattr(library, "_run", lambda *given: runs.append(given) or run(*given))
     recipe = library.cuda_recipe("sm_90a")
@@ -96,21 +89,6 @@ def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"),
-    [
-        (None, "no CUDA C++ compiler was found"),
-        ("/nowhere/nvcc", "there is no CUDA C++ compiler /nowhere/nvcc ($CUDA_HOME)"),
-        ("false", "false failed: status 1"),
-    ],
-)
-def test_without_a_compiler_one_line_says_so(small, cache, monkeypatch, capsys, compiler, reason):
-    monkeypatch.setattr(library, "find_nvcc", lambda: compiler)
-    assert prepare("9.0") is None
-    check_line(capsys, reason)
-    assert not list(cache.glob("native/*"))
-
-
-@pytest.mark.parametrize(
     ("capability", "reason"),
     [
         ("7.5", "expected compute capability 8.0 or newer, got 7.5"),
@@ -119,19 +97,19 @@ def test_without_a_compiler_one_line_says_so(small, cache, monkeypatch, capsys, 
     ],
 )
 def test_a_gpu_that_is_too_old_or_unknown(cache, capsys, capability, reason):
-    assert prepare(capability) is None
+    assert prepare_cuda(capability) is None
     check_line(capsys, reason)
 
 
 def test_an_architecture_that_the_compiler_does_not_know(nvcc, small, cache, capsys):
-    assert prepare("99.0") is None
+    assert prepare_cuda("99.0") is None
     check_line(capsys, "sm_990")
     assert not list(cache.glob("native/*"))
 
 
 def test_sources_that_do_not_compile(nvcc, small, cache, capsys):
     (small / "problem.cu").write_text('#include "common.cuh"\nint Nonsense() { return nothing; }\n')
-    assert prepare("9.0") is None
+    assert prepare_cuda("9.0") is None
     check_line(capsys, 'identifier "nothing" is undefined')
     assert not list(cache.glob("native/*"))
 
@@ -140,22 +118,8 @@ def test_a_driver_that_is_missing_or_too_old(nvcc, small, cache, capsys):
     """Here there is none, as `jspec_cuda_problem` tells."""
     if jax.default_backend() == "gpu":
         pytest.skip("there is a driver")
-    assert prepare("9.0") is None
+    assert prepare_cuda("9.0") is None
     check_line(capsys, "the CUDA C++ kernels do not load: CUDA driver version is insufficient")
-
-
-def test_a_cache_folder_that_cannot_be_written(nvcc, small, monkeypatch, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file"))
-    assert prepare("9.0") is None
-    check_line(capsys, "Not a directory")
-
-
-def check_line(capsys, reason):
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jspec: ")
-    assert reason in line
-    assert "XLA computes everything" in line
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def normal(seed, *shape, dtype=jnp.float32):
 
 @functools.cache
 def make_kernel(kind, outputs, inputs):
-    """Returns a kernel, and its weights in float64."""
     if kind in PACKED:
         strips = jnp.asarray(packed(random_rows(kind, outputs, inputs)[0], kind))
         kernel = PackedKernel(strips, kind, (outputs, inputs), jnp.dtype(jnp.bfloat16))
@@ -47,7 +46,6 @@ def make_kernel(kind, outputs, inputs):
 
 
 def make_options(parts, num_rows, inputs, outputs):
-    """Returns the options of `multiply`; `outputs` are the result's."""
     activation = next((name for name in ("silu", "gelu_tanh") if name in parts), None)
     kernel_outputs = outputs * (2 if activation else 1)
     dtype = jnp.bfloat16 if "silu" in parts else jnp.float32
@@ -199,7 +197,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(emulator, kind):
 )
 @pytest.mark.parametrize("order", [1, 2, slow_unless(False, 3)])
 def test_the_order_of_threads_changes_no_bit(emulator, in_order, kind, order):
-    """No barrier is missing, and blocks are independent."""
     kernel, _ = make_kernel(kind, 160, 512)
     rows, norm = normal(4, 9, 512), 1 + normal(1, 512) / 4
     options = {"norm": norm, "epsilon": 1e-5, "activation": "gelu_tanh"}

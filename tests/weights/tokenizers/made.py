@@ -48,7 +48,6 @@ def learn_bpe(texts, vocab_size, *, bos, eos):
 
 
 def _rewritten(backend, change):
-    """Returns a tokenizer whose JSON was changed."""
     raw = json.loads(backend.to_str())
     change(raw["model"])
     return Tokenizer.from_str(json.dumps(raw))

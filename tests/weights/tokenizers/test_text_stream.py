@@ -15,7 +15,7 @@ from tests.weights.tokenizers import made
 
 ALL = [*made.MADE, *made.REAL]
 _STATS = Stats((), 0, 0.0, 0.0, 0.0, 0.0, 0)
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(params=ALL, scope="module")
