@@ -1,7 +1,6 @@
 """The head of DFlash as drafter: its pass, its cache, and its drafts through the whole step."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +10,14 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dflash import DflashDrafter, DflashTreeDrafter
+from jspec.drafters.dflash import DflashTreeDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
 from tests import tiny, tiny_dflash
-from tests.cases import slow_unless
-from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
+from tests.speculation.drive import propose
 
 WIDTH, CAPACITY = 3, 160
 LENGTHS = np.array([140, 66, 3])
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 CUT = dataclasses.replace(
     tiny_dflash.CONFIG, layer=dataclasses.replace(tiny_dflash.CONFIG.layer, vocab_size=40),
     has_head=True, has_embedding=True,
@@ -201,91 +198,6 @@ def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
     assert np.abs(poisoned(-1) - clean.probs).max() > 0.01
 
 
-def check_cache(pair, head, result, config=tiny_dflash.CONFIG):
-    """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-
-    def fresh(tokens):
-        hidden = tiny_dflash.features_of(pair, tokens, config)
-        return tiny_dflash.fresh_cache(config, head, hidden)
-
-    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
-
-
-@pytest.fixture(scope="module")
-def head(tiny_pair):
-    return tiny_dflash.params_for(tiny_pair)
-
-
-@pytest.fixture(scope="module")
-def make_engine(tiny_pair, head):
-    """Returns a cached function from a rule and a drafter's class to compiled rounds."""
-
-    @functools.cache
-    def build(rule, kind=DflashDrafter):
-        drafter = kind(**vars(tiny_dflash.drafter(WIDTH)))
-        return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, rule)
-
-    return build
-
-
-@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_equals_a_fresh_prefill(
-    tiny_pair, head, make_engine, temperature
-):
-    """However many drafts were kept: masks and rejected tokens never stay."""
-    options = {"temperature": temperature, "max_length": 60}
-    result = make_engine("coupled").generate(PROMPTS, **options)
-    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
-    check_cache(tiny_pair, head, result)
-
-
-class Leaking(DflashDrafter):
-    """The natural but wrong drafter: the block of masks stays in its context."""
-
-    def propose(self, params, state, inputs):
-        proposal, state = super().propose(params, state, inputs)
-        masks = jnp.where(proposal.num_tokens > 0, 1, 0)
-        return proposal, state.replace(cache=state.cache.commit(masks))
-
-
-class Keeping(DflashDrafter):
-    """The other drafter; it remembers the hidden states of all drafts that were verified."""
-
-    def observe(self, params, state, tokens, hidden, valid):
-        return super().observe(params, state, tokens, hidden, valid | valid[:, :1])
-
-
-@pytest.mark.parametrize("wrong", [Leaking, Keeping])
-def test_a_mask_that_leaks_and_rejected_states_are_seen(tiny_pair, head, make_engine, wrong):
-    """Negative controls of the test above."""
-    # What is kept too much must have room in the caches.
-    engine = make_engine("rejection", wrong)
-    result = engine.generate(PROMPTS, temperature=1.0, max_length=20)
-    with pytest.raises(AssertionError):
-        check_cache(tiny_pair, head, result)
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_pair):
-    return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
-
-
-@pytest.mark.parametrize(
-    ("rule", "temperature"),
-    [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
-)
-def test_output_is_plain_output(make_engine, plain, rule, temperature):
-    """At temperature 0, and under `coupled` at any: whatever the neighbours are."""
-    engine = make_engine(rule)
-    options = {"temperature": temperature, "max_length": 60}
-    wanted = plain.generate(PROMPTS, **options).tokens
-    result = engine.generate(PROMPTS, **options)
-    assert result.tokens == wanted
-    assert result.num_accepted.sum() > 0
-    alike = engine.generate(PROMPTS[2:] * 3, seeds=[2] * 3, **options)
-    assert alike.tokens == wanted[2:] * 3
-
-
 @pytest.mark.parametrize(("says_next", "most"), [(False, 2), (True, 3)])
 def test_there_are_no_more_drafts_than_a_block_has(tmp_path, says_next, most):
     """Three slots say two drafts of DFlash, and three of DSpark."""
@@ -341,21 +253,6 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
             paths.append((*(paths[parent] if parent >= 0 else ()), draft))
         assert set(paths) == best_first(logits, bias, ids, text[row, length], size, branches)
     assert max(map(len, paths)) > 1
-
-
-@pytest.mark.parametrize("draws", ["likeliest", slow_unless(False, "without")])
-def test_output_with_trees_is_plain_output(tiny_pair, head, plain, draws):
-    """Greedily, and that some of a tree is kept; the cache stays that of the text."""
-    fields = vars(tiny_dflash.drafter(6))
-    drafter = DflashTreeDrafter(**fields, shape=Shape(6, 3, 2, draws))
-    engine = Engine(
-        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, "rejection"
-    )
-    wanted = plain.generate(PROMPTS, max_length=60).tokens
-    result = engine.generate(PROMPTS, max_length=60)
-    assert result.tokens == wanted
-    assert result.num_accepted.sum() > 0
-    check_cache(tiny_pair, head, result)
 
 
 def test_a_tree_is_no_deeper_than_a_block(tmp_path):

@@ -1,7 +1,6 @@
 """The head as drafter: its chains, its lag, and the distributions through the whole step."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from tests import tiny, tiny_eagle
-from tests.cases import slow_unless
 from tests.speculation import drive
-from tests.speculation.drive import Engine, assert_cache_is_of_text
 
 WIDTH = 3
 CAPACITY = 160
@@ -107,42 +104,3 @@ def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):
     proposal, state = propose(tiny_pair, head, observed, last, [0, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
     np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
-
-
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
-
-
-@pytest.fixture(scope="module")
-def make_engine(tiny_pair, head):
-    """Returns a cached function from a rule to compiled rounds."""
-
-    @functools.cache
-    def build(rule):
-        params = tiny_pair.target, head
-        drafter = tiny_eagle.drafter(WIDTH)
-        return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter, rule)
-
-    return build
-
-
-@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
-    tiny_pair, head, make_engine, temperature
-):
-    """However many drafts were kept, its own guesses never stay."""
-    result = make_engine("coupled").generate(PROMPTS, temperature=temperature, max_length=60)
-    assert result.num_accepted.sum() > 0
-
-    def fresh(tokens):
-        table, outputs = tiny_pair.target["embedding"], tiny_eagle.features_of(tiny_pair, tokens)
-        return tiny_eagle.fresh_cache(tiny_eagle.CONFIG, head, table, outputs, tokens)
-
-    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
-
-
-@pytest.mark.parametrize("rule", [slow_unless(False, "rejection"), "coupled"])
-def test_greedy_output_is_plain_output(tiny_pair, make_engine, rule):
-    """In a batch of prompts of different lengths."""
-    plain = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
-    wanted = plain.generate(PROMPTS, max_length=60).tokens
-    assert make_engine(rule).generate(PROMPTS, max_length=60).tokens == wanted

@@ -16,12 +16,10 @@ from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import SamplingParams
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny
 from tests.cases import slow_unless
-from tests.speculation.drive import QUICK, assert_committed_equal, request_settings
+from tests.speculation.drive import QUICK, assert_committed_equal, inputs_of, request_settings
 from tests.speculation.toys import VOCAB as TOY_VOCAB
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
 
@@ -35,7 +33,6 @@ SETTINGS = {
                           logit_bias={5: 1.0}),
 }  # fmt: skip
 SWITCHES = needed_switches(list(SETTINGS.values()))
-NO_TARGET = TargetView(None, lambda: None, None)
 
 
 def make_pair(apply, num_guesses=3, min_confidence=0.0):
@@ -54,18 +51,9 @@ def make_programs(drafter):
         return drafter.observe(params, state, tokens, jnp.zeros((*tokens.shape, 1)), valid)
 
     def propose(params, state, last, limit, position, settings):
-        keys = round_keys(jnp.arange(ROWS).astype(jnp.uint32), position, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            params,
-            state,
-            RoundInputs(
-                last,
-                limit=lambda kind: limit,
-                rng_keys=keys,
-                settings=settings.after(last),
-                view=NO_TARGET,
-            ),
-        )
+        seeds, after = jnp.arange(ROWS), settings.after(last)
+        inputs = inputs_of(last, limit, WIDTH, seeds=seeds, position=position, settings=after)
+        return drafter.propose(params, state, inputs)
 
     return [jax.jit(function, compiler_options=QUICK) for function in (observe, propose)]
 

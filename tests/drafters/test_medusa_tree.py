@@ -16,11 +16,10 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.medusa import FILE, NUM_RANKS, load_medusa, read_rates, save_rates
 from jspec.models import make_apply
-from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny, tiny_medusa, tiny_models
 from tests.drafters.test_dynamic_tree import paths_of
-from tests.speculation.drive import settings_of
+from tests.speculation.drive import propose
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/medusa_rates.py"
 RATES = [[0.5, 0.3, 0.1], [0.6, 0.1], [0.2, 0.1], [0.1]]
@@ -51,14 +50,7 @@ def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
     assert drafter.tree_depth == 3
     state = jnp.asarray(np.random.default_rng(0).normal(size=(2, tiny.CONFIG.embed_dim)))
     state = state.astype(jnp.float32)
-    inputs = RoundInputs(
-        jnp.zeros(2, jnp.int32),
-        limit=lambda kind: jnp.asarray([6, 0])[kind * 0 + jnp.arange(2)].astype(jnp.int32),
-        rng_keys=jax.random.split(jax.random.key(0), (2, 6)),
-        settings=settings_of(2, 1.0),
-        view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-    )
-    proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    proposal, _ = propose(tiny_pair, drafter, params, state, [0, 0], [6, 0], temperature=1.0)
     assert proposal.num_tokens.tolist() == [number, 0]
     # 0.5, 0.3, 0.5·0.6, 0.3·0.6, 0.5·0.6·0.2, 0.5·0.1: two branches at most.
     ranks = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 1)]

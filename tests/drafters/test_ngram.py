@@ -3,10 +3,8 @@ distribution.
 """
 
 import collections
-import functools
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 
 from jspec.drafters.ngram import NgramDrafter
 from jspec.lab.analysis.goodness import goodness_of_fit
-from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.settings import Processor, Switches
-from jspec.speculation.types import RoundInputs, TargetView
-from tests.drafters.test_prompt_lookup import CAPACITY, as_history
-from tests.speculation.drive import QUICK, settings_of
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history, propose_after
+from tests.speculation import drive
+from tests.speculation.drive import drafts_of, settings_of
 
 WIDTH, VOCAB, BATCH = 4, 5, 4
 FALSE_ALARM = 1e-6
@@ -55,49 +52,14 @@ def reference_drafts(drafter, text, limit=WIDTH):
     return drafts
 
 
-@functools.cache
-def proposer(drafter, switches=Switches()):  # noqa: B008 (immutable)
-    """Returns the compiled proposal of BATCH rows; the temperature is data."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(history, last_token, seeds, temperature, limit):
-        b = last_token.shape[0]
-        settings = settings_of(b, 0.0).replace(
-            temperature=jnp.full([b], temperature), switches=switches,
-            states=tuple(jnp.zeros([b, 1]) for _ in switches.processors),
-        )  # fmt: skip
-        keys = independent_draft_keys(seeds, jnp.zeros_like(last_token), WIDTH)
-        return drafter.propose(
-            None,
-            history,
-            RoundInputs(
-                last_token,
-                limit=lambda kind: jnp.full_like(kind, limit),
-                rng_keys=keys,
-                settings=settings,
-                view=TargetView(None, lambda: None, None),
-            ),
-        )
-
-    return propose
-
-
-def propose(drafter, rows, *, temperature=0.0, limit=WIDTH, seed=0, switches=Switches()):  # noqa: B008
+def propose(drafter, rows, *, temperature=0.0, limit=WIDTH, seed=0, switches=None):
     """Returns the proposal for texts, the last token of each not yet committed."""
-    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    seeds = jnp.arange(seed, seed + len(rows), dtype=jnp.uint32)
-    history = as_history([text[:-1] for text in rows])
-    proposal, state = proposer(drafter, switches)(
-        history, last, seeds, jnp.float32(temperature), jnp.int32(limit)
-    )
-    assert state.length.tolist() == [len(text) - 1 for text in rows]
-    return proposal
-
-
-def drafts_of(proposal):
-    """Returns each row's drafts."""
-    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
-    return [tokens[:count] for tokens, count in pairs]
+    settings, states = settings_of(len(rows), temperature), ()
+    if switches is not None:
+        states = tuple(jnp.zeros([len(rows), 1]) for _ in switches.processors)
+        settings = settings.replace(switches=switches, states=states)
+    seeds = np.arange(seed, seed + len(rows))
+    return propose_after(drafter, rows, settings=settings, seeds=seeds, limit=limit)
 
 
 def padded(*rows):
@@ -232,12 +194,12 @@ def test_draws_follow_the_reported_distribution(temperature):
 
 def test_draws_do_not_depend_on_the_capacity():
     """A neighbour's long prompt makes room for more tokens, and must not change the noise."""
-    last, seeds = jnp.asarray([TEXT[-1]] * 64, jnp.int32), jnp.arange(64, dtype=jnp.uint32)
     drawn = []
     for room in (0, 9):
         history = as_history([TEXT[:-1]] * 64)
         history = history.replace(tokens=jnp.pad(history.tokens[:, :14], ((0, 0), (0, room))))
-        actual, _ = proposer(SAMPLED)(history, last, seeds, jnp.float32(1), jnp.int32(WIDTH))
+        last, seeds = [TEXT[-1]] * 64, np.arange(64)
+        actual, _ = drive.propose(None, SAMPLED, None, history, last, WIDTH, 1.0, seeds=seeds)
         drawn.append(actual.tokens.tolist())
     assert drawn[0] == drawn[1]
     assert len({tuple(row) for row in drawn[0]}) > 2

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
-from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import RoundInputs, TargetView
+from tests.speculation import drive
 
 CAPACITY = 24
 MAX_MATCH = 5
@@ -27,6 +26,15 @@ def as_history(rows):
     for row, text in enumerate(rows):
         tokens[row, : len(text)] = text
     return History(jnp.asarray(tokens), jnp.asarray([len(text) for text in rows], jnp.int32))
+
+
+def propose_after(drafter, rows, params=None, **options):
+    """Returns the proposal for texts, the last token of each not yet committed."""
+    history = as_history([text[:-1] for text in rows])
+    last = [text[-1] for text in rows]
+    proposal, state = drive.propose(None, drafter, params, history, last, **options)
+    assert state.length.tolist() == [len(text) - 1 for text in rows]
+    return proposal
 
 
 def reference_match(text):
@@ -52,41 +60,12 @@ def reference_drafts(text, min_match):
     return grown[len(text) :]
 
 
-@functools.cache
-def proposer(min_match, growth=0.0):
-    drafter = PromptLookupDrafter(WIDTH, min_match, MAX_MATCH, growth)
-
-    @jax.jit
-    def propose(history, last_token):
-        b = last_token.shape[0]
-        zeros = jnp.zeros([b])
-        return drafter.propose(
-            None,
-            history,
-            RoundInputs(
-                last_token,
-                limit=lambda kind: jnp.full_like(kind, WIDTH),
-                rng_keys=jax.random.split(jax.random.key(0), (b, WIDTH)),
-                settings=SamplingSettings(zeros, zeros.astype(jnp.int32), zeros, zeros),
-                view=TargetView(None, lambda: None, None),
-            ),
-        )
-
-    return propose
-
-
 def drafts_of(rows, min_match, growth=0.0):
     """Returns each row's drafts; the row's last token is the one not yet committed."""
-    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    proposal, state = proposer(min_match, growth)(as_history([text[:-1] for text in rows]), last)
+    drafter = PromptLookupDrafter(WIDTH, min_match, MAX_MATCH, growth)
+    proposal = propose_after(drafter, rows, ())
     assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
-    assert state.length.tolist() == [len(text) - 1 for text in rows]
-    return [
-        tokens[:count]
-        for tokens, count in zip(
-            proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True
-        )
-    ]
+    return drive.drafts_of(proposal)
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)

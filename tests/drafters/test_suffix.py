@@ -1,7 +1,6 @@
 """Suffix decoding against a plain Python search, of the text itself and of a corpus."""
 
 import fractions
-import functools
 
 import hypothesis
 import jax
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from jspec.drafters.corpus import MAX_MATCH, make_corpus
 from jspec.drafters.prompt_lookup import own_matches
 from jspec.drafters.suffix import SuffixDrafter
-from jspec.speculation.types import RoundInputs, TargetView
-from tests.drafters.test_prompt_lookup import CAPACITY, as_history
-from tests.speculation.drive import QUICK, settings_of
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history, propose_after
+from tests.speculation.drive import drafts_of
 
 WIDTH, BATCH = 4, 4
 DRAFTERS = [
@@ -74,33 +72,11 @@ def expected_drafts(drafter, places):
     return longest, [drafts for score, drafts in actual if score == best]
 
 
-@functools.cache
-def proposer(drafter, has_corpus=False):
-    """Returns the compiled proposal of BATCH rows."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(history, last_token, limit):
-        inputs = RoundInputs(
-            last_token,
-            limit=lambda kind: jnp.full_like(kind, limit),
-            rng_keys=jax.random.split(jax.random.key(0), (BATCH, WIDTH)),
-            settings=settings_of(BATCH, 0.0),
-            view=TargetView(None, lambda: None, None),
-        )
-        return drafter.propose((CORPUS,) if has_corpus else (), history, inputs)
-
-    return propose
-
-
 def propose(drafter, rows, limit=WIDTH, has_corpus=False):
     """Returns the drafts and the kind of each row, whose last token is not committed yet."""
-    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    history = as_history([text[:-1] for text in rows])
-    proposal, state = proposer(drafter, has_corpus)(history, last, jnp.int32(limit))
+    proposal = propose_after(drafter, rows, (CORPUS,) if has_corpus else (), limit=limit)
     assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
-    assert state.length.tolist() == [len(text) - 1 for text in rows]
-    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
-    return [tokens[:count] for tokens, count in pairs], proposal.kind.tolist()
+    return drafts_of(proposal), proposal.kind.tolist()
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)

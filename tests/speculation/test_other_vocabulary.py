@@ -17,11 +17,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jspec.drafters.translated_model import TranslatedDrafter, TranslatedParams
 from jspec.drafters.vocabulary_map import make_vocabulary_map, most_alike
-from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import RoundInputs
 from jspec.weights.tokenizers.tokenizer import Tokenizer
-from tests.drafters.test_model import NO_TARGET, settings_of
+from tests.speculation.drive import inputs_of
 from tests.speculation.enumeration import (
     as_float32,
     enumerate_paths,
@@ -92,13 +90,8 @@ def propose(translation, temperature):
         committed = jnp.concatenate([jnp.full([b, 1], 2), contexts[:, :1]], axis=1)
         shown = committed.astype(jnp.int32), jnp.zeros((b, 2, 1)), jnp.ones((b, 2), bool)
         state = drafter.observe(params, state, *shown)
-        inputs = RoundInputs(
-            jnp.asarray(contexts[:, 1]),
-            limit=lambda kind: jnp.full_like(kind, WIDTH),
-            rng_keys=round_keys(seeds, jnp.zeros([b], jnp.int32), Purpose.DRAFT, WIDTH),
-            settings=settings_of(b, temperature),
-            view=NO_TARGET,
-        )
+        fields = {"seeds": seeds, "temperature": temperature}
+        inputs = inputs_of(contexts[:, 1], WIDTH, WIDTH, **fields)
         return drafter.propose(params, state, inputs)[0]
 
     return [run(params, jnp.full([b], seed, jnp.uint32)) for seed in range(4)]
