@@ -9,7 +9,6 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.speculation.control import Control
 from jspec.speculation.types import Proposal, TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal, inputs_of, propose
@@ -29,12 +28,6 @@ def drafter(tiny_pair):
 def engine(tiny_pair, drafter):
     params = tiny_pair.target, (None, tiny_pair.draft)
     return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter, max_rounds=8)
-
-
-def with_limits(drafter, state, limits):
-    """Returns the state in which each row wants so many drafts of each kind, [b k]."""
-    control = Control.init(limits.shape[0], kinds=drafter.kinds, numbers=(0, WIDTH))
-    return state.replace(control=control.replace(forced=jnp.asarray(limits, jnp.int32)))
 
 
 def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, drafter):
@@ -60,13 +53,12 @@ def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, dra
 
 
 def test_nothing_wanted_nothing_done(engine, drafter):
-    """A plain step: no member's cache moves and nobody proposes."""
-    state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9]])
-    state = with_limits(drafter, state, np.zeros([1, len(drafter.kinds)]))
-    state, infos = engine.advance(state, 4)
-    assert infos.num_proposed.max() == 0
-    assert infos.num_tokens.tolist() == [[1]] * 4
-    assert state.draft[1].cache.length.tolist() == [0]
+    """No member's cache moves and nobody proposes."""
+    state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]])
+    params = engine.params.draft
+    proposal, new = propose(None, drafter, params, state.draft, state.last_token, 0)
+    assert proposal.num_tokens.tolist() == [0, 0]
+    assert new[1].cache.length.tolist() == [0, 0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,22 +24,19 @@ CUT = dataclasses.replace(
 )  # fmt: skip
 CONFIGS = {
     "DFlash": tiny_dflash.CONFIG,
-    "a token as mask": dataclasses.replace(tiny_dflash.CONFIG, mask_id=60, block_size=4),
     "cut vocabulary": CUT,
-    "next token": dataclasses.replace(tiny_dflash.CONFIG, says_next=True),
-    "causal": dataclasses.replace(tiny_dflash.CONFIG, causal_layers=(0,)),
-    "window": dataclasses.replace(
-        tiny_dflash.CONFIG,
-        layer=dataclasses.replace(tiny_dflash.CONFIG.layer, window=20, windowed_layers=(0, 1)),
-        causal_layers=(1,),
+    "a token as mask, next token, causal": dataclasses.replace(
+        tiny_dflash.CONFIG, mask_id=60, block_size=4, says_next=True, causal_layers=(0,)
     ),
-    "scales": dataclasses.replace(
+    "window, scales": dataclasses.replace(
         tiny_dflash.CONFIG,
         layer=dataclasses.replace(
-            tiny_dflash.CONFIG.layer, embedding_scale=2.0, logits_scale=0.5, logits_softcap=3.0
+            tiny_dflash.CONFIG.layer, window=20, windowed_layers=(0, 1),
+            embedding_scale=2.0, logits_scale=0.5, logits_softcap=3.0,
         ),
+        causal_layers=(1,),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +114,7 @@ def walk(config, head, logits, hidden, first, at_least=0.0):
     return drafts, estimates
 
 
-@pytest.mark.parametrize("reads_markov", [True, False])
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("reads_markov", "is_cut"), [(True, False), (False, True)])
 def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, is_cut):
     """Each draft is biased by the one before, and a row stops where the estimate is too low."""
     config = dataclasses.replace(MARKOV, confidence_reads_markov=reads_markov)
@@ -147,9 +143,8 @@ def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, 
     assert len(set(expected)) > 1
 
 
-@pytest.mark.parametrize("used", [20, 50])
-@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary"])
-def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, name, used):
+@pytest.mark.parametrize(("used", "name"), [(50, "DFlash"), (20, "cut vocabulary")])
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, used, name):
     """Ids that no tokenizer has, at the end of the target's table."""
     config = CONFIGS[name]
     drafter = dataclasses.replace(tiny_dflash.drafter(WIDTH, config), vocab_size=used)

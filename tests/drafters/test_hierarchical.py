@@ -148,12 +148,9 @@ def check_state(run, params, apply):
 @pytest.mark.parametrize(
     ("name", "min_confidence"),
     [
-        ("penalties", 0.0),
-        ("sampled", 0.3),
-        slow_unless(False, "greedy", 0.0),
-        slow_unless(False, "greedy", 0.3),
-        slow_unless(False, "sampled", 0.0),
-        slow_unless(False, "penalties", 0.3),
+        slow_unless((name, confidence) == ("penalties", 0.3), name, confidence)
+        for name in SETTINGS
+        for confidence in (0.0, 0.3)
     ],
 )
 def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
@@ -176,7 +173,7 @@ def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
     check_state(runs[1], tiny_pair.draft, tiny_pair.apply)
 
 
-@pytest.mark.parametrize("num_guesses", [1, 3, 5])
+@pytest.mark.parametrize("num_guesses", [slow_unless(n == 3, n) for n in (1, 3, 5)])
 def test_repetitive_text_takes_fewer_calls(num_guesses):
     """Greedy texts of a distribution of two tokens soon repeat themselves, and then guesses are
     right.

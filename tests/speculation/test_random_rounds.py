@@ -94,9 +94,8 @@ SUBJECTS = {  # a drafter's name and its options
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", TREE),
 }  # fmt: skip
 QUICK = ("first layers", "look-ahead", "MTP", "P-EAGLE", "DFlash, tree", "blockwise",
-         "lookup, Medusa, other layers", "model, tree without", "lookup, model, tree",
-         "suffix, recycle, EAGLE, tree")  # fmt: skip
-WITH_NARROW_CALLS = "lookup, model, tree"  # of the quick ones: each width is one program more
+         "EAGLE, tree without", "lookup, Medusa, other layers", "lookup, model, tree")  # fmt: skip
+WITH_NARROW_CALLS = "first layers"  # of the quick ones: each width is one program more
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "dflash": {"std": 0.1},
@@ -368,7 +367,7 @@ def observe_refused(self, params, state, tokens, hidden, valid):
         slow_unless(False, "P-EAGLE", BlockDrafter, "propose", keep_a_mask),
         ("MTP", PairDrafter, "forget_guesses", keep_guesses),
         slow_unless(False, "EAGLE", PairDrafter, "forget_guesses", keep_guesses),
-        ("P-EAGLE", ReadingFeatures, "observe", observe_refused),
+        slow_unless(False, "P-EAGLE", ReadingFeatures, "observe", observe_refused),
         slow_unless(False, "DFlash", ReadingFeatures, "observe", observe_refused),
     ],
 )
