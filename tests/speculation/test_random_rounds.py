@@ -59,6 +59,7 @@ SUBJECTS = {  # a drafter's name and its options
     "model": ("model", {}),
     "hierarchical": ("hierarchical", {}),
     "first layers": ("layer_skip", {"draft_layers": FIRST}),
+    "first layers, unsure": ("layer_skip", {"draft_layers": FIRST, "draft_confidence": 0.5}),
     "other layers": ("layer_skip", {"draft_layers": SUBSET}),
     "lookup, model": ("prompt_lookup+model", {}),
     "ngram, hierarchical": ("ngram+hierarchical", {}),
@@ -93,9 +94,9 @@ SUBJECTS = {  # a drafter's name and its options
     "lookup, model, tree": ("prompt_lookup+model", TREE),
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", TREE),
 }  # fmt: skip
-QUICK = ("first layers", "look-ahead", "MTP", "P-EAGLE", "DFlash, tree", "blockwise",
+QUICK = ("first layers, unsure", "look-ahead", "MTP", "P-EAGLE", "DFlash, tree", "blockwise",
          "EAGLE, tree without", "lookup, Medusa, other layers", "lookup, model, tree")  # fmt: skip
-WITH_NARROW_CALLS = "first layers"  # of the quick ones: each width is one program more
+WITH_NARROW_CALLS = "first layers, unsure"  # of the quick ones: each width is one program more
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "dflash": {"std": 0.1},
