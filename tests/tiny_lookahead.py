@@ -53,7 +53,7 @@ def logits_after(config, target, embeddings, text):
     """
     known = np.asarray(target["embedding"])[np.asarray(text)]
     inputs = np.concatenate([known, np.asarray(embeddings)])
-    padded = np.pad(inputs, ((0, -len(inputs) % 64), (0, 0)))[None]  # of one size for all texts
+    padded = np.pad(inputs, ((0, -len(inputs) % 192), (0, 0)))[None]  # of one size for all texts
     empty = init_cache(config, batch_size=1, capacity=padded.shape[1], dtype=jnp.float32)
     logits = _apply(config)(target, jnp.asarray(padded), empty)[0]
     return np.asarray(logits)[0, len(text) - 1 : len(inputs)]

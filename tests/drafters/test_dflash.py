@@ -14,10 +14,9 @@ from jspec.drafters.dflash import DflashTreeDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
 from tests import tiny, tiny_dflash
+from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation.drive import propose
 
-WIDTH, CAPACITY = 3, 160
-LENGTHS = np.array([140, 66, 3])
 CUT = dataclasses.replace(
     tiny_dflash.CONFIG, layer=dataclasses.replace(tiny_dflash.CONFIG.layer, vocab_size=40),
     has_head=True, has_embedding=True,
@@ -39,28 +38,6 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def last(text):
-    return text[np.arange(len(LENGTHS)), LENGTHS]
-
-
-def observe(pair, drafter, head, text, block=5):
-    """Returns the state that has seen another number of tokens of each row, and proposed never."""
-    text = jnp.asarray(text)
-    hidden = tiny_dflash.features_of(pair, text, drafter.config)
-    step, state = jax.jit(drafter.observe), drafter.init(len(LENGTHS), CAPACITY)
-    for start in range(0, LENGTHS.max(), block):
-        valid = jnp.arange(block) < jnp.asarray(LENGTHS - start)[:, None]
-        part = slice(start, start + block)
-        state = step(head, state, text[:, part], hidden[:, part], valid)
-    return state
-
-
 def reference(pair, config, head, text, row):
     """Returns the logits of a row's drafts by numpy, over all of the target's tokens, [w v]."""
     length = LENGTHS[row]
@@ -80,7 +57,7 @@ def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, text, las
     """Of rows that lag by 140, 66 and 3 tokens, beside a reference in numpy without a cache."""
     config = CONFIGS[name]
     drafter, head = tiny_dflash.drafter(WIDTH, config), tiny_dflash.params(config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, state = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     for row in range(len(LENGTHS)):
@@ -122,7 +99,7 @@ def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, 
         config = dataclasses.replace(config, layer=CUT.layer, has_head=True)
     head = tiny_dflash.params(config)
     drafter = tiny_dflash.drafter(WIDTH, config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
     said, estimates = [], []
     for row, length in enumerate(LENGTHS):
@@ -149,7 +126,7 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, us
     config = CONFIGS[name]
     drafter = dataclasses.replace(tiny_dflash.drafter(WIDTH, config), vocab_size=used)
     head = tiny_dflash.params(config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
     assert (np.asarray(proposal.tokens) < used).all()
     assert (np.asarray(proposal.probs)[..., used:] == 0).all()
@@ -159,7 +136,7 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, us
 def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, text, last):
     """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
     drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     np.testing.assert_array_equal(
         drafter.lag(state, jnp.zeros([3], jnp.int32)), LENGTHS - [4, 4, 3]
     )
@@ -174,7 +151,7 @@ def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
     Poison in the context, the negative control, does.
     """
     drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     limits = [WIDTH] * 3
     clean, state = propose(tiny_pair, drafter, head, state, last, limits, temperature=1.0)
 
@@ -227,7 +204,7 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
     head, depth, size, branches = tiny_dflash.params(config, std=0.2), 3, 7, 3
     plain = tiny_dflash.drafter(size, config)
     drafter = DflashTreeDrafter(**vars(plain), shape=Shape(size, depth, branches))
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, _ = propose(tiny_pair, drafter, head, state, last, [size] * 3)
     ids = np.asarray(head["ids"]) if config.is_cut else np.arange(61)
 

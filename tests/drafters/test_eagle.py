@@ -9,11 +9,8 @@ import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from tests import tiny, tiny_eagle
+from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation import drive
-
-WIDTH = 3
-CAPACITY = 160
-LENGTHS = np.array([140, 66, 3])
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +19,9 @@ def head():
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def observed(tiny_pair, head, text):
+def observed(tiny_pair, head):
     """Returns the state that has seen another number of tokens of each row, and proposed never."""
-    drafter = tiny_eagle.drafter(WIDTH)
-    features = tiny_eagle.features_of(tiny_pair, text)
-    observe = jax.jit(drafter.observe)
-    state = drafter.init(len(LENGTHS), CAPACITY)
-    for start in range(0, LENGTHS.max(), 5):
-        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
-        block = slice(start, start + 5)
-        state = observe(head, state, text[:, block], features[:, block], valid)
-    return state
+    return observe(tiny_pair, tiny_eagle.drafter(WIDTH), head)
 
 
 def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61):
@@ -46,9 +30,8 @@ def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61)
     return drive.propose(tiny_pair, drafter, head, state, last, limit, temperature)
 
 
-def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observed):
+def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, last, observed):
     """Rows that missed 139, 65 and 2 pairs: the chain is that of calls over everything."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, state = propose(tiny_pair, head, observed, last, [WIDTH] * 3)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     for row, length in enumerate(LENGTHS):
@@ -59,10 +42,9 @@ def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observ
 
 
 def test_its_distribution_is_the_heads_softmax_over_what_it_can_propose(
-    tiny_pair, head, text, observed
+    tiny_pair, head, text, last, observed
 ):
     """At temperature 1; other tokens of the target have probability 0."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, temperature=1.0)
     others = np.setdiff1d(np.arange(61), np.asarray(head["ids"]))
     assert (np.asarray(proposal.probs)[..., others] == 0).all()
@@ -71,11 +53,11 @@ def test_its_distribution_is_the_heads_softmax_over_what_it_can_propose(
     np.testing.assert_allclose(proposal.probs[2, 0][head["ids"]], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, observed):
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, last, observed):
     """Ids that no tokenizer has, at the end of the target's table; the distribution is of the
     others.
     """
-    last, used = text[np.arange(len(LENGTHS)), LENGTHS], 50
+    used = 50
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, 1.0, vocab_size=used)
     assert (np.asarray(proposal.tokens) < used).all()
     assert (np.asarray(proposal.probs)[..., used:] == 0).all()
@@ -97,9 +79,8 @@ def test_a_head_of_a_folder_is_told_of_the_padding(tmp_path):
     assert (drafter.num_draft_tokens, drafter.min_confidence) == (WIDTH, 0.25)
 
 
-def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):
+def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, last, observed):
     """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, state = propose(tiny_pair, head, observed, last, [0, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
     np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])

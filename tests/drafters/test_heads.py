@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,11 +11,10 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.generation.request import SamplingParams
 from tests import tiny, tiny_blockwise, tiny_medusa
+from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation.drive import propose, request_settings
 from tests.tiny_heads import SAVE_HEAD
 
-WIDTH = 3
-LENGTHS = np.array([40, 17, 3])
 KINDS = {kind.NAME: kind for kind in (tiny_medusa, tiny_blockwise)}
 
 
@@ -31,31 +29,9 @@ def heads(kind, tiny_pair):
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def last(text):
-    return text[np.arange(len(LENGTHS)), LENGTHS]
-
-
-@pytest.fixture(scope="module")
-def observed(kind, tiny_pair, heads, text):
+def observed(kind, tiny_pair, heads):
     """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
-    drafter = kind.drafter(WIDTH)
-    outputs, observe = last_outputs(tiny_pair, drafter, text), jax.jit(drafter.observe)
-    state = drafter.init(len(LENGTHS), text.shape[1])
-    for start in range(0, LENGTHS.max(), 5):
-        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
-        block = slice(start, start + 5)
-        state = observe(heads, state, text[:, block], outputs[:, block], valid)
-    return state
-
-
-def last_outputs(pair, drafter, text):
-    """Returns what a drafter observes of a text [b t], by one call."""
-    return tiny.outputs_of(pair, text, drafter.hidden_layers)
+    return observe(tiny_pair, kind.drafter(WIDTH), heads)
 
 
 @pytest.fixture(scope="module")

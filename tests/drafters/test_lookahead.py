@@ -11,12 +11,10 @@ import scipy.special
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from tests import tiny, tiny_lookahead
+from tests.drafters.rows import CAPACITY, LENGTHS, WIDTH
 from tests.speculation import drive
 from tests.speculation.drive import assert_committed_equal
 from tests.tiny_heads import SAVE_HEAD
-
-WIDTH, CAPACITY = 3, 64
-LENGTHS = np.array([40, 17, 3])
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +23,9 @@ def embeddings():
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
 def cache(tiny_pair, text):
     """Returns the target's cache of rows of different lengths."""
-    empty = tiny.empty_cache(len(LENGTHS), CAPACITY)
+    empty = tiny.empty_cache(len(LENGTHS), 2 * CAPACITY)
     written = jax.jit(tiny_pair.apply)(tiny_pair.target, jnp.asarray(text), empty)[2]
     return written.commit(jnp.asarray(LENGTHS, jnp.int32))
 

@@ -16,7 +16,7 @@ from jspec.drafters.suffix import SuffixTreeDrafter
 from jspec.drafters.trees import best_static_tree
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.drafters.test_prompt_lookup import propose_after
-from tests.drafters.test_suffix import BATCH, WIDTH, batches, own_places, padded
+from tests.drafters.test_suffix import BATCH, WIDTH, batches, own_places
 from tests.speculation import drive
 
 SIZE = 6
@@ -115,14 +115,6 @@ def test_suffixes_score_by_their_shares(rows, drafter):
     """Every node by the votes for its whole path."""
     for text, actual in zip(rows, propose(drafter, rows), strict=True):
         check(actual, by_votes(drafter, text), drafter.shape)
-
-
-def test_the_first_branch_is_what_the_chain_drafts():
-    """[1 2] was followed by 3 4 5 6 most recently, and by 3 7 and 8 before."""
-    text = [1, 2, 8, 9, 1, 2, 3, 7, 0, 1, 2, 3, 4, 5, 6, 1, 2]
-    (actual, *_) = propose(LOOKUPS[0], padded(text))
-    assert list(actual)[:3] == [(3,), (3, 4), (3, 4, 5)]
-    assert (8,) in actual
 
 
 @pytest.mark.parametrize("drafter", [LOOKUPS[0], SUFFIXES[0]])

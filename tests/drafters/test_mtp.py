@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,11 +18,10 @@ from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.resolver import has_mtp_layer
 from tests import tiny, tiny_models, tiny_mtp
+from tests.drafters.rows import CAPACITY, LENGTHS, WIDTH, observe
 from tests.models.family_checkpoints import ROPE, SHAPE
 from tests.speculation.drive import propose
 
-WIDTH, CAPACITY = 3, 160
-LENGTHS = np.array([140, 66, 1])
 D, HEADS, KV_HEADS, SIZE, INNER = 24, 4, 2, 10, 40
 # What is published beside the keys of a Qwen2.
 KEYS = {
@@ -82,13 +80,8 @@ def changed(published, folder, tensors=None, **keys):
     return folder
 
 
-@pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-def test_its_distributions_are_those_of_one_plain_attention(published, text):
-    """Of rows that lag by 140, 66 and 1 tokens, beside numpy on the published tensors.
+def test_its_distributions_are_those_of_one_plain_attention(published, text, last):
+    """Of rows that lag by 140, 66 and 3 tokens, beside numpy on the published tensors.
 
     The target's hidden states are those of transformers.
     """
@@ -100,12 +93,7 @@ def test_its_distributions_are_those_of_one_plain_attention(published, text):
     empty = init_cache(config, batch_size=3, capacity=CAPACITY, dtype=jnp.float32)
     apply = make_apply(config)
     _, hidden, _ = apply(params, jnp.asarray(text), empty, hidden_layers=drafter.hidden_layers)
-    state, observe = drafter.init(3, CAPACITY), jax.jit(drafter.observe)
-    for start in range(0, LENGTHS.max(), 20):
-        valid = jnp.arange(20) < jnp.asarray(LENGTHS - start)[:, None]
-        part = slice(start, start + 20)
-        state = observe(None, state, jnp.asarray(text[:, part]), hidden[:, part], valid)
-    last = text[np.arange(3), LENGTHS]
+    state = observe(None, drafter, None, hidden, block=20)
     pair = tiny.TinyPair(config, apply, params, None)
     proposal, state = propose(pair, drafter, None, state, last, [WIDTH] * 3, 1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)

@@ -17,7 +17,7 @@ from jspec.drafters.eagle_head import load_eagle, save_eagle
 from jspec.drafters.eagle_layouts import save_speculators
 from tests import tiny, tiny_eagle, tiny_peagle
 from tests.cases import slow_unless
-from tests.drafters.test_dflash import LENGTHS, WIDTH, observe
+from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation.drive import propose
 
 CONFIGS = {
@@ -43,11 +43,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 160)).astype(np.int32)
-
-
 def build(folder, config=tiny_peagle.CONFIG, **options):
     """Writes a head, and as speculators have it too; returns both folders."""
     save_eagle(folder / "head", config, tiny_peagle.params(config))
@@ -62,15 +57,14 @@ def spec_for(folder, width=WIDTH, **options):
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "norms", name) for name in CONFIGS])
-def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, tmp_path, text, name):
+def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, tmp_path, text, last, name):
     """Of rows that lag by 140, 66 and 3 tokens, beside numpy on the published tensors."""
     config = CONFIGS[name]
     folder, normed_folder = build(tmp_path, config)
     built = make_drafter("eagle", spec_for(normed_folder if name == "norms" else folder))
     assert isinstance(built.drafter, ParallelEagleDrafter)
     assert built.drafter.config == config
-    last = text[np.arange(3), LENGTHS]
-    state = observe(tiny_pair, built.drafter, built.params, text)
+    state = observe(tiny_pair, built.drafter, built.params)
     limits = [WIDTH] * 3
     proposal, state = propose(tiny_pair, built.drafter, built.params, state, last, limits, 1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)

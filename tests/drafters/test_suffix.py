@@ -108,42 +108,18 @@ def test_limits_are_kept(has_corpus):
         assert drafts == [row[:limit] for row in full]
 
 
-def padded(*rows):
-    """Returns BATCH rows, so that one compiled program serves all tests."""
-    return [*rows, *[[0]] * (BATCH - len(rows))]
-
-
-def test_the_most_frequent_continuation_wins():
-    """[5 6] was followed by 7 8 twice, and by 9 more recently; a lookup would say 9."""
-    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 9, 3, 5, 6]
-    drafts, kinds = propose(DRAFTERS[0], padded(text))
-    assert (drafts[0], kinds[0]) == ([7, 8], 1)
-
-
-def test_a_longer_match_beats_a_higher_count():
-    """After [2] came 4 most often, after [0 1 2] came 3."""
-    text = [0, 1, 2, 3, 5, 2, 4, 6, 2, 4, 7, 2, 4, 0, 1, 2]
-    drafts, kinds = propose(DRAFTERS[0], padded(text))
-    assert (drafts[0], kinds[0]) == ([3, 5, 2], 2)
-
-
-def test_shorter_matches_decide_between_longer_ones():
-    """[1 2] was followed by 3 and then by 4; other places where [2] stands say 3 as well."""
-    text = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 1, 2]
-    assert propose(DRAFTERS[0], padded(text))[0][0][0] == 3
-    assert propose(DRAFTERS[0], padded(text[:7] + text[13:]))[0][0][0] == 4  # the more recent one
-
-
-def test_drafts_stop_where_chance_begins():
-    """[5 6 7] always went on with 8, and then with another token each time."""
-    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 7, 8, 3, 5, 6, 7, 8, 4, 5, 6, 7]
-    assert propose(DRAFTERS[1], padded(text))[0][0] == [8]
-    assert propose(DRAFTERS[0], padded(text))[0][0] == [8, 4, 5]
-
-
-def test_no_match_no_draft():
-    """Neither in a text of one token, nor with what lies past its end."""
-    assert propose(DRAFTERS[0], [[0], [1], [1, 2, 3], [1, 2, 1]])[0] == [[], [], [], [2]]
+def test_by_hand():
+    """The most votes, a longer match before a higher count, and an end where chance begins."""
+    rows = [
+        [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 9, 3, 5, 6],  # a lookup would say 9
+        [0, 1, 2, 3, 5, 2, 4, 6, 2, 4, 7, 2, 4, 0, 1, 2],
+        [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 1, 2],  # the shorter [2] decides between 3 and 4
+        [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 7, 8, 3, 5, 6, 7, 8, 4, 5, 6, 7],
+    ]
+    drafts, kinds = propose(DRAFTERS[0], rows)
+    assert (drafts[:2], kinds[:2]) == ([[7, 8], [3, 5, 2]], [1, 2])
+    assert (drafts[2][0], drafts[3]) == (3, [8, 4, 5])
+    assert propose(DRAFTERS[1], rows)[0][3] == [8]
 
 
 def test_the_corpus_is_asked_where_the_text_knows_less():

@@ -13,7 +13,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import RoundCosts, _start_row, texts_for
+from jspec.generation.costs import _start_row, texts_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.caches import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -118,10 +118,10 @@ MODES = [("auto", (0.0, 1.0, 0.0, 1.0)), ("shared", 0.0), ("shared", 1.0), ("spe
          ("spelling", 1.0)]  # fmt: skip
 SHARED = r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
 _IN_ROUNDS = [
-    slow_unless((pair, mode) in ((PAIRS[0], MODES[0]), (PAIRS[1], MODES[2])), pair, *mode)
+    slow_unless((pair, mode) == (PAIRS[1], MODES[0]), pair, *mode)
     for pair in PAIRS
     for mode in MODES
-]  # "auto" spells some rows and draws others from the shared tokens
+]  # "auto" spells some rows and draws others from the shared tokens; bytes are joined anew
 
 
 @pytest.mark.parametrize(("pair", "translation", "temperature"), _IN_ROUNDS, ids=str)
@@ -209,17 +209,6 @@ def test_what_the_vocabularies_share_is_said():
     assert same.describe()["draft_vocabulary"] is None
 
 
-@pytest.mark.slow
-def test_a_number_that_varies_drafts():
-    """By costs that were given."""
-    costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
-    generator = jspec.Generator(
-        model("bpe"), model("bytes", 0.01), drafter="model", num_draft_tokens="auto", costs=costs
-    )
-    result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
-    assert result.stats.num_accepted > 0
-
-
 def test_its_costs_are_measured_on_ordinary_text():
     """One token over and over may be several tokens of the draft, or none at all."""
     target = model("bpe")
@@ -237,6 +226,7 @@ def test_its_costs_are_measured_on_ordinary_text():
     assert texts_for(same.engine.drafter, target.tokenizer) == ((1,), ids)
 
 
+@pytest.mark.slow
 def test_a_row_whose_reading_is_too_long_is_not_drafted_for():
     """Its slots would run out: it goes on without drafts, and nothing is written elsewhere."""
     engine, ours = engine_of(*PAIRS[0], "coupled", draft_translation="auto"), tokenizers()["bpe"]

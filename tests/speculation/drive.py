@@ -283,23 +283,6 @@ def request_settings(settings, prompts, vocab_size, switches=None):
     )
 
 
-def assert_cache_is_of_text(result, prompts, lag, fresh):
-    """Asserts that every row's draft cache holds what a fresh prefill of its text gives.
-
-    Args:
-      result: of a run.
-      prompts: of its rows.
-      lag: how many of a text's tokens the cache may lack.
-      fresh: from texts [b 80], padded by what nothing before it sees, to their cache.
-    """
-    cache, tokens = result.state.draft.cache, np.zeros([len(prompts), 80], np.int32)
-    for row, prompt in enumerate(prompts):
-        text, num = [*prompt, *result.tokens[row]], int(cache.length[row])
-        tokens[row, : len(text)] = text
-        assert len(text) > num >= len(text) - lag
-    assert_committed_equal(cache, fresh(tokens), atol=1e-4)
-
-
 def assert_committed_equal(cache, fresh, *, atol=6e-5):
     """Asserts that the committed slots of `cache` hold what `fresh` holds there.
 

@@ -20,20 +20,6 @@ CAPACITY, MOST, K = 96, 20, 3
 
 
 @pytest.fixture(scope="module")
-def fresh_cache(tiny_pair):
-    """Returns a function (params, texts) -> the cache of one prefill of the texts."""
-    call = jax.jit(tiny_pair.apply, compiler_options=QUICK)
-
-    def prefill(params, texts):
-        tokens = np.zeros([K, CAPACITY], np.int32)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text)] = text
-        return call(params, jnp.asarray(tokens), tiny.empty_cache(K, CAPACITY))[2]
-
-    return prefill
-
-
-@pytest.fixture(scope="module")
 def engine_of(tiny_pair, make_engine):
     """Returns a function from a name to an engine; "tree" drafts trees of the target's tokens."""
 

@@ -19,20 +19,6 @@ CAPACITY = 96
 WIDTH = 4
 
 
-@pytest.fixture(scope="module")
-def fresh_cache(tiny_pair):
-    """Returns a function (params, texts) -> the cache of one prefill of the texts."""
-    call = jax.jit(tiny_pair.apply)
-
-    def prefill(params, texts):
-        tokens = np.zeros([len(texts), CAPACITY], np.int32)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text)] = text
-        return call(params, jnp.asarray(tokens), tiny.empty_cache(len(texts), CAPACITY))[2]
-
-    return prefill
-
-
 def check_caches(engine, state, texts, fresh_cache):
     """Asserts that both caches equal a fresh prefill; `texts` end with the newest token."""
     lengths = [len(text) - 1 for text in texts]

@@ -20,13 +20,7 @@ from jspec.drafters.vocabulary_map import make_vocabulary_map, most_alike
 from jspec.speculation.acceptance import get_rule
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 from tests.speculation.drive import inputs_of
-from tests.speculation.enumeration import (
-    as_float32,
-    enumerate_paths,
-    joint_distribution,
-    one_round,
-    target_joint,
-)
+from tests.speculation.enumeration import as_float32, enumerate_paths, worst_error_of
 from tests.speculation.test_lossless import LOSSLESS, TOLERANCE, VISIBLE
 from tests.speculation.toys import softmax, toy_apply, toy_cache
 
@@ -120,11 +114,7 @@ def reported():
 
 def error_of(rule, paths, target):
     """Returns how far the joint distribution of what is emitted is from the target's, at most."""
-    emitted = one_round(get_rule(rule), paths)
-    return max(
-        np.abs(joint_distribution(emitted, target, start) - target_joint(target, start)).max()
-        for start in paths.contexts
-    )
+    return worst_error_of(get_rule(rule), target, paths)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
