@@ -8,7 +8,6 @@ distributions can get wrong is enumerated.
 import functools
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jspec.generation.request import SamplingParams
@@ -16,7 +15,7 @@ from jspec.lab.auditing import controls
 from jspec.sampling.settings import process_drafts
 from jspec.speculation import round as step
 from jspec.speculation.acceptance import get_rule, siblings, traversal
-from tests.speculation.drive import Engine, request_settings
+from tests.speculation.drive import Engine, emitted_in_row, request_settings
 from tests.speculation.test_trees import DRAWS, TABLES, TOLERANCE, VISIBLE, VOCAB, error
 from tests.speculation.toys import toy_cache
 from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, tree_apply
@@ -35,12 +34,7 @@ def texts(drafter, rule="coupled", apply=tree_apply):
     first = state.last_token
     state = state.replace(settings=request_settings(PENALTIES, prompts, VOCAB))
     _, infos = engine.advance(state, 96)
-    emitted = [
-        np.concatenate([t[:n] for t, n in zip(infos.tokens[:, r], infos.num_tokens[:, r],
-                                               strict=True)])
-        for r in range(ROWS)
-    ]  # fmt: skip
-    return [[int(first[r]), *map(int, row)] for r, row in enumerate(emitted)]
+    return [[int(first[row]), *emitted_in_row(infos, row)] for row in range(ROWS)]
 
 
 @functools.cache
