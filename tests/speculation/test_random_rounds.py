@@ -48,7 +48,7 @@ from tests.speculation.fresh import (
 )
 from tests.tiny_heads import SAVE_HEAD
 
-WIDTH, MANY, FEW = 3, 200, 40  # rounds
+WIDTH, MANY, FEW = 3, 200, 40  # drafts; rounds of the slow tests and of the quick ones
 CAPACITIES = {MANY: 640, FEW: 192}
 PROMPTS = [[7], [3, 1, 4, 1, 5], [4, 9, 23, 4] * 3]
 SAMPLING = {"temperature": [0.0, 1.0, 0.7], "seeds": [1, 2, 3]}
