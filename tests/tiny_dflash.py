@@ -120,14 +120,6 @@ def features_of(pair, tokens, config=CONFIG):
     return tiny.outputs_of(pair, tokens, config.feature_layers)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def fresh_cache(config, head, hidden):
-    """Returns the cache of one call on all features of texts."""
-    b, s = hidden.shape[:2]
-    empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
-    return read_context(config, head, fuse(config, head, hidden), empty)
-
-
 def reference_hidden(config, head, target, hidden, last, num_slots):
     """Returns the normed outputs [t d] of one row's block, by numpy: one attention over all.
 

@@ -85,23 +85,6 @@ def features_of(pair, tokens):
     return tiny.outputs_of(pair, tokens, CONFIG.feature_layers)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def fresh_cache(config, head, table, outputs, tokens):
-    """Returns the cache of one call on all pairs of texts [b s].
-
-    Args:
-      config: the head's.
-      head: its parameters.
-      table: embeddings of the tokens.
-      outputs: the target's at the head's feature layers.
-      tokens: the texts.
-    """
-    b, s = tokens.shape
-    empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
-    features = fuse(head, outputs[:, :-1])
-    return apply_head(config, head, table[tokens[:, 1:]], features, empty)[2]
-
-
 def chain_logits(pair, head, text, num_drafts):
     """Returns the logits [u] of a chain's calls after a text, and the greedy drafts.
 

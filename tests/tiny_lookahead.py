@@ -1,5 +1,8 @@
 """Tiny look-ahead embeddings, and what the tiny target says with them, without a cache."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,6 +37,11 @@ def drafter(width, **options):
     return LookaheadDrafter(width, 61, tiny.CONFIG.vocab_size, **options)
 
 
+@functools.cache
+def _apply(config):
+    return jax.jit(make_apply(config))
+
+
 def logits_after(config, target, embeddings, text):
     """Returns the logits of all drafts after a text, [1+l v], by one call from an empty cache.
 
@@ -43,6 +51,9 @@ def logits_after(config, target, embeddings, text):
       embeddings: the trained ones, [l d].
       text: ids, the newest one included.
     """
-    inputs = jnp.concatenate([target["embedding"][jnp.asarray(text)], embeddings])[None]
-    empty = init_cache(config, batch_size=1, capacity=inputs.shape[1], dtype=jnp.float32)
-    return np.asarray(make_apply(config)(target, inputs, empty)[0][0, len(text) - 1 :])
+    known = np.asarray(target["embedding"])[np.asarray(text)]
+    inputs = np.concatenate([known, np.asarray(embeddings)])
+    padded = np.pad(inputs, ((0, -len(inputs) % 192), (0, 0)))[None]  # of one size for all texts
+    empty = init_cache(config, batch_size=1, capacity=padded.shape[1], dtype=jnp.float32)
+    logits = _apply(config)(target, jnp.asarray(padded), empty)[0]
+    return np.asarray(logits)[0, len(text) - 1 : len(inputs)]

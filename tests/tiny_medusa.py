@@ -45,13 +45,13 @@ def drafter(width, **options):
     )
 
 
-def logits_of(pair, heads, hidden):
+def logits_of(pair, heads, hidden, num_layers=CONFIG.num_layers):
     """Returns what every head says of a last hidden state [d], [h v]."""
     del pair
     logits = []
     for index in range(CONFIG.num_heads):
         head, x = jax.tree.map(np.asarray, heads[f"head_{index}"]), hidden
-        for layer in range(CONFIG.num_layers):
+        for layer in range(num_layers):
             inner = head[f"layer_{layer}"]["kernel"] @ x + head[f"layer_{layer}"]["bias"]
             x = x + inner / (1 + np.exp(-inner))
         logits.append(head["head"] @ x)

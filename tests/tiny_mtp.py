@@ -1,79 +1,20 @@
 """A tiny target with a layer for multi-token prediction, and what the layer says, by numpy."""
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters.mtp import MtpDrafter
-from jspec.models import init_cache, make_apply
-from jspec.models.decoder import apply_mtp, mtp_config
-from jspec.models.layers import normed_outputs
 from tests import tiny
 
 CONFIG = dataclasses.replace(tiny.CONFIG, family="mimo", qkv_bias=True, num_mtp_layers=1)
-apply = tiny.one_program(make_apply(CONFIG))
-
-
-def empty_cache(batch_size, capacity):
-    """Returns an empty float32 cache of the target."""
-    return init_cache(CONFIG, batch_size=batch_size, capacity=capacity, dtype=jnp.float32)
-
-
-@functools.cache
-def params(num_steps=60):
-    """Returns a target of which the layer learned a little, so that some drafts are kept."""
-    target = tiny.random_params(CONFIG, seed=0, std=0.4)
-    small = tiny.random_params(CONFIG, seed=0, std=0.2)
-    b, s = 24, 20
-    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (b, s)), jnp.int32)
-    logits, hidden, _ = apply(target, tokens, empty_cache(b, s))
-    wanted = jax.nn.softmax(logits[:, 1:])
-
-    def loss(layer):
-        embedded = target["embedding"][tokens[:, 1:]]
-        said, _ = apply_mtp(
-            CONFIG, {"mtp": layer}, embedded, hidden[:, :-1], empty_layer_cache(b, s)
-        )
-        log_probs = jax.nn.log_softmax(said @ target["head"].T)
-        return -jnp.sum(wanted * log_probs, axis=-1).mean()
-
-    @jax.jit
-    def descend(layer):
-        def step(_, carry):
-            layer, moment = carry
-            slope = jax.grad(loss)(layer)
-            moment = jax.tree.map(lambda m, g: 0.9 * m + g, moment, slope)
-            return jax.tree.map(lambda leaf, m: leaf - 0.02 * m, layer, moment), moment
-
-        start = layer, jax.tree.map(jnp.zeros_like, layer)
-        return jax.lax.fori_loop(0, num_steps, step, start)[0]
-
-    return target | {"mtp": descend(small["mtp"])}
-
-
-def empty_layer_cache(batch_size, capacity):
-    """Returns an empty float32 cache of the layer."""
-    shape = {"batch_size": batch_size, "capacity": capacity, "dtype": jnp.float32}
-    return init_cache(mtp_config(CONFIG), **shape)
 
 
 def drafter(width, config=CONFIG, kind=MtpDrafter, **options):
     """Returns the drafter of the layer."""
     size = config.vocab_size
     return kind(width, size, size, config=config, dtype=jnp.float32, **options)
-
-
-@jax.jit
-def fresh_cache(target, tokens):
-    """Returns the layer's cache of one call on all pairs of texts [b s], the newest included."""
-    b, s = tokens.shape
-    outputs = apply(target, tokens, empty_cache(b, s), hidden_layers=(CONFIG.num_layers,))[1]
-    hidden = normed_outputs(CONFIG, target, outputs[:, :-1, 0])
-    embedded = target["embedding"][tokens[:, 1:]]
-    return apply_mtp(CONFIG, target, embedded, hidden, empty_layer_cache(b, s - 1))[1]
 
 
 def reference_outputs(tensors, config, hidden, tokens):

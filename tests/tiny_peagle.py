@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters.eagle import ParallelEagleDrafter
-from jspec.drafters.eagle_head import EagleConfig
+from jspec.drafters.eagle_head import EagleConfig, save_eagle
 from tests import tiny, tiny_eagle
 
 CONFIG = EagleConfig(
@@ -18,6 +18,15 @@ CONFIG = EagleConfig(
 def params(config=CONFIG, std=0.4):
     """Returns a head of large weights."""
     return tiny_eagle.params(std=std, config=config)
+
+
+def save_head(folder, target, **options):
+    """Writes a head for a target of that shape; returns the folder as options have it."""
+    size = (2 * target.vocab_size + 1) // 3
+    layer = dataclasses.replace(target.as_llama(), num_mtp_layers=0, vocab_size=size)
+    config = EagleConfig(layer, target.vocab_size, (0, 1, 2), has_embedding=True, mask_id=3)
+    save_eagle(folder, config, params(config, **options))
+    return str(folder)
 
 
 def drafter(width, config=CONFIG, kind=ParallelEagleDrafter, target=tiny.CONFIG, **options):

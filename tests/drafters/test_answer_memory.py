@@ -4,7 +4,6 @@ import collections
 import functools
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 from jspec.drafters.answer_memory import AnswerMemory, forget, remember
 from jspec.drafters.corpus import MAX_MATCH, make_corpus
 from jspec.drafters.suffix import SuffixDrafter
-from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.drafters.test_suffix import agreeing
 from tests.drafters.test_suffix_corpus import VOCAB, find, places_of
-from tests.speculation.drive import QUICK, settings_of
+from tests.speculation import drive
 
 MAX_ANSWERS, ROOM = 3, 24
 SIZE = MAX_MATCH + MAX_ANSWERS * (ROOM + MAX_MATCH)
@@ -116,40 +114,26 @@ def test_the_oldest_answer_goes():
     assert int(forget(params)[0][1].corpus.num_sorted) == 0
 
 
-@functools.cache
-def proposer():
-    drafter = SuffixDrafter(4)
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(memory, history, last_token, is_free):
-        keys = jax.random.split(jax.random.key(0), (len(last_token), 4))
-        settings, view = settings_of(len(last_token), 0.0), TargetView(None, lambda: None, None)
-        limit = lambda kind: 0 * kind + 4  # noqa: E731
-        inputs = RoundInputs(last_token, limit, keys, settings, view, is_free=is_free)
-        return drafter.propose((memory,), history, inputs)[0]
-
-    return propose
+def propose(memory, history, last, is_free):
+    return drive.propose(None, SuffixDrafter(4), (memory,), history, last, is_free=is_free)[0]
 
 
 @pytest.mark.parametrize("is_free", [[True, True], [True, False], [False, False]])
 def test_rows_whose_tokens_depend_on_drafts_look_up_nothing(is_free):
     """Row by row: a seed must give the same text after any other requests."""
     memory = AnswerMemory.empty(MAX_ANSWERS, ROOM).with_answer([3, 1, 2, 0])
-    last = np.array([1, 1], np.int32)
-    proposal = proposer()(memory, as_history([[3], [3]]), last, np.array(is_free))
-    drafts = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_tokens, strict=True)]
-    assert drafts == [[2, 0] if free else [] for free in is_free]
+    proposal = propose(memory, as_history([[3], [3]]), [1, 1], is_free)
+    assert drive.drafts_of(proposal) == [[2, 0] if free else [] for free in is_free]
 
 
 def test_the_text_itself_comes_before_an_answer_that_agrees_as_long():
     """After [3 1] the text has gone on with 0; an answer must agree by more than a token more."""
     memory = AnswerMemory.empty(MAX_ANSWERS, ROOM)
-    history, last = as_history([[3, 1, 0, 2, 3], [2, 3]]), np.array([1, 1], np.int32)
-    is_free = np.ones(2, bool)
+    history = as_history([[3, 1, 0, 2, 3], [2, 3]])
     first_of = []
     for answer in ([3, 1], [2, 3, 1], [0, 2, 3, 1]):
         answer = [*answer, 2, 2, 2, 2]
-        proposal = proposer()(memory.with_answer(answer), history, last, is_free)
+        proposal = propose(memory.with_answer(answer), history, [1, 1], True)
         assert proposal.num_tokens.tolist()[1] >= 1, "the other row has nothing of its own"
         assert proposal.tokens[1, 0] == 2
         first_of.append(int(proposal.tokens[0, 0]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,13 +9,11 @@ import pytest
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.speculation.control import Control
-from jspec.speculation.types import Proposal, RoundInputs, TargetView
+from jspec.speculation.types import Proposal, TargetView
 from tests import tiny, tiny_lookahead
-from tests.speculation.drive import Engine, assert_committed_equal
+from tests.speculation.drive import Engine, assert_committed_equal, inputs_of, propose
 
 WIDTH = 3
-NO_TARGET = TargetView(None, lambda: None, None)
 SIZE = tiny.CONFIG.vocab_size
 LOOKUP = PromptLookupDrafter(WIDTH, min_match=2, max_match=4)
 
@@ -33,28 +30,14 @@ def engine(tiny_pair, drafter):
     return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter, max_rounds=8)
 
 
-def with_limits(drafter, state, limits):
-    """Returns the state in which each row wants so many drafts of each kind, [b k]."""
-    control = Control.init(limits.shape[0], kinds=drafter.kinds, numbers=(0, WIDTH))
-    return state.replace(control=control.replace(forced=jnp.asarray(limits, jnp.int32)))
-
-
 def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, drafter):
     """A repetitive row gets the lookup's drafts, with a one-hot distribution; another gets the
     model's.
     """
     state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]], temperature=1.0)
     state = state.replace(last_token=jnp.array([23, 21], jnp.int32))
-    keys = jax.random.split(jax.random.key(0), (2, WIDTH))
-    inputs = RoundInputs(
-        state.last_token,
-        limit=lambda kind: jnp.full_like(kind, WIDTH),
-        rng_keys=keys,
-        settings=state.settings,
-        view=NO_TARGET,
-    )
-    proposal, new = jax.jit(lambda state: drafter.propose(engine.params.draft, state, inputs))(
-        state.draft
+    proposal, new = propose(
+        None, drafter, engine.params.draft, state.draft, state.last_token, settings=state.settings
     )
     assert proposal.prefix is None, "nobody has called the target"
     assert proposal.tokens[0].tolist() == [4, 9, 23]
@@ -70,13 +53,12 @@ def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, dra
 
 
 def test_nothing_wanted_nothing_done(engine, drafter):
-    """A plain step: no member's cache moves and nobody proposes."""
-    state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9]])
-    state = with_limits(drafter, state, np.zeros([1, len(drafter.kinds)]))
-    state, infos = engine.advance(state, 4)
-    assert infos.num_proposed.max() == 0
-    assert infos.num_tokens.tolist() == [[1]] * 4
-    assert state.draft[1].cache.length.tolist() == [0]
+    """No member's cache moves and nobody proposes."""
+    state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]])
+    params = engine.params.draft
+    proposal, new = propose(None, drafter, params, state.draft, state.last_token, 0)
+    assert proposal.num_tokens.tolist() == [0, 0]
+    assert new[1].cache.length.tolist() == [0, 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +84,9 @@ def test_the_targets_cache_is_handed_on(tiny_pair):
     engine = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, params), drafter)
     state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]])
     last = jnp.array([23, 21], jnp.int32)
-    keys = jax.random.split(jax.random.key(0), (2, WIDTH))
-    proposal, _ = drafter.propose(
-        params,
-        state.draft,
-        RoundInputs(
-            last,
-            limit=lambda kind: jnp.full_like(kind, WIDTH),
-            rng_keys=keys,
-            settings=state.settings,
-            view=TargetView(tiny_pair.target, tiny_pair.apply, state.target_cache),
-        ),
-    )
+    view = TargetView(tiny_pair.target, tiny_pair.apply, state.target_cache)
+    inputs = inputs_of(last, WIDTH, WIDTH, view=view)
+    proposal, _ = drafter.propose(params, state.draft, inputs)
     assert [drafter.kinds[kind].drafter for kind in proposal.kind] == ["prompt_lookup", "lookahead"]
     prefix = proposal.prefix
     assert prefix.num_layers == 0

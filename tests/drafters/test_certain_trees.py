@@ -1,8 +1,5 @@
 """Trees of certain drafts, of one drafter and of several together, through whole rounds."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,15 +8,13 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.cascade import CascadeDrafter, MergedCascadeDrafter
 from jspec.drafters.registry import check_options
-from jspec.speculation.types import RoundInputs, TargetView
-from tests import tiny, tiny_eagle, tiny_medusa
-from tests.cases import slow_unless
-from tests.drafters.test_dynamic_tree import PROMPTS, paths_of
-from tests.speculation.drive import Engine, settings_of
+from tests import tiny
+from tests.drafters.test_dynamic_tree import paths_of
+from tests.speculation import drive
+from tests.speculation.drive import Engine
 
 SIZE, DEPTH = 7, 3
 VOCAB = tiny.CONFIG.vocab_size
-NO_TARGET = TargetView(None, lambda: None, None)
 REPEATING = [[4, 9, 23, 4, 9, 23, 4, 9, 23, 4, 9], [5, 9, 8, 3, 9, 7, 2, 9, 7, 4, 9]]
 
 
@@ -30,80 +25,9 @@ def build(name, pair, number=SIZE, **options):
     return make_drafter(name, spec)
 
 
-@pytest.fixture(scope="module")
-def heads(tiny_pair, tmp_path_factory):
-    """Returns the folders of trained heads."""
-    folder = tmp_path_factory.mktemp("heads")
-    medusa = {"head": tiny_medusa.head_kernel(tiny_pair.config, tiny_pair.target), "std": 0.1}
-    return {
-        "eagle": tiny_eagle.save_head(folder / "eagle", tiny.CONFIG),
-        "medusa": tiny_medusa.save_head(folder / "medusa", tiny.CONFIG, **medusa),
-    }
-
-
-@pytest.fixture(scope="module")
-def generate(tiny_pair, heads):
-    """Returns a function of (name, rule, temperature) that runs to the context limit."""
-
-    @functools.cache
-    def engine_of(name, rule):
-        drafter = params = None
-        if name is not None:
-            head = next((heads[one] for one in name.split("+") if one in heads), None)
-            drafter, params = build(name, tiny_pair, draft_head=head)
-        model_params = tiny_pair.target, params
-        return Engine(tiny_pair.apply, tiny.empty_cache, model_params, drafter, rule, capacity=48)
-
-    @functools.cache
-    def run(name, rule, temperature):
-        engine, prompts = engine_of(name, rule), [*PROMPTS, REPEATING[0]]
-        return engine.drafter, engine.generate(prompts, temperature=temperature)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "prompt_lookup",
-        slow_unless(False, "suffix"),
-        "recycle",
-        "medusa",
-        slow_unless(False, "prompt_lookup+eagle"),
-        "suffix+recycle+model",
-    ],
-)
-@pytest.mark.parametrize(
-    ("rule", "temperature"), [slow_unless(False, "greedy", 0.0), ("coupled", 1.0)]
-)
-def test_the_text_is_that_of_plain_decoding(generate, name, rule, temperature):
-    """Invariants 2 and 5, with rows of different trees, up to the context limit."""
-    drafter, result = generate(name, rule, temperature)
-    assert result.tokens == generate(None, "greedy", temperature)[1].tokens
-    assert result.num_accepted.sum() > 3
-    assert drafter.tree_depth == DEPTH
-    kinds = set(result.infos.kind[result.infos.num_proposed > 0].tolist())
-    if "+" in name:
-        assert {drafter.kinds[kind].drafter for kind in kinds} >= {name.rsplit("+", 1)[-1]}
-
-
-def propose(drafter, params, state, last, limits=None):
+def propose(drafter, params, state, last, limit=SIZE):
     """Returns the proposal, and the new state."""
-    limits = [SIZE] * len(drafter.kinds) if limits is None else limits
-    last, limits = jnp.asarray(last, jnp.int32), jnp.asarray(limits, jnp.int32)
-    return _propose(drafter, params, state, last, limits)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _propose(drafter, params, state, last, limits):
-    inputs = RoundInputs(
-        last,
-        limit=lambda kind: limits[kind],
-        rng_keys=jax.random.split(jax.random.key(0), (len(last), SIZE)),
-        settings=settings_of(len(last), 0.0),
-        view=NO_TARGET,
-    )
-    return drafter.propose(params, state, inputs)
+    return drive.propose(None, drafter, params, state, last, limit)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +82,7 @@ def test_limits_hold_for_all_members_together(cascade):
     drafter, params, state = cascade
     whole, _ = propose(drafter, params, state, [23, 9])
     for limit in (0, 2, 5):
-        proposal, _ = propose(drafter, params, state, [23, 9], [limit] * len(drafter.kinds))
+        proposal, _ = propose(drafter, params, state, [23, 9], limit)
         assert proposal.num_tokens.tolist() == [min(limit, int(n)) for n in whole.num_tokens]
 
 

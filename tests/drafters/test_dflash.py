@@ -1,7 +1,6 @@
 """The head of DFlash as drafter: its pass, its cache, and its drafts through the whole step."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,60 +10,31 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dflash import DflashDrafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
 from tests import tiny, tiny_dflash
-from tests.cases import slow_unless
-from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
+from tests.drafters.rows import LENGTHS, WIDTH, observe
+from tests.speculation.drive import propose
 
-WIDTH, CAPACITY = 3, 160
-LENGTHS = np.array([140, 66, 3])
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 CUT = dataclasses.replace(
     tiny_dflash.CONFIG, layer=dataclasses.replace(tiny_dflash.CONFIG.layer, vocab_size=40),
     has_head=True, has_embedding=True,
 )  # fmt: skip
 CONFIGS = {
     "DFlash": tiny_dflash.CONFIG,
-    "a token as mask": dataclasses.replace(tiny_dflash.CONFIG, mask_id=60, block_size=4),
     "cut vocabulary": CUT,
-    "next token": dataclasses.replace(tiny_dflash.CONFIG, says_next=True),
-    "causal": dataclasses.replace(tiny_dflash.CONFIG, causal_layers=(0,)),
-    "window": dataclasses.replace(
-        tiny_dflash.CONFIG,
-        layer=dataclasses.replace(tiny_dflash.CONFIG.layer, window=20, windowed_layers=(0, 1)),
-        causal_layers=(1,),
+    "a token as mask, next token, causal": dataclasses.replace(
+        tiny_dflash.CONFIG, mask_id=60, block_size=4, says_next=True, causal_layers=(0,)
     ),
-    "scales": dataclasses.replace(
+    "window, scales": dataclasses.replace(
         tiny_dflash.CONFIG,
         layer=dataclasses.replace(
-            tiny_dflash.CONFIG.layer, embedding_scale=2.0, logits_scale=0.5, logits_softcap=3.0
+            tiny_dflash.CONFIG.layer, window=20, windowed_layers=(0, 1),
+            embedding_scale=2.0, logits_scale=0.5, logits_softcap=3.0,
         ),
+        causal_layers=(1,),
     ),
-}
-
-
-@pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def last(text):
-    return text[np.arange(len(LENGTHS)), LENGTHS]
-
-
-def observe(pair, drafter, head, text, block=5):
-    """Returns the state that has seen another number of tokens of each row, and proposed never."""
-    text = jnp.asarray(text)
-    hidden = tiny_dflash.features_of(pair, text, drafter.config)
-    step, state = jax.jit(drafter.observe), drafter.init(len(LENGTHS), CAPACITY)
-    for start in range(0, LENGTHS.max(), block):
-        valid = jnp.arange(block) < jnp.asarray(LENGTHS - start)[:, None]
-        part = slice(start, start + block)
-        state = step(head, state, text[:, part], hidden[:, part], valid)
-    return state
+}  # fmt: skip
 
 
 def reference(pair, config, head, text, row):
@@ -86,7 +56,7 @@ def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, text, las
     """Of rows that lag by 140, 66 and 3 tokens, beside a reference in numpy without a cache."""
     config = CONFIGS[name]
     drafter, head = tiny_dflash.drafter(WIDTH, config), tiny_dflash.params(config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, state = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     for row in range(len(LENGTHS)):
@@ -120,8 +90,7 @@ def walk(config, head, logits, hidden, first, at_least=0.0):
     return drafts, estimates
 
 
-@pytest.mark.parametrize("reads_markov", [True, False])
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("reads_markov", "is_cut"), [(True, False), (False, True)])
 def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, is_cut):
     """Each draft is biased by the one before, and a row stops where the estimate is too low."""
     config = dataclasses.replace(MARKOV, confidence_reads_markov=reads_markov)
@@ -129,7 +98,7 @@ def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, 
         config = dataclasses.replace(config, layer=CUT.layer, has_head=True)
     head = tiny_dflash.params(config)
     drafter = tiny_dflash.drafter(WIDTH, config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
     said, estimates = [], []
     for row, length in enumerate(LENGTHS):
@@ -150,14 +119,13 @@ def test_dsparks_heads_say_what_numpy_says(tiny_pair, text, last, reads_markov, 
     assert len(set(expected)) > 1
 
 
-@pytest.mark.parametrize("used", [20, 50])
-@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary"])
-def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, name, used):
+@pytest.mark.parametrize(("used", "name"), [(50, "DFlash"), (20, "cut vocabulary")])
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, used, name):
     """Ids that no tokenizer has, at the end of the target's table."""
     config = CONFIGS[name]
     drafter = dataclasses.replace(tiny_dflash.drafter(WIDTH, config), vocab_size=used)
     head = tiny_dflash.params(config)
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3, temperature=1.0)
     assert (np.asarray(proposal.tokens) < used).all()
     assert (np.asarray(proposal.probs)[..., used:] == 0).all()
@@ -167,7 +135,7 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, na
 def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, text, last):
     """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
     drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     np.testing.assert_array_equal(
         drafter.lag(state, jnp.zeros([3], jnp.int32)), LENGTHS - [4, 4, 3]
     )
@@ -182,7 +150,7 @@ def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
     Poison in the context, the negative control, does.
     """
     drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     limits = [WIDTH] * 3
     clean, state = propose(tiny_pair, drafter, head, state, last, limits, temperature=1.0)
 
@@ -199,91 +167,6 @@ def test_what_lies_behind_the_context_is_never_read(tiny_pair, text, last):
 
     np.testing.assert_array_equal(poisoned(0), clean.probs)
     assert np.abs(poisoned(-1) - clean.probs).max() > 0.01
-
-
-def check_cache(pair, head, result, config=tiny_dflash.CONFIG):
-    """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-
-    def fresh(tokens):
-        hidden = tiny_dflash.features_of(pair, tokens, config)
-        return tiny_dflash.fresh_cache(config, head, hidden)
-
-    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
-
-
-@pytest.fixture(scope="module")
-def head(tiny_pair):
-    return tiny_dflash.params_for(tiny_pair)
-
-
-@pytest.fixture(scope="module")
-def make_engine(tiny_pair, head):
-    """Returns a cached function from a rule and a drafter's class to compiled rounds."""
-
-    @functools.cache
-    def build(rule, kind=DflashDrafter):
-        drafter = kind(**vars(tiny_dflash.drafter(WIDTH)))
-        return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, rule)
-
-    return build
-
-
-@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_equals_a_fresh_prefill(
-    tiny_pair, head, make_engine, temperature
-):
-    """However many drafts were kept: masks and rejected tokens never stay."""
-    options = {"temperature": temperature, "max_length": 60}
-    result = make_engine("coupled").generate(PROMPTS, **options)
-    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
-    check_cache(tiny_pair, head, result)
-
-
-class Leaking(DflashDrafter):
-    """The natural but wrong drafter: the block of masks stays in its context."""
-
-    def propose(self, params, state, inputs):
-        proposal, state = super().propose(params, state, inputs)
-        masks = jnp.where(proposal.num_tokens > 0, 1, 0)
-        return proposal, state.replace(cache=state.cache.commit(masks))
-
-
-class Keeping(DflashDrafter):
-    """The other drafter; it remembers the hidden states of all drafts that were verified."""
-
-    def observe(self, params, state, tokens, hidden, valid):
-        return super().observe(params, state, tokens, hidden, valid | valid[:, :1])
-
-
-@pytest.mark.parametrize("wrong", [Leaking, Keeping])
-def test_a_mask_that_leaks_and_rejected_states_are_seen(tiny_pair, head, make_engine, wrong):
-    """Negative controls of the test above."""
-    # What is kept too much must have room in the caches.
-    engine = make_engine("rejection", wrong)
-    result = engine.generate(PROMPTS, temperature=1.0, max_length=20)
-    with pytest.raises(AssertionError):
-        check_cache(tiny_pair, head, result)
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_pair):
-    return Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
-
-
-@pytest.mark.parametrize(
-    ("rule", "temperature"),
-    [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
-)
-def test_output_is_plain_output(make_engine, plain, rule, temperature):
-    """At temperature 0, and under `coupled` at any: whatever the neighbours are."""
-    engine = make_engine(rule)
-    options = {"temperature": temperature, "max_length": 60}
-    wanted = plain.generate(PROMPTS, **options).tokens
-    result = engine.generate(PROMPTS, **options)
-    assert result.tokens == wanted
-    assert result.num_accepted.sum() > 0
-    alike = engine.generate(PROMPTS[2:] * 3, seeds=[2] * 3, **options)
-    assert alike.tokens == wanted[2:] * 3
 
 
 @pytest.mark.parametrize(("says_next", "most"), [(False, 2), (True, 3)])
@@ -320,7 +203,7 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
     head, depth, size, branches = tiny_dflash.params(config, std=0.2), 3, 7, 3
     plain = tiny_dflash.drafter(size, config)
     drafter = dataclasses.replace(plain, shape=Shape(size, depth, branches))
-    state = observe(tiny_pair, drafter, head, text)
+    state = observe(tiny_pair, drafter, head)
     proposal, _ = propose(tiny_pair, drafter, head, state, last, [size] * 3)
     ids = np.asarray(head["ids"]) if config.is_cut else np.arange(61)
 
@@ -341,20 +224,6 @@ def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, na
             paths.append((*(paths[parent] if parent >= 0 else ()), draft))
         assert set(paths) == best_first(logits, bias, ids, text[row, length], size, branches)
     assert max(map(len, paths)) > 1
-
-
-@pytest.mark.parametrize("draws", ["likeliest", slow_unless(False, "without")])
-def test_output_with_trees_is_plain_output(tiny_pair, head, plain, draws):
-    """Greedily, and that some of a tree is kept; the cache stays that of the text."""
-    drafter = tiny_dflash.drafter(6, shape=Shape(6, 3, 2, draws))
-    engine = Engine(
-        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), drafter, "rejection"
-    )
-    wanted = plain.generate(PROMPTS, max_length=60).tokens
-    result = engine.generate(PROMPTS, max_length=60)
-    assert result.tokens == wanted
-    assert result.num_accepted.sum() > 0
-    check_cache(tiny_pair, head, result)
 
 
 def test_a_tree_is_no_deeper_than_a_block(tmp_path):

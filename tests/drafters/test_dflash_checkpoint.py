@@ -18,7 +18,9 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.dflash_head import load_dflash, save_dflash
 from jspec.weights.safetensors_file import save_safetensors
 from tests import tiny, tiny_dflash
-from tests.drafters.test_dflash import LENGTHS, WIDTH, observe, propose, walk
+from tests.drafters.rows import LENGTHS, WIDTH, observe
+from tests.drafters.test_dflash import walk
+from tests.speculation.drive import propose
 
 D, V, HEADS, KV_HEADS, SIZE, INNER, DEPTH, RANK = 32, 61, 4, 2, 10, 20, 2, 5
 CUT = np.arange(2, 61, 3)  # the ids of a cut vocabulary
@@ -189,7 +191,7 @@ def reference_drafts(pair, name, config, tensors, text, row):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_published_heads_draft_what_numpy_says(tiny_pair, tmp_path, name):
+def test_published_heads_draft_what_numpy_says(tiny_pair, tmp_path, text, last, name):
     """Whoever wrote them; the config's keys are handled, or ignored by name."""
     folder = write(tmp_path / "head", name)
     options = DrafterOptions(draft_head=str(folder))
@@ -198,9 +200,7 @@ def test_published_heads_draft_what_numpy_says(tiny_pair, tmp_path, name):
     config, tensors = built.drafter.config, make_tensors(name, CONFIGS[name])
     assert config.block_size == {"z-lab": 16, "DeepSeek": 7}.get(name, 8)
     assert config.says_next == ("DSpark" in name or name == "DeepSeek")
-    text = np.random.default_rng(0).integers(0, V, (len(LENGTHS), 160)).astype(np.int32)
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
-    state = observe(tiny_pair, built.drafter, built.params, text)
+    state = observe(tiny_pair, built.drafter, built.params)
     limits = [WIDTH] * len(LENGTHS)
     proposal, _ = propose(tiny_pair, built.drafter, built.params, state, last, limits)
     for row in range(len(LENGTHS)):

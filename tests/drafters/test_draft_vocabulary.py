@@ -84,8 +84,7 @@ def propose(drafter, *, temperature, **options):
     return run_propose(built.drafter, built.params, state, last, temperature)[0]
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("kind", [None, "int4"])
+@pytest.mark.parametrize(("kind", "is_tied"), [(None, False), ("int4", True)])
 def test_the_distribution_is_the_models_own_over_those_tokens(kind, is_tied):
     """Renormalised over the tokens kept, 0 elsewhere; padding of the vocabulary stays out, too."""
     spec = make_spec(draft_vocab_size=SIZE)

@@ -1,7 +1,6 @@
 """The head as drafter: its chains, its lag, and the distributions through the whole step."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,8 @@ import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from tests import tiny, tiny_eagle
-from tests.cases import slow_unless
+from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation import drive
-from tests.speculation.drive import Engine, assert_cache_is_of_text
-
-WIDTH = 3
-CAPACITY = 160
-LENGTHS = np.array([140, 66, 3])
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +19,9 @@ def head():
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def observed(tiny_pair, head, text):
+def observed(tiny_pair, head):
     """Returns the state that has seen another number of tokens of each row, and proposed never."""
-    drafter = tiny_eagle.drafter(WIDTH)
-    features = tiny_eagle.features_of(tiny_pair, text)
-    observe = jax.jit(drafter.observe)
-    state = drafter.init(len(LENGTHS), CAPACITY)
-    for start in range(0, LENGTHS.max(), 5):
-        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
-        block = slice(start, start + 5)
-        state = observe(head, state, text[:, block], features[:, block], valid)
-    return state
+    return observe(tiny_pair, tiny_eagle.drafter(WIDTH), head)
 
 
 def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61):
@@ -49,9 +30,8 @@ def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61)
     return drive.propose(tiny_pair, drafter, head, state, last, limit, temperature)
 
 
-def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observed):
+def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, last, observed):
     """Rows that missed 139, 65 and 2 pairs: the chain is that of calls over everything."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, state = propose(tiny_pair, head, observed, last, [WIDTH] * 3)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     for row, length in enumerate(LENGTHS):
@@ -62,10 +42,9 @@ def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observ
 
 
 def test_its_distribution_is_the_heads_softmax_over_what_it_can_propose(
-    tiny_pair, head, text, observed
+    tiny_pair, head, text, last, observed
 ):
     """At temperature 1; other tokens of the target have probability 0."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, temperature=1.0)
     others = np.setdiff1d(np.arange(61), np.asarray(head["ids"]))
     assert (np.asarray(proposal.probs)[..., others] == 0).all()
@@ -74,12 +53,11 @@ def test_its_distribution_is_the_heads_softmax_over_what_it_can_propose(
     np.testing.assert_allclose(proposal.probs[2, 0][head["ids"]], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("used", [20, 50])
-def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, observed, used):
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, last, observed):
     """Ids that no tokenizer has, at the end of the target's table; the distribution is of the
     others.
     """
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
+    used = 50
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, 1.0, vocab_size=used)
     assert (np.asarray(proposal.tokens) < used).all()
     assert (np.asarray(proposal.probs)[..., used:] == 0).all()
@@ -101,48 +79,8 @@ def test_a_head_of_a_folder_is_told_of_the_padding(tmp_path):
     assert (drafter.num_draft_tokens, drafter.min_confidence) == (WIDTH, 0.25)
 
 
-def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):
+def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, last, observed):
     """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
-    last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, state = propose(tiny_pair, head, observed, last, [0, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
     np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
-
-
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
-
-
-@pytest.fixture(scope="module")
-def make_engine(tiny_pair, head):
-    """Returns a cached function from a rule to compiled rounds."""
-
-    @functools.cache
-    def build(rule):
-        params = tiny_pair.target, head
-        drafter = tiny_eagle.drafter(WIDTH)
-        return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter, rule)
-
-    return build
-
-
-@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
-    tiny_pair, head, make_engine, temperature
-):
-    """However many drafts were kept, its own guesses never stay."""
-    result = make_engine("coupled").generate(PROMPTS, temperature=temperature, max_length=60)
-    assert result.num_accepted.sum() > 0
-
-    def fresh(tokens):
-        table, outputs = tiny_pair.target["embedding"], tiny_eagle.features_of(tiny_pair, tokens)
-        return tiny_eagle.fresh_cache(tiny_eagle.CONFIG, head, table, outputs, tokens)
-
-    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
-
-
-@pytest.mark.parametrize("rule", [slow_unless(False, "rejection"), "coupled"])
-def test_greedy_output_is_plain_output(tiny_pair, make_engine, rule):
-    """In a batch of prompts of different lengths."""
-    plain = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
-    wanted = plain.generate(PROMPTS, max_length=60).tokens
-    assert make_engine(rule).generate(PROMPTS, max_length=60).tokens == wanted

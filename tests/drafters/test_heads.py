@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,17 +9,12 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.cascade import CascadeDrafter
-from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.request import SamplingParams
-from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
-from tests.cases import slow_unless
-from tests.speculation.drive import Engine, propose, request_settings
+from tests import tiny, tiny_blockwise, tiny_medusa
+from tests.drafters.rows import LENGTHS, WIDTH, observe
+from tests.speculation.drive import propose, request_settings
 from tests.tiny_heads import SAVE_HEAD
 
-WIDTH = 3
-LENGTHS = np.array([40, 17, 3])
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 KINDS = {kind.NAME: kind for kind in (tiny_medusa, tiny_blockwise)}
 
 
@@ -35,31 +29,9 @@ def heads(kind, tiny_pair):
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def last(text):
-    return text[np.arange(len(LENGTHS)), LENGTHS]
-
-
-@pytest.fixture(scope="module")
-def observed(kind, tiny_pair, heads, text):
+def observed(kind, tiny_pair, heads):
     """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
-    drafter = kind.drafter(WIDTH)
-    outputs, observe = last_outputs(tiny_pair, drafter, text), jax.jit(drafter.observe)
-    state = drafter.init(len(LENGTHS), text.shape[1])
-    for start in range(0, LENGTHS.max(), 5):
-        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
-        block = slice(start, start + 5)
-        state = observe(heads, state, text[:, block], outputs[:, block], valid)
-    return state
-
-
-def last_outputs(pair, drafter, text):
-    """Returns what a drafter observes of a text [b t], by one call."""
-    return tiny.outputs_of(pair, text, drafter.hidden_layers)
+    return observe(tiny_pair, kind.drafter(WIDTH), heads)
 
 
 @pytest.fixture(scope="module")
@@ -126,41 +98,6 @@ def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, l
     expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
     np.testing.assert_array_equal(proposal.num_tokens, expected)
     assert len(set(expected.tolist())) > 1
-
-
-def engine_of(pair, drafter, params, rule="rejection", **options):
-    """Returns the compiled rounds of a drafter."""
-    return Engine(pair.apply, tiny.empty_cache, (pair.target, params), drafter, rule, **options)
-
-
-def test_after_many_rounds_it_remembers_the_newest_output(kind, tiny_pair, heads):
-    """However many drafts were kept, and of a row that is done: that of its last token."""
-    drafter = kind.drafter(WIDTH)
-    engine = engine_of(tiny_pair, drafter, heads)
-    lengths = np.array([60, 20, 41])
-    result = engine.generate(PROMPTS, temperature=np.array([0, 1, 1]), max_length=lengths)
-    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
-    for row, prompt in enumerate(PROMPTS):
-        tokens = jnp.asarray([*prompt, *result.tokens[row]][:-1], jnp.int32)[None]
-        outputs = last_outputs(tiny_pair, drafter, tokens)
-        np.testing.assert_allclose(result.state.draft[row], outputs[0, -1, 0], atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("rule", "is_member"), [slow_unless(False, "rejection", False), ("coupled", True)]
-)
-def test_greedy_output_is_plain_output(kind, tiny_pair, heads, rule, is_member):
-    """Alone, and in a cascade before a head of EAGLE, which observes other layers."""
-    plain = engine_of(tiny_pair, None, None)
-    drafter, params = kind.drafter(WIDTH), heads
-    if is_member:
-        members = PromptLookupDrafter(2, min_match=2), drafter, tiny_eagle.drafter(3)
-        drafter, params = CascadeDrafter(members), (None, heads, tiny_eagle.params())
-    engine = engine_of(tiny_pair, drafter, params, rule)
-    result = engine.generate(PROMPTS, max_length=60)
-    assert result.tokens == plain.generate(PROMPTS, max_length=60).tokens
-    names = [drafter.kinds[index].drafter for index in result.infos.kind[result.num_accepted > 0]]
-    assert kind.NAME in names
 
 
 def spec_of(folder, num_draft_tokens=3):

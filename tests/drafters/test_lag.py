@@ -1,5 +1,9 @@
 """What each drafter says it has yet to read: tokens that it was shown and did not consume."""
 
+import functools
+import pathlib
+import tempfile
+
 import jax.numpy as jnp
 import pytest
 
@@ -15,15 +19,18 @@ PROMPTS = [[7, 1, 3], list(range(15))]
 WIDTH = 3
 
 
-def start(name, folder, layers=None, draft=None):
-    """Returns a drafter, and an engine and its rows behind their prompts."""
-    draft = tiny.random_params(layered.CONFIG, seed=1, std=0.4) if draft is None else draft
-    head = tiny_eagle.save_head(folder / "head", layered.CONFIG) if name == "eagle" else None
-    spec = DrafterSpec(
-        WIDTH, layered.CONFIG, layered.CONFIG.vocab_size, layered.CONFIG, jnp.float32,
-        draft, DrafterOptions(draft_layers=layers, draft_head=head),
-    )  # fmt: skip
-    built = make_drafter(name, spec)
+@functools.cache
+def start(name, layers=None, is_self=False):
+    """Returns a drafter, and an engine and its rows after their prompts."""
+    draft = layered.params() if is_self else tiny.random_params(layered.CONFIG, seed=1, std=0.4)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "head")
+        head = tiny_eagle.save_head(path, layered.CONFIG) if name == "eagle" else None
+        spec = DrafterSpec(
+            WIDTH, layered.CONFIG, layered.CONFIG.vocab_size, layered.CONFIG, jnp.float32,
+            draft, DrafterOptions(draft_layers=layers, draft_head=head),
+        )  # fmt: skip
+        built = make_drafter(name, spec)
     engine = Engine(
         layered.apply, layered.empty_cache, (layered.params(), built.params), built.drafter,
         capacity=128, max_rounds=1,
@@ -44,26 +51,26 @@ def lags(drafter, state, kind=0):
         ("eagle", None, [0, 11]),  # the first call of a round reads 4
     ],
 )
-def test_a_drafter_lags_until_it_drafts(tmp_path, name, layers, expected):
+def test_a_drafter_lags_until_it_drafts(name, layers, expected):
     """The prompt, less what the first call of a round reads anyway; nothing after a round."""
-    drafter, engine, state = start(name, tmp_path, layers)
+    drafter, engine, state = start(name, layers)
     assert lags(drafter, state) == expected
     state, _ = engine.advance(state, 1)
     assert lags(drafter, state) == [0, 0]
 
 
-def test_a_row_has_fed_no_more_than_its_own_drafts(tmp_path):
+def test_a_row_has_fed_no_more_than_its_own_drafts():
     """What a neighbour wanted beyond them does not count, nor what a silent row was fed."""
-    drafter, _, state = start("model", tmp_path)
+    drafter, _, state = start("model")
     fed, num_tokens = jnp.array([[5, 6, 7], [5, 6, 7]], jnp.int32), jnp.array([1, 3], jnp.int32)
     wanted = jnp.array([True, False])
     after = drafter.remember(state.draft, state.draft.cache, fed, num_tokens, wanted)
     assert after.fed.tolist() == [[5, -1, -1], [-1, -1, -1]]
 
 
-def test_members_of_a_cascade_lag_each_for_itself(tmp_path):
+def test_members_of_a_cascade_lag_each_for_itself():
     """A lookup has nothing to read; the model behind it has the prompt, until its turn comes."""
-    drafter, _, state = start("prompt_lookup+model", tmp_path)
+    drafter, _, state = start("prompt_lookup+model")
     last = len(drafter.kinds) - 1
     assert [kind.drafter for kind in drafter.kinds][-2:] == ["prompt_lookup", "model"]
     assert lags(drafter, state, last) == [8, 16]
@@ -84,14 +91,14 @@ def test_a_model_catches_up_in_calls(missing, places):
 
 
 @pytest.mark.parametrize("name", ["model", slow_unless(False, "hierarchical")])
-def test_a_neighbour_that_wants_more_changes_nothing(tmp_path, name):
+def test_a_neighbour_that_wants_more_changes_nothing(name):
     """What a row has yet to read decides what it drafts: it must not depend on the batch.
 
     The target drafts for itself: one draft of the first row is kept, and 1 or 3 of the second's.
     """
     cached, missed = [], []
     for other in (1, WIDTH):
-        drafter, engine, state = start(name, tmp_path, draft=layered.params())
+        drafter, engine, state = start(name, is_self=True)
         control = Control.init(2, kinds=drafter.kinds, numbers=(0, 1, WIDTH))
         for numbers in ([1, other], [0, 0], [0, 0]):
             forced = jnp.asarray(numbers, jnp.int32)[:, None]

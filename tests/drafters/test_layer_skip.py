@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,11 @@ from absl.testing import flagsaver
 from jspec.cli.drafter_flags import read_drafter
 from jspec.common.errors import InputError
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, choose_layers
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
+from jspec.speculation.types import TargetView
 from tests import layered
 from tests.layered import ALL, FIRST, SUBSET, build
-from tests.speculation.drive import QUICK, settings_of
+from tests.speculation import drive
+from tests.speculation.drive import inputs_of
 
 WIDTH, CAPACITY = 3, 24
 LENGTHS = np.array([9, 1, 5, 14])
@@ -106,36 +107,15 @@ def cache(text):
     return full.commit(jnp.asarray(LENGTHS, jnp.int32))
 
 
-@functools.cache
-def jit_propose(**options):
-    """Returns a compiled function: (params, cache, last token, limits) -> (proposal, state)."""
-    drafter = build(FIRST, WIDTH, **options)
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(params, cache, last_token, limit):
-        zeros = jnp.zeros_like(last_token)
-        keys = round_keys(zeros.astype(jnp.uint32), cache.length, Purpose.DRAFT, WIDTH)
-        return drafter.propose(
-            None,
-            (),
-            RoundInputs(
-                last_token,
-                limit=lambda kind: limit + kind,
-                rng_keys=keys,
-                settings=settings_of(len(LENGTHS), 1.0),
-                view=TargetView(params, layered.apply, cache),
-            ),
-        )
-
-    return propose
+TARGET = types.SimpleNamespace(apply=layered.apply, target=layered.params())
 
 
 def run_propose(text, cache, limit, **options):
     """Proposes after each row's committed tokens."""
-    last, limit = jnp.asarray(text[ROWS, LENGTHS]), jnp.asarray(limit, jnp.int32)
-    proposal, state = jit_propose(**options)(layered.params(), cache, last, limit)
+    drafter, last = build(FIRST, WIDTH, **options), text[ROWS, LENGTHS]
+    proposal, state = drive.propose(TARGET, drafter, None, (), last, limit, 1.0, cache=cache)
     assert state == ()
-    return np.asarray(last), proposal
+    return last, proposal
 
 
 def check_prefix(cache, last, proposal, num_fed):
@@ -206,6 +186,12 @@ def test_padding_of_the_vocabulary_is_never_proposed(text, cache):
 
 def test_the_last_call_is_spared_the_head(text, cache):
     """Its logits are not read: one product with the head, in the loop, is all there is."""
-    last = jnp.asarray(text[ROWS, LENGTHS])
-    program = jit_propose().lower(layered.params(), cache, last, last).compile().as_text()
+    drafter = build(FIRST, WIDTH)
+    run = jax.jit(
+        lambda params, cache: drafter.propose(
+            None, (), inputs_of(text[ROWS, LENGTHS], WIDTH, WIDTH, view=TargetView(
+                params, layered.apply, cache)),
+        )
+    )  # fmt: skip
+    program = run.lower(layered.params(), cache).compile().as_text()
     assert len(re.findall(r"f32\[\d+,61\]\S* (?:dot|custom-call)\(", program)) == 1

@@ -10,17 +10,11 @@ import scipy.special
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.cascade import CascadeDrafter
-from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests import tiny, tiny_lookahead
-from tests.cases import slow_unless
+from tests.drafters.rows import CAPACITY, LENGTHS, WIDTH
 from tests.speculation import drive
-from tests.speculation.drive import Engine, assert_committed_equal
+from tests.speculation.drive import assert_committed_equal
 from tests.tiny_heads import SAVE_HEAD
-
-WIDTH, CAPACITY = 3, 64
-LENGTHS = np.array([40, 17, 3])
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +23,9 @@ def embeddings():
 
 
 @pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
 def cache(tiny_pair, text):
     """Returns the target's cache of rows of different lengths."""
-    empty = tiny.empty_cache(len(LENGTHS), CAPACITY)
+    empty = tiny.empty_cache(len(LENGTHS), 2 * CAPACITY)
     written = jax.jit(tiny_pair.apply)(tiny_pair.target, jnp.asarray(text), empty)[2]
     return written.commit(jnp.asarray(LENGTHS, jnp.int32))
 
@@ -103,30 +92,6 @@ def test_without_a_wish_the_target_is_not_called(tiny_pair, embeddings, cache, t
     proposal = propose(tiny_pair, embeddings, cache, text, [0, 0, 0])
     for ours, before in zip(proposal.prefix.cache.keys, cache.keys, strict=True):
         np.testing.assert_array_equal(ours, before)
-
-
-def engine_of(pair, drafter, params, rule="rejection", **options):
-    """Returns the compiled rounds of a drafter."""
-    return Engine(pair.apply, tiny.empty_cache, (pair.target, params), drafter, rule, **options)
-
-
-@pytest.mark.parametrize(
-    ("rule", "is_member"), [slow_unless(False, "rejection", False), ("coupled", True)]
-)
-def test_greedy_output_is_plain_output(tiny_pair, embeddings, rule, is_member):
-    """Behind a lookup, or alone (as in test_scales.py); its first draft is always kept."""
-    plain = engine_of(tiny_pair, None, None)
-    drafter, params = tiny_lookahead.drafter(WIDTH), embeddings
-    if is_member:
-        drafter = CascadeDrafter((PromptLookupDrafter(2, min_match=2), drafter))
-        params = None, embeddings
-    result = engine_of(tiny_pair, drafter, params, rule).generate(PROMPTS, max_length=60)
-    assert result.tokens == plain.generate(PROMPTS, max_length=60).tokens
-    kind = [kind.drafter for kind in drafter.kinds].index("lookahead")
-    is_turn = (result.infos.kind == kind) & (result.infos.num_proposed > 0)
-    is_turn &= result.infos.num_tokens > 0
-    assert is_turn.any()
-    assert (result.num_accepted[is_turn] >= 1).all()
 
 
 def spec_of(folder, num_draft_tokens=3):

@@ -1,11 +1,9 @@
 """Trees of what followed, against plain Python; and trees that follow a table."""
 
-import functools
 import itertools
 import math
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,11 +14,10 @@ from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.spec import Shape
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.trees import best_static_tree
-from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_dynamic_tree import paths_of
-from tests.drafters.test_prompt_lookup import as_history
-from tests.drafters.test_suffix import BATCH, WIDTH, batches, own_places, padded
-from tests.speculation.drive import QUICK, settings_of
+from tests.drafters.test_prompt_lookup import propose_after
+from tests.drafters.test_suffix import BATCH, WIDTH, batches, own_places
+from tests.speculation import drive
 
 SIZE = 6
 SHAPES = [Shape(SIZE, WIDTH, 16), Shape(SIZE, 2, 1), Shape(40, WIDTH, 2)]
@@ -34,29 +31,9 @@ SUFFIXES = [
 ]
 
 
-@functools.cache
-def proposer(drafter):
-    """Returns the compiled proposal of a state."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(state, last_token, limit):
-        inputs = RoundInputs(
-            last_token,
-            limit=lambda kind: jnp.full_like(kind, limit),
-            rng_keys=jax.random.split(jax.random.key(0), (len(last_token), 1)),
-            settings=settings_of(len(last_token), 0.0),
-            view=TargetView(None, lambda: None, None),
-        )
-        return drafter.propose(None, state, inputs)[0]
-
-    return propose
-
-
 def propose(drafter, texts, limit=99):
     """Returns the tree of each text, whose last token is not committed yet, as {path: score}."""
-    last = jnp.asarray([text[-1] for text in texts], jnp.int32)
-    history = as_history([text[:-1] for text in texts])
-    return trees_of(proposer(drafter)(history, last, jnp.int32(limit)))
+    return trees_of(propose_after(drafter, texts, (), limit=limit))
 
 
 def trees_of(proposal):
@@ -140,14 +117,6 @@ def test_suffixes_score_by_their_shares(rows, drafter):
         check(actual, by_votes(drafter, text), drafter.shape)
 
 
-def test_the_first_branch_is_what_the_chain_drafts():
-    """[1 2] was followed by 3 4 5 6 most recently, and by 3 7 and 8 before."""
-    text = [1, 2, 8, 9, 1, 2, 3, 7, 0, 1, 2, 3, 4, 5, 6, 1, 2]
-    (actual, *_) = propose(LOOKUPS[0], padded(text))
-    assert list(actual)[:3] == [(3,), (3, 4), (3, 4, 5)]
-    assert (8,) in actual
-
-
 @pytest.mark.parametrize("drafter", [LOOKUPS[0], SUFFIXES[0]])
 def test_limits_cut_the_same_tree_and_rows_stand_alone(drafter):
     """A smaller limit takes the first nodes of the block; neighbours change nothing."""
@@ -191,7 +160,7 @@ def test_recycled_tokens_branch_by_rank():
     table = drafter.init(2, 9)
     table = table.at[0, 1].set(jnp.array([2, 3])).at[0, 2].set(jnp.array([4, 1]))
     table = table.at[0, 3].set(jnp.array([5, -1])).at[0, 4].set(jnp.array([0, 5]))
-    actual, empty = trees_of(proposer(drafter)(table, jnp.array([1, 1]), jnp.int32(99)))
+    actual, empty = trees_of(drive.propose(None, drafter, None, table, [1, 1])[0])
     assert list(actual)[:3] == [(2,), (2, 4), (2, 4, 0)]
     assert len(actual) == 5
     assert all(token >= 0 for path in actual for token in path)

@@ -6,7 +6,6 @@ import re
 import runpy
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.medusa import FILE, NUM_RANKS, load_medusa, read_rates, save_rates
 from jspec.models import make_apply
-from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny, tiny_medusa, tiny_models
 from tests.drafters.test_dynamic_tree import paths_of
-from tests.speculation.drive import settings_of
+from tests.speculation.drive import propose
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/medusa_rates.py"
 RATES = [[0.5, 0.3, 0.1], [0.6, 0.1], [0.2, 0.1], [0.1]]
@@ -51,14 +49,7 @@ def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
     assert drafter.tree_depth == 3
     state = jnp.asarray(np.random.default_rng(0).normal(size=(2, tiny.CONFIG.embed_dim)))
     state = state.astype(jnp.float32)
-    inputs = RoundInputs(
-        jnp.zeros(2, jnp.int32),
-        limit=lambda kind: jnp.asarray([6, 0])[kind * 0 + jnp.arange(2)].astype(jnp.int32),
-        rng_keys=jax.random.split(jax.random.key(0), (2, 6)),
-        settings=settings_of(2, 1.0),
-        view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-    )
-    proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    proposal, _ = propose(tiny_pair, drafter, params, state, [0, 0], [6, 0], temperature=1.0)
     assert proposal.num_tokens.tolist() == [number, 0]
     # 0.5, 0.3, 0.5·0.6, 0.3·0.6, 0.5·0.6·0.2, 0.5·0.1: two branches at most.
     ranks = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 1)]
@@ -72,12 +63,7 @@ def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
 
 def _logits(params, hidden):
     """Returns what every head says of an output [d], [h v]; heads have one block."""
-    said = []
-    for index in range(4):
-        head = jax.tree.map(np.asarray, params[f"head_{index}"])
-        inner = head["layer_0"]["kernel"] @ hidden + head["layer_0"]["bias"]
-        said.append(head["head"] @ (hidden + inner / (1 + np.exp(-inner))))
-    return np.stack(said)
+    return tiny_medusa.logits_of(None, params, hidden, num_layers=1)
 
 
 def test_rates_are_assumed_until_they_are_measured(folder):

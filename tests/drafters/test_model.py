@@ -7,36 +7,14 @@ import pytest
 
 from jspec.drafters.memory import CATCH_UP_WIDTH
 from jspec.drafters.model import ModelDrafter
-from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny
-from tests.speculation.drive import assert_committed_equal, settings_of
+from tests.speculation.drive import assert_committed_equal, propose
 from tests.speculation.toys import toy_apply, toy_cache
-
-NO_TARGET = TargetView(None, lambda: None, None)
 
 
 def run_propose(drafter, params, state, last_token, temperature=0.0):
     """Proposes with seed 0 for every row."""
-    b = len(last_token)
-
-    @jax.jit
-    def propose(params, state, last_token):
-        zeros = jnp.zeros([b], jnp.int32)
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, drafter.num_draft_tokens)
-        return drafter.propose(
-            params,
-            state,
-            RoundInputs(
-                last_token,
-                limit=lambda kind: jnp.full_like(kind, 3),
-                rng_keys=keys,
-                settings=settings_of(b, temperature),
-                view=NO_TARGET,
-            ),
-        )
-
-    return propose(params, state, jnp.asarray(last_token, jnp.int32))
+    return propose(None, drafter, params, state, last_token, 3, temperature)
 
 
 def observe(drafter, state, tokens, counts):

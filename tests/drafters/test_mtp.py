@@ -1,10 +1,8 @@
 """MiMo's layer for multi-token prediction: from its target's folder, and through the whole step."""
 
 import dataclasses
-import functools
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,20 +12,16 @@ from safetensors.numpy import load_file, save_file
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.mtp import MtpDrafter
 from jspec.generation.options import choose_method
 from jspec.models import init_cache, make_apply
 from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.resolver import has_mtp_layer
 from tests import tiny, tiny_models, tiny_mtp
-from tests.cases import slow_unless
+from tests.drafters.rows import CAPACITY, LENGTHS, WIDTH, observe
 from tests.models.family_checkpoints import ROPE, SHAPE
-from tests.speculation.drive import Engine, assert_cache_is_of_text, propose
+from tests.speculation.drive import propose
 
-WIDTH, CAPACITY = 3, 160
-LENGTHS = np.array([140, 66, 1])
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 D, HEADS, KV_HEADS, SIZE, INNER = 24, 4, 2, 10, 40
 # What is published beside the keys of a Qwen2.
 KEYS = {
@@ -86,13 +80,8 @@ def changed(published, folder, tensors=None, **keys):
     return folder
 
 
-@pytest.fixture(scope="module")
-def text():
-    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
-
-
-def test_its_distributions_are_those_of_one_plain_attention(published, text):
-    """Of rows that lag by 140, 66 and 1 tokens, beside numpy on the published tensors.
+def test_its_distributions_are_those_of_one_plain_attention(published, text, last):
+    """Of rows that lag by 140, 66 and 3 tokens, beside numpy on the published tensors.
 
     The target's hidden states are those of transformers.
     """
@@ -104,12 +93,7 @@ def test_its_distributions_are_those_of_one_plain_attention(published, text):
     empty = init_cache(config, batch_size=3, capacity=CAPACITY, dtype=jnp.float32)
     apply = make_apply(config)
     _, hidden, _ = apply(params, jnp.asarray(text), empty, hidden_layers=drafter.hidden_layers)
-    state, observe = drafter.init(3, CAPACITY), jax.jit(drafter.observe)
-    for start in range(0, LENGTHS.max(), 20):
-        valid = jnp.arange(20) < jnp.asarray(LENGTHS - start)[:, None]
-        part = slice(start, start + 20)
-        state = observe(None, state, jnp.asarray(text[:, part]), hidden[:, part], valid)
-    last = text[np.arange(3), LENGTHS]
+    state = observe(None, drafter, None, hidden, block=20)
     pair = tiny.TinyPair(config, apply, params, None)
     proposal, state = propose(pair, drafter, None, state, last, [WIDTH] * 3, 1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
@@ -194,61 +178,3 @@ def test_the_default_drafter_uses_the_layer(published, tmp_path):
     for target in (str(alone), tiny_models.target(), str(tmp_path / "none"), "random:smollm2-135m"):
         assert choose_method({}, target, has_draft=False).drafter == "prompt_lookup"
         assert not has_mtp_layer(target)
-
-
-@pytest.fixture(scope="module")
-def make_engine():
-    """Returns a cached function from a rule and a drafter's class to compiled rounds."""
-
-    @functools.cache
-    def build(rule, kind=MtpDrafter):
-        drafter = None if rule == "plain" else tiny_mtp.drafter(WIDTH, kind=kind)
-        params = tiny_mtp.params(), None
-        rule = "rejection" if rule == "plain" else rule
-        return Engine(tiny_mtp.apply, tiny_mtp.empty_cache, params, drafter, rule)
-
-    return build
-
-
-def check_cache(result):
-    """Asserts that every row's cache holds what a fresh prefill of its text gives."""
-    fresh = functools.partial(tiny_mtp.fresh_cache, tiny_mtp.params())
-    assert_cache_is_of_text(result, PROMPTS, WIDTH + 2, fresh)
-
-
-class Keeping(MtpDrafter):
-    """The natural but wrong drafter: pairs of its own outputs stay where a draft was kept."""
-
-    def forget_guesses(self, state, length, cache, wanted):
-        return state.replace(cache=cache.rollback(jnp.maximum(cache.length - 1, 0)))
-
-
-@pytest.mark.parametrize("temperature", [slow_unless(False, 0.0), 1.0])
-def test_after_many_rounds_its_cache_holds_pairs_of_real_features(make_engine, temperature):
-    """However many drafts were kept, its own outputs never stay."""
-    result = make_engine("coupled").generate(PROMPTS, temperature=temperature, max_length=60)
-    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
-    check_cache(result)
-
-
-def test_a_cache_that_keeps_guesses_is_seen(make_engine):
-    """Negative control of the test above."""
-    engine = make_engine("rejection", Keeping)
-    result = engine.generate(PROMPTS, temperature=1.0, max_length=20)
-    with pytest.raises(AssertionError):
-        check_cache(result)
-
-
-@pytest.mark.parametrize(
-    ("rule", "temperature"),
-    [("coupled", 1.0), slow_unless(False, "rejection", 0.0), slow_unless(False, "coupled", 0.0)],
-)
-def test_output_is_plain_output(make_engine, rule, temperature):
-    """At temperature 0, and under `coupled` at any: whatever the neighbours are."""
-    options = {"temperature": temperature, "max_length": 60}
-    wanted = make_engine("plain").generate(PROMPTS, **options).tokens
-    result = make_engine(rule).generate(PROMPTS, **options)
-    assert result.tokens == wanted
-    assert result.num_accepted.sum() > 0
-    alike = make_engine(rule).generate(PROMPTS[2:] * 3, seeds=[2] * 3, **options)
-    assert alike.tokens == wanted[2:] * 3

@@ -3,10 +3,8 @@ distribution.
 """
 
 import collections
-import functools
 
 import hypothesis
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 
 from jspec.drafters.ngram import NgramDrafter
 from jspec.lab.analysis.goodness import goodness_of_fit
-from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.settings import Processor, Switches
-from jspec.speculation.types import RoundInputs, TargetView
-from tests.drafters.test_prompt_lookup import CAPACITY, as_history
-from tests.speculation.drive import QUICK, settings_of
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history, propose_after
+from tests.speculation import drive
+from tests.speculation.drive import drafts_of, settings_of
 
 WIDTH, VOCAB, BATCH = 4, 5, 4
 FALSE_ALARM = 1e-6
@@ -55,54 +52,14 @@ def reference_drafts(drafter, text, limit=WIDTH):
     return drafts
 
 
-@functools.cache
-def proposer(drafter, switches=Switches()):  # noqa: B008 (immutable)
-    """Returns the compiled proposal of BATCH rows; the temperature is data."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(history, last_token, seeds, temperature, limit):
-        b = last_token.shape[0]
-        settings = settings_of(b, 0.0).replace(
-            temperature=jnp.full([b], temperature), switches=switches,
-            states=tuple(jnp.zeros([b, 1]) for _ in switches.processors),
-        )  # fmt: skip
-        keys = independent_draft_keys(seeds, jnp.zeros_like(last_token), WIDTH)
-        return drafter.propose(
-            None,
-            history,
-            RoundInputs(
-                last_token,
-                limit=lambda kind: jnp.full_like(kind, limit),
-                rng_keys=keys,
-                settings=settings,
-                view=TargetView(None, lambda: None, None),
-            ),
-        )
-
-    return propose
-
-
-def propose(drafter, rows, *, temperature=0.0, limit=WIDTH, seed=0, switches=Switches()):  # noqa: B008
+def propose(drafter, rows, *, temperature=0.0, limit=WIDTH, seed=0, switches=None):
     """Returns the proposal for texts, the last token of each not yet committed."""
-    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    seeds = jnp.arange(seed, seed + len(rows), dtype=jnp.uint32)
-    history = as_history([text[:-1] for text in rows])
-    proposal, state = proposer(drafter, switches)(
-        history, last, seeds, jnp.float32(temperature), jnp.int32(limit)
-    )
-    assert state.length.tolist() == [len(text) - 1 for text in rows]
-    return proposal
-
-
-def drafts_of(proposal):
-    """Returns each row's drafts."""
-    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
-    return [tokens[:count] for tokens, count in pairs]
-
-
-def padded(*rows):
-    """Returns BATCH rows, so that one compiled program serves all tests."""
-    return [*rows, *[[0]] * (BATCH - len(rows))]
+    settings, states = settings_of(len(rows), temperature), ()
+    if switches is not None:
+        states = tuple(jnp.zeros([len(rows), 1]) for _ in switches.processors)
+        settings = settings.replace(switches=switches, states=states)
+    seeds = np.arange(seed, seed + len(rows))
+    return propose_after(drafter, rows, settings=settings, seeds=seeds, limit=limit)
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
@@ -121,38 +78,12 @@ def test_drafts_equal_plain_counting(rows, drafter, limit):
     assert proposal.kind.tolist() == kinds
 
 
-def test_the_most_frequent_beats_the_most_recent():
-    """[1 2] was followed by 3, by 3 and by 4: prompt lookup would say 4."""
-    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2]
-    assert drafts_of(propose(DRAFTERS[0], padded(text)))[0][0] == 3
-    assert drafts_of(propose(DRAFTERS[0], padded(text[3:])))[0][0] == 4  # a tie
-
-
-def test_a_longer_context_beats_a_higher_count():
-    """After [2] came 4 most often, after [0 1 2] came 3."""
-    text = [0, 1, 2, 3, 2, 4, 2, 4, 2, 4, 0, 1, 2]
-    assert drafts_of(propose(DRAFTERS[0], padded(text)))[0][0] == 3
-
-
-def test_no_match_no_draft():
-    """A row that has nothing to say proposes nothing; its neighbours are untouched."""
-    drafts = drafts_of(propose(DRAFTERS[0], [[1, 2, 3, 4], [1, 2, 1], [4], [0, 0]]))
-    assert drafts == [[], [2, 1, 2, 1], [], [0, 0, 0, 0]]
-
-
-def test_what_left_the_window_is_forgotten():
-    """A window of nine tokens."""
-    seen = [1, 2, 4, 0, 3, 0, 3, 0, 1]
-    assert drafts_of(propose(DRAFTERS[1], padded(seen)))[0][:1] == [2]
-    assert drafts_of(propose(DRAFTERS[1], padded([*seen[:-1], 3, 1])))[0] == []
-
-
-def test_a_text_longer_than_the_window_is_counted_at_its_end():
-    """What lies before the window decides nothing, whatever the capacity."""
-    drafter, tail = DRAFTERS[1], [0, 1, 2, 0, 1, 3, 0, 1, 2]
-    rows = [tail, [4] * 5 + tail, [2, 0, 3, 1, *tail], [1] * 15 + tail]
-    expected = reference_drafts(drafter, tail)
-    assert drafts_of(propose(drafter, rows)) == [expected] * BATCH
+def test_by_hand():
+    """The most frequent (prompt lookup would say 4), the longest context, and nothing to say."""
+    rows = [[1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], [0, 1, 2, 3, 2, 4, 2, 4, 2, 4, 0, 1, 2],
+            [1, 2, 3, 4], [0, 0]]  # fmt: skip
+    drafts = drafts_of(propose(DRAFTERS[0], rows))
+    assert [row[:1] for row in drafts] == [[3], [3], [], [0]]
 
 
 SAMPLED = NgramDrafter(WIDTH, VOCAB, VOCAB, min_order=2, max_order=3, window=20, is_sampled=True)
@@ -232,12 +163,12 @@ def test_draws_follow_the_reported_distribution(temperature):
 
 def test_draws_do_not_depend_on_the_capacity():
     """A neighbour's long prompt makes room for more tokens, and must not change the noise."""
-    last, seeds = jnp.asarray([TEXT[-1]] * 64, jnp.int32), jnp.arange(64, dtype=jnp.uint32)
     drawn = []
     for room in (0, 9):
         history = as_history([TEXT[:-1]] * 64)
         history = history.replace(tokens=jnp.pad(history.tokens[:, :14], ((0, 0), (0, room))))
-        actual, _ = proposer(SAMPLED)(history, last, seeds, jnp.float32(1), jnp.int32(WIDTH))
+        last, seeds = [TEXT[-1]] * 64, np.arange(64)
+        actual, _ = drive.propose(None, SAMPLED, None, history, last, WIDTH, 1.0, seeds=seeds)
         drawn.append(actual.tokens.tolist())
     assert drawn[0] == drawn[1]
     assert len({tuple(row) for row in drawn[0]}) > 2

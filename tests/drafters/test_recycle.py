@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.sampling.distribution import NO_TOKEN
-from jspec.speculation.types import RoundInputs, TargetView
-from tests.speculation.drive import settings_of
+from tests.speculation import drive
 
 VOCAB, WIDTH, BATCH, BLOCK, COUNT = 6, 4, 3, 5, 2
 DRAFTER = RecycleDrafter(WIDTH, VOCAB, COUNT)
@@ -27,26 +26,13 @@ def show(table, tokens, runners_up, num_fed, num_valid):
     return observe(table, tokens, runners_up, flags(num_fed), flags(num_valid))
 
 
-@jax.jit
-def _propose(table, last_token, limit):
-    inputs = RoundInputs(
-        last_token,
-        limit=lambda kind: jnp.full_like(kind, limit),
-        rng_keys=jax.random.split(jax.random.key(0), (BATCH, WIDTH)),
-        settings=settings_of(BATCH, 0.0),
-        view=TargetView(None, lambda: None, None),
-    )
-    return DRAFTER.propose(None, table, inputs)
-
-
 def propose(table, last_tokens, limit=WIDTH):
     """Returns each row's drafts."""
-    proposal, after = _propose(table, jnp.asarray(last_tokens, jnp.int32), jnp.int32(limit))
+    proposal, after = drive.propose(None, DRAFTER, None, table, last_tokens, limit)
     np.testing.assert_array_equal(after, table)
     assert proposal.probs is None, "drafts that follow from the past have a one-hot distribution"
     assert (np.asarray(proposal.tokens) >= 0).all(), "ids that can be looked up"
-    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
-    return [tokens[:count] for tokens, count in pairs]
+    return drive.drafts_of(proposal)
 
 
 token = st.integers(0, VOCAB - 1)

@@ -1,4 +1,4 @@
-"""Drafted output is plain output on a target with scales, caps and a window."""
+"""Drafters that feed the target themselves, on one with scales, caps and a window."""
 
 import dataclasses
 import functools
@@ -6,8 +6,6 @@ import functools
 import pytest
 
 from jspec.drafters.layer_skip import FirstLayersDrafter
-from jspec.drafters.model import ModelDrafter
-from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.models import make_apply
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine
@@ -22,16 +20,11 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [9], [2, 6, 5, 2, 6, 5]]
 SIZES = WIDTH, 61, CONFIG.vocab_size
 MAKE = {
     "lookahead": lambda: (tiny_lookahead.drafter(WIDTH), tiny_lookahead.params()),
-    "prompt_lookup": lambda: (PromptLookupDrafter(WIDTH, min_match=1), None),
     "layer_skip": lambda: (
         FirstLayersDrafter(
             *SIZES, apply=make_apply(CONFIG, (0,)), num_layers=1, embed_dim=CONFIG.embed_dim
         ),
         None,
-    ),
-    "model": lambda: (
-        ModelDrafter(*SIZES, apply=APPLY, init_cache=tiny.empty_cache),
-        tiny.random_params(CONFIG, seed=0, std=0.38),
     ),
 }
 

@@ -1,7 +1,6 @@
 """Suffix decoding against a plain Python search, of the text itself and of a corpus."""
 
 import fractions
-import functools
 
 import hypothesis
 import jax
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from jspec.drafters.corpus import MAX_MATCH, make_corpus
 from jspec.drafters.prompt_lookup import own_matches
 from jspec.drafters.suffix import SuffixDrafter
-from jspec.speculation.types import RoundInputs, TargetView
-from tests.drafters.test_prompt_lookup import CAPACITY, as_history
-from tests.speculation.drive import QUICK, settings_of
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history, propose_after
+from tests.speculation.drive import drafts_of
 
 WIDTH, BATCH = 4, 4
 DRAFTERS = [
@@ -74,33 +72,11 @@ def expected_drafts(drafter, places):
     return longest, [drafts for score, drafts in actual if score == best]
 
 
-@functools.cache
-def proposer(drafter, has_corpus=False):
-    """Returns the compiled proposal of BATCH rows."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(history, last_token, limit):
-        inputs = RoundInputs(
-            last_token,
-            limit=lambda kind: jnp.full_like(kind, limit),
-            rng_keys=jax.random.split(jax.random.key(0), (BATCH, WIDTH)),
-            settings=settings_of(BATCH, 0.0),
-            view=TargetView(None, lambda: None, None),
-        )
-        return drafter.propose((CORPUS,) if has_corpus else (), history, inputs)
-
-    return propose
-
-
 def propose(drafter, rows, limit=WIDTH, has_corpus=False):
     """Returns the drafts and the kind of each row, whose last token is not committed yet."""
-    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    history = as_history([text[:-1] for text in rows])
-    proposal, state = proposer(drafter, has_corpus)(history, last, jnp.int32(limit))
+    proposal = propose_after(drafter, rows, (CORPUS,) if has_corpus else (), limit=limit)
     assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
-    assert state.length.tolist() == [len(text) - 1 for text in rows]
-    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
-    return [tokens[:count] for tokens, count in pairs], proposal.kind.tolist()
+    return drafts_of(proposal), proposal.kind.tolist()
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
@@ -132,42 +108,18 @@ def test_limits_are_kept(has_corpus):
         assert drafts == [row[:limit] for row in full]
 
 
-def padded(*rows):
-    """Returns BATCH rows, so that one compiled program serves all tests."""
-    return [*rows, *[[0]] * (BATCH - len(rows))]
-
-
-def test_the_most_frequent_continuation_wins():
-    """[5 6] was followed by 7 8 twice, and by 9 more recently; a lookup would say 9."""
-    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 9, 3, 5, 6]
-    drafts, kinds = propose(DRAFTERS[0], padded(text))
-    assert (drafts[0], kinds[0]) == ([7, 8], 1)
-
-
-def test_a_longer_match_beats_a_higher_count():
-    """After [2] came 4 most often, after [0 1 2] came 3."""
-    text = [0, 1, 2, 3, 5, 2, 4, 6, 2, 4, 7, 2, 4, 0, 1, 2]
-    drafts, kinds = propose(DRAFTERS[0], padded(text))
-    assert (drafts[0], kinds[0]) == ([3, 5, 2], 2)
-
-
-def test_shorter_matches_decide_between_longer_ones():
-    """[1 2] was followed by 3 and then by 4; other places where [2] stands say 3 as well."""
-    text = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 1, 2]
-    assert propose(DRAFTERS[0], padded(text))[0][0][0] == 3
-    assert propose(DRAFTERS[0], padded(text[:7] + text[13:]))[0][0][0] == 4  # the more recent one
-
-
-def test_drafts_stop_where_chance_begins():
-    """[5 6 7] always went on with 8, and then with another token each time."""
-    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 7, 8, 3, 5, 6, 7, 8, 4, 5, 6, 7]
-    assert propose(DRAFTERS[1], padded(text))[0][0] == [8]
-    assert propose(DRAFTERS[0], padded(text))[0][0] == [8, 4, 5]
-
-
-def test_no_match_no_draft():
-    """Neither in a text of one token, nor with what lies past its end."""
-    assert propose(DRAFTERS[0], [[0], [1], [1, 2, 3], [1, 2, 1]])[0] == [[], [], [], [2]]
+def test_by_hand():
+    """The most votes, a longer match before a higher count, and an end where chance begins."""
+    rows = [
+        [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 9, 3, 5, 6],  # a lookup would say 9
+        [0, 1, 2, 3, 5, 2, 4, 6, 2, 4, 7, 2, 4, 0, 1, 2],
+        [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 1, 2],  # the shorter [2] decides between 3 and 4
+        [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 7, 8, 3, 5, 6, 7, 8, 4, 5, 6, 7],
+    ]
+    drafts, kinds = propose(DRAFTERS[0], rows)
+    assert (drafts[:2], kinds[:2]) == ([[7, 8], [3, 5, 2]], [1, 2])
+    assert (drafts[2][0], drafts[3]) == (3, [8, 4, 5])
+    assert propose(DRAFTERS[1], rows)[0][3] == [8]
 
 
 def test_the_corpus_is_asked_where_the_text_knows_less():

@@ -15,9 +15,8 @@ from jspec.drafters.tables import (
     uniform_logits,
     unigram_logits,
 )
-from jspec.sampling.noise import independent_draft_keys
-from jspec.speculation.types import Kind, RoundInputs, TargetView
-from tests.speculation.drive import QUICK, settings_of
+from jspec.speculation.types import Kind
+from tests.speculation import drive
 
 VOCAB, TARGET_VOCAB, WIDTH = 5, 7, 3  # the target's distributions are padded
 TEXT = [0, 1, 2, 0, 1, 0, 1, 2, 2, 3]  # 4 never comes, and nothing follows 3
@@ -41,43 +40,16 @@ def parameters(name):
     return None if name == "random" else table_params(count_ngrams([TEXT], VOCAB), name)
 
 
-@functools.cache
-def proposer(name, min_confidence=0.0):
-    """Returns the compiled proposal; parameters, temperature and limit are data."""
-    drafter = TableDrafter(
-        WIDTH,
-        TARGET_VOCAB,
-        TARGET_VOCAB,
-        min_confidence,
-        kind=Kind(name, 0.2, 0.2),
-        logits=LOGITS[name],
-    )
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def propose(params, last_token, temperature, limit):
-        b = last_token.shape[0]
-        proposal, state = drafter.propose(
-            params,
-            drafter.init(b, 16),
-            RoundInputs(
-                last_token,
-                limit=lambda kind: limit,
-                rng_keys=independent_draft_keys(jnp.arange(b, dtype=jnp.uint32), limit, WIDTH),
-                settings=settings_of(b, 0.0).replace(temperature=jnp.full([b], temperature)),
-                view=TargetView(None, lambda: None, None),
-            ),
-        )
-        assert state == ()
-        return proposal
-
-    return propose
-
-
-def propose(name, last_token, temperature, limit=None, **options):
+def propose(name, last_token, temperature, limit=WIDTH, min_confidence=0.0):
     """Returns the proposal after some tokens."""
-    last = jnp.asarray(last_token, jnp.int32)
-    limit = jnp.full_like(last, WIDTH) if limit is None else jnp.asarray(limit, jnp.int32)
-    return proposer(name, **options)(parameters(name), last, jnp.float32(temperature), limit)
+    kind, sizes = Kind(name, 0.2, 0.2), (WIDTH, TARGET_VOCAB, TARGET_VOCAB)
+    drafter = TableDrafter(*sizes, min_confidence, kind=kind, logits=LOGITS[name])
+    proposal, state = drive.propose(
+        None, drafter, parameters(name), drafter.init(len(last_token), 16), last_token, limit,
+        temperature, seeds=np.arange(len(last_token)),
+    )  # fmt: skip
+    assert state == ()
+    return proposal
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -13,7 +13,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import RoundCosts, _start_row, texts_for
+from jspec.generation.costs import _start_row, texts_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -35,12 +35,9 @@ PROMPTS = [b"the cat sat", b"a rat", b" on the", b"dog. the \xf0\x9f"]
 
 @functools.cache
 def tokenizers():
-    """Returns tokenizers with other ids, which cut texts differently; "long" has a long word."""
-    bpe, long = (
-        learn_bpe([TEXT + more] * 9, 330, bos="<s>", eos="</s>")
-        for more in ("", " incomprehensibilities")
-    )
-    return {"bpe": bpe, "long": long, "bytes": ByteTokenizer(300, eos_ids=(299,))}
+    """Returns tokenizers with other ids, which cut texts differently; one has a long word."""
+    bpe = learn_bpe([TEXT + " incomprehensibilities"] * 9, 330, bos="<s>", eos="</s>")
+    return {"bpe": bpe, "bytes": ByteTokenizer(300, eos_ids=(299,))}
 
 
 @functools.cache
@@ -91,6 +88,14 @@ def empty_cache(loaded, batch_size, capacity):
     return init_cache(loaded.config, batch_size=batch_size, capacity=capacity, dtype=jnp.float32)
 
 
+@functools.cache
+def plain_engine(target):
+    """Returns the compiled rounds of a target alone."""
+    target = model(target)
+    empty = functools.partial(empty_cache, target)
+    return Engine(make_apply(target.config), empty, (target.params, None), capacity=CAPACITY)
+
+
 def reading_of(engine, draft):
     """Returns the tokens that the draft reads in each row, [b s], and their numbers."""
     drafter, text = engine.drafter, draft.text
@@ -110,38 +115,30 @@ def fresh_prefill(target, draft):
     )
 
 
-MODES = [
-    ("shared", 0.0),
-    ("shared", 1.0),
-    ("spelling", 0.0),
-    ("spelling", 1.0),
-    ("auto", (0.0, 1.0, 0.0, 1.0)),
-]
 PAIRS = [("bpe", "bytes"), ("bytes", "bpe")]
+MODES = [("auto", (0.0, 1.0, 0.0, 1.0)), ("shared", 0.0), ("shared", 1.0), ("spelling", 0.0),
+         ("spelling", 1.0)]  # fmt: skip
 SHARED = r"spelt at temperature 0, else drawn from the shared tokens \(257 shared tokens, \d+ %"
-# In quick tests both pairs are translated in both ways: the second at each temperature in its own.
 _IN_ROUNDS = [
-    slow_unless((pair == PAIRS[0]) == (mode[0] != "auto"), pair, *mode)
+    slow_unless((pair, mode) == (PAIRS[1], MODES[0]), pair, *mode)
     for pair in PAIRS
     for mode in MODES
-]
-_IN_ANSWERS = [
-    slow_unless(translation == "auto", pair, translation)
-    for pair in PAIRS
-    for translation in ("shared", "spelling", "auto")
-]
+]  # "auto" spells some rows and draws others from the shared tokens; bytes are joined anew
 
 
 @pytest.mark.parametrize(("pair", "translation", "temperature"), _IN_ROUNDS, ids=str)
-def test_caches_equal_a_fresh_prefill_after_every_round(pair, translation, temperature):
+def test_text_is_plain_and_caches_those_of_a_fresh_prefill(pair, translation, temperature):
     """In every slot that counts as cached, whatever was kept, spelt or cut anew.
 
-    And the draft reads the bytes that the target has said, no more and no less.
+    The draft reads the bytes that the target has said, no more and no less; and under `coupled`
+    these are what plain decoding says.
     """
-    engine = engine_of(*pair, draft_translation=translation)
+    engine = engine_of(*pair, "coupled", draft_translation=translation)
     ours, theirs = (tokenizers()[name] for name in pair)
     prompts = [ours.encode(text.decode(errors="ignore")) for text in PROMPTS]
-    state = engine.start(prompts, temperature=temperature, max_length=[90, 95, 100, 105])
+    options = {"temperature": temperature, "max_length": [90, 95, 100, 105]}
+    plain_tokens = plain_engine(pair[0]).generate(prompts, **options).tokens
+    state = engine.start(prompts, **options)
     texts = [[*p, t] for p, t in zip(prompts, state.last_token.tolist(), strict=True)]
     accepted, num_cached = [], []
     for _ in range(12):
@@ -157,6 +154,8 @@ def test_caches_equal_a_fresh_prefill_after_every_round(pair, translation, tempe
         assert_committed_equal(cache, fresh_prefill(*pair)(tokens))
         accepted.append(infos.num_accepted[0])
         num_cached.append(np.asarray(lengths - cache.length))
+    for text, prompt, tokens in zip(texts, prompts, plain_tokens, strict=True):
+        assert text == (prompt + tokens)[: len(text)]
     assert len(np.unique(accepted)) > 2, "rounds should differ"
     # Usually only a last draft, and what is joined anew, is read again.
     assert np.mean(num_cached) < 2.5
@@ -180,12 +179,11 @@ def generator_of(target, draft, translation):
     return generator, notes
 
 
-@pytest.mark.parametrize(("pair", "translation"), _IN_ANSWERS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("translation", ["shared", "spelling", "auto"])
 def test_answers_are_those_of_plain_decoding(pair, translation):
-    """Greedy, and under `coupled` at any temperature, beside other rows.
-
-    What the vocabularies share is among the notes of a run.
-    """
+    """Through the Generator, with penalties; what the vocabularies share is among its notes."""
     settings = [
         jspec.SamplingParams(max_new_tokens=24, temperature=t, seed=i, repetition_penalty=penalty)
         for i, (t, penalty) in enumerate([(0.0, 1.0), (1.0, 1.0), (0.7, 1.3)])
@@ -213,17 +211,6 @@ def test_what_the_vocabularies_share_is_said():
     assert same.describe()["draft_vocabulary"] is None
 
 
-@pytest.mark.slow
-def test_a_number_that_varies_drafts():
-    """By costs that were given."""
-    costs = RoundCosts((512,), (0, 1, 3, 7), ("model",), (((1.0, 1.1, 1.3, 1.7),),), ((0.1,),))
-    generator = jspec.Generator(
-        model("bpe"), model("bytes", 0.01), drafter="model", num_draft_tokens="auto", costs=costs
-    )
-    result = generator.generate("the cat", jspec.SamplingParams(max_new_tokens=30))
-    assert result.stats.num_accepted > 0
-
-
 def test_its_costs_are_measured_on_ordinary_text():
     """One token over and over may be several tokens of the draft, or none at all."""
     target = model("bpe")
@@ -241,10 +228,10 @@ def test_its_costs_are_measured_on_ordinary_text():
     assert texts_for(same.engine.drafter, target.tokenizer) == ((1,), ids)
 
 
+@pytest.mark.slow
 def test_a_row_whose_reading_is_too_long_is_not_drafted_for():
     """Its slots would run out: it goes on without drafts, and nothing is written elsewhere."""
-    engine = engine_of("long", "bytes", draft_translation="shared")
-    ours = tokenizers()["long"]
+    engine, ours = engine_of(*PAIRS[0], "coupled", draft_translation="auto"), tokenizers()["bpe"]
     pieces = ours.token_bytes()
     long = [pieces.index(max(pieces, key=len))] * 15
     prompts = [long, ours.encode("a rat")]
@@ -283,9 +270,8 @@ def test_other_drafters_need_the_same_tokenizer():
         jspec.Generator(model("bpe"), model("bytes", 0.01), drafter="hierarchical")
 
 
-@pytest.mark.parametrize(
-    "translation", ["shared", slow_unless(False, "auto"), slow_unless(False, "spelling")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("translation", ["shared", "auto", "spelling"])
 def test_the_audit_covers_it(translation):
     """Its cache is compared with what the draft reads, and its answers with the distribution.
 
@@ -306,6 +292,7 @@ def test_the_audit_covers_it(translation):
     assert rows.num_accepted > 0
 
 
+@pytest.mark.slow
 def test_a_prompt_shared_by_requests_is_read_as_by_one():
     """The server's rows share chunks of a prompt, and pages: drafts are those of a row alone."""
     # What "auto" does at this temperature, in a smaller program.

@@ -1,12 +1,10 @@
 """Under `coupled` a server with a trained drafter says what plain decoding says."""
 
 import concurrent.futures
-import dataclasses
 import functools
 
 import pytest
 
-from jspec.drafters.eagle_head import EagleConfig, save_eagle
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.weights.hf import read_config
@@ -18,15 +16,6 @@ from tests.tiny_models import save_folder
 PROMPTS = ("why is the sky blue", "1 2 3 4", "a")
 
 
-def save_head(folder, target):
-    """Writes a head of P-EAGLE for a target; returns the folder as a text."""
-    size = (2 * target.vocab_size + 1) // 3
-    layer = dataclasses.replace(target.as_llama(), num_mtp_layers=0, vocab_size=size)
-    config = EagleConfig(layer, target.vocab_size, (0, 1, 2), has_embedding=True, mask_id=3)
-    save_eagle(folder, config, tiny_peagle.params(config, std=0.1))
-    return str(folder)
-
-
 @pytest.mark.parametrize("name", ["mtp", slow_unless(False, "P-EAGLE")])
 def test_answers_are_plain_ones(tmp_path, name):
     """Of requests that come together, of which two share a batch."""
@@ -35,7 +24,8 @@ def test_answers_are_plain_ones(tmp_path, name):
     load = functools.partial(Generator.load, path, dtype="float32", batch_size=2)
     options = {"drafter": "mtp"}
     if name == "P-EAGLE":
-        options = {"drafter": "eagle", "draft_head": save_head(tmp_path / "h", read_config(path))}
+        head = tiny_peagle.save_head(tmp_path / "h", read_config(path), std=0.1)
+        options = {"drafter": "eagle", "draft_head": head}
     params = [SamplingParams(temperature=1.0, seed=seed, max_new_tokens=30) for seed in range(3)]
     plain = load(drafter="none").generate(
         [Request(text, settings) for text, settings in zip(PROMPTS, params, strict=True)]

@@ -2,6 +2,8 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.suffix import SuffixDrafter
 from tests import tiny
-from tests.speculation.drive import Engine
+from tests.speculation.drive import QUICK, Engine
+from tests.speculation.fresh import padded
 from tests.tiny_heads import MODULES
 
 VOCAB = tiny.CONFIG.vocab_size
@@ -59,3 +62,15 @@ def make_engine(tiny_pair, model_drafter):
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 
     return lambda name, width=0: build(name, width)  # one entry, with a width or without
+
+
+@pytest.fixture(scope="session")
+def fresh_cache(tiny_pair):
+    """Returns a function (params, texts) -> the cache of one prefill of the texts."""
+    call = jax.jit(tiny_pair.apply, compiler_options=QUICK)
+
+    def prefill(params, texts):
+        tokens = padded(texts, 96)
+        return call(params, jnp.asarray(tokens), tiny.empty_cache(*tokens.shape))[2]
+
+    return prefill

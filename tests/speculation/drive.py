@@ -162,43 +162,74 @@ class Engine:
         return Result(tokens, infos, state)
 
 
+NO_TARGET = TargetView(None, lambda: None, None)
+
+
+def inputs_of(last, limit, width, *, seeds=0, temperature=0.0, position=0, **fields):
+    """Returns what a drafter is given in a round.
+
+    Args:
+      last: each row's newest token.
+      limit: each row's number of drafts, or that of all.
+      width: drafts with a key of their own.
+      seeds: of each row, or of all.
+      temperature: likewise; `settings` may be given in its place.
+      position: of the round.
+      fields: others of `RoundInputs`.
+    """
+    last = jnp.asarray(last, jnp.int32)
+    seeds = jnp.broadcast_to(jnp.asarray(seeds).astype(jnp.uint32), last.shape)
+    positions = jnp.broadcast_to(jnp.asarray(position, jnp.int32), last.shape)
+    keys = round_keys(seeds, positions, Purpose.DRAFT, width)
+    fields = {"settings": settings_of(len(last), temperature), "view": NO_TARGET} | fields
+    return RoundInputs(last, lambda kind: 0 * kind + limit, keys, **fields)
+
+
 @_shared
 def _compile_propose(drafter, apply):
-    """Returns the compiled proposal with seed 0 for every row."""
+    """Returns the compiled proposal."""
 
-    @jax.jit
-    def run(params, state, last, limit, settings, view):
-        zeros = jnp.zeros_like(last)
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def run(params, state, last, limit, seeds, settings, view, is_free):
+        fields = {"settings": settings, "view": TargetView(view[0], apply, view[1])}
         width = drafter.num_draft_tokens
-        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, width)
-        inputs = RoundInputs(
-            last, lambda kind: limit + kind, keys, settings, TargetView(view[0], apply, view[1])
-        )
+        inputs = inputs_of(last, limit, width, seeds=seeds, is_free=is_free, **fields)
         return drafter.propose(params, state, inputs)
 
     return run
 
 
 def propose(
-    pair, drafter, params, state, last, limit, temperature=0.0, *, settings=None, cache=None
+    pair, drafter, params, state, last, limit=99, temperature=0.0, *, settings=None, cache=None,
+    seeds=0, is_free=False,
 ):  # fmt: skip
-    """Returns what a drafter proposes with seed 0 for every row, and its state.
+    """Returns what a drafter proposes, and its state.
 
     Args:
-      pair: with the target and its apply.
+      pair: with the target and its apply; None for a drafter that does not look at them.
       drafter: it.
       params: its own.
       state: before.
       last: each row's newest token.
-      limit: each row's number of drafts.
+      limit: each row's number of drafts, or that of all.
       temperature: of all rows.
       settings: in its place.
       cache: the target's, where the drafter looks at it.
+      seeds: of each row, or of all.
+      is_free: of each row, or of all.
     """
     settings = settings_of(len(last), temperature) if settings is None else settings
-    last, limit = (jnp.asarray(np.asarray(x, np.int32)) for x in (last, limit))
-    run = _compile_propose(drafter, pair.apply)
-    return run(params, state, last, limit, settings, (pair.target, cache))
+    last, limit, seeds = (np.asarray(x, np.int32) for x in (last, limit, seeds))
+    run = _compile_propose(drafter, None if pair is None else pair.apply)
+    view = None if pair is None else pair.target, cache
+    limit, is_free = np.broadcast_to(limit, last.shape), np.broadcast_to(is_free, last.shape)
+    return run(params, state, last, limit, seeds, settings, view, is_free)
+
+
+def drafts_of(proposal):
+    """Returns each row's drafts."""
+    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
+    return [tokens[:count] for tokens, count in pairs]
 
 
 def emitted_in_row(infos, row):
@@ -252,32 +283,16 @@ def request_settings(settings, prompts, vocab_size, switches=None):
     )
 
 
-def assert_cache_is_of_text(result, prompts, lag, fresh):
-    """Asserts that every row's draft cache holds what a fresh prefill of its text gives.
-
-    Args:
-      result: of a run.
-      prompts: of its rows.
-      lag: how many of a text's tokens the cache may lack.
-      fresh: from texts [b 80], padded by what nothing before it sees, to their cache.
-    """
-    cache, tokens = result.state.draft.cache, np.zeros([len(prompts), 80], np.int32)
-    for row, prompt in enumerate(prompts):
-        text, num = [*prompt, *result.tokens[row]], int(cache.length[row])
-        tokens[row, : len(text)] = text
-        assert len(text) > num >= len(text) - lag
-    assert_committed_equal(cache, fresh(tokens), atol=1e-4)
-
-
 def assert_committed_equal(cache, fresh, *, atol=6e-5):
     """Asserts that the committed slots of `cache` hold what `fresh` holds there.
 
     Few rows and many may be summed in different orders; a wrong slot is off by about 1.
     """
+    length = np.asarray(cache.length)
     for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
         slots = min(ours.shape[2], theirs.shape[2])  # a drafter of trees has more of them
-        assert (cache.length <= slots).all()
-        committed = np.arange(slots) < np.asarray(cache.length)[:, None]
+        assert (length <= slots).all()
+        committed = np.arange(slots) < length[:, None]
         ours, theirs = (np.asarray(leaf)[:, :, :slots] for leaf in (ours, theirs))
         difference = np.abs(ours - theirs).max(axis=(1, 3))
         assert (difference[committed] <= atol).all(), np.argwhere((difference > atol) & committed)

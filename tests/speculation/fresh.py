@@ -42,7 +42,8 @@ def jit_prefill_head(config):
 
     def prefill(params, tokens):
         features = fuse(params, jit_outputs(config.feature_layers)(tokens))[:, :-1]
-        embedded = layered.params()["embedding"][tokens[:, 1:]]
+        table = (params if config.has_embedding else layered.params())["embedding"]
+        embedded = table[tokens[:, 1:]]
         b, s = tokens.shape
         empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
         return apply_head(config, params, embedded, features, empty)[2]

@@ -13,23 +13,10 @@ from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
 from tests import tiny
+from tests.cases import slow_unless
 from tests.speculation.drive import QUICK, Engine, assert_committed_equal
 
 CAPACITY, MOST, K = 96, 20, 3
-
-
-@pytest.fixture(scope="module")
-def fresh_cache(tiny_pair):
-    """Returns a function (params, texts) -> the cache of one prefill of the texts."""
-    call = jax.jit(tiny_pair.apply, compiler_options=QUICK)
-
-    def prefill(params, texts):
-        tokens = np.zeros([K, CAPACITY], np.int32)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text)] = text
-        return call(params, jnp.asarray(tokens), tiny.empty_cache(K, CAPACITY))[2]
-
-    return prefill
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +95,7 @@ def plain(engine_of, prompts, fresh_cache):
     return [beams for beams, _ in actual]
 
 
-@pytest.mark.parametrize("name", ["self", "prompt_lookup", "tree"])
+@pytest.mark.parametrize("name", ["self", "prompt_lookup", slow_unless(False, "tree")])
 def test_rounds_leave_the_caches_of_a_fresh_prefill(engine_of, prompts, fresh_cache, plain, name):
     """Rows move with their beams, in the draft's cache too; and the beams are plain search's."""
     engine, several = engine_of(name), 0

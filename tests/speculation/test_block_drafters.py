@@ -23,10 +23,10 @@ from jspec.drafters.mtp import MtpDrafter
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import RoundInputs, TargetView
+from jspec.speculation.types import TargetView
 from tests import tiny_dflash, tiny_mtp, tiny_peagle
 from tests.cases import slow_unless
-from tests.speculation.drive import settings_of
+from tests.speculation.drive import QUICK, inputs_of
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
 from tests.tiny import random_params
 
@@ -36,10 +36,13 @@ CONFIG = DecoderConfig(
     head_dim=4, max_seq_len=64, num_mtp_layers=1,
 )  # fmt: skip
 START = (1, 2)
+LONGEST = len(START) + NUM_TOKENS - 1  # text after which a round is enumerated
 PATHS = np.array(list(itertools.product(range(VOCAB), repeat=WIDTH)), np.uint32)
+NUM_TEXTS = VOCAB ** (NUM_TOKENS - 1)
 SUBJECTS = (("dflash", 0.0), ("dflash", 0.7), ("markov", 0.0), ("confidence", 0.5),
             ("peagle", 0.0), ("mtp", 0.0), ("mtp", 0.7))  # fmt: skip
-QUICK = (("rejection", "dflash"), ("block", "confidence"), ("block", "mtp"))
+ALWAYS = (("rejection", "dflash", 0.7), ("k_seq", "markov", 0.0), ("block", "confidence", 0.5),
+          ("rejection", "peagle", 0.0), ("block", "mtp", 0.7))  # fmt: skip
 HEADS = {
     "dflash": {},
     "markov": {"markov_rank": 2, "says_next": True},
@@ -88,26 +91,28 @@ def make_drafter(name, kind=None, min_confidence=0.0):
 
 @functools.cache
 def make_round(name, kind, min_confidence):
-    """Returns a function from texts [n s] to every path's proposal and target distributions."""
+    """Returns a function from texts to every path's proposal and target distributions.
+
+    All texts of a call are of one length, which is data as their number is: see `enumerated`.
+    """
     drafter, head = make_drafter(name, kind, min_confidence)
     apply, params = make_apply(CONFIG), target()
 
-    @jax.jit
-    def run(texts):
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def run(texts, length):
         b = texts.shape[0]
         empty = init_cache(CONFIG, batch_size=b, capacity=CAPACITY, dtype=jnp.float32)
         # The newest token is consumed by no model yet.
-        known, last = texts[:, :-1], texts[:, -1]
+        known, last = texts[:, :-1], jnp.take(texts, length - 1, axis=1)
         _, hidden, cache = apply(params, known, empty, hidden_layers=drafter.hidden_layers)
-        state = drafter.init(b, CAPACITY)
-        state = drafter.observe(head, state, known, hidden, jnp.ones(known.shape, bool))
+        cache = cache.commit(jnp.broadcast_to(length - 1, b))
+        is_known = jnp.broadcast_to(jnp.arange(known.shape[1]) < length - 1, known.shape)
+        state = drafter.observe(head, drafter.init(b, CAPACITY), known, hidden, is_known)
         paths = jnp.tile(jnp.asarray(PATHS), (b // len(PATHS), 1))
         keys = jax.random.wrap_key_data(jnp.stack([jnp.zeros_like(paths), paths], axis=-1))
-        wanted = jnp.full([b], WIDTH, jnp.int32)
+        inputs = inputs_of(last, WIDTH, WIDTH, temperature=1.0)
         view = TargetView(params, apply, cache)
-        inputs = RoundInputs(last, lambda _: wanted, keys, settings_of(b, 1.0), view)
-        proposal, _ = drafter.propose(head, state, inputs)
-        cache = cache.commit(jnp.full([b], known.shape[1], jnp.int32))
+        proposal, _ = drafter.propose(head, state, inputs._replace(rng_keys=keys, view=view))
         drafts = paths.astype(jnp.int32)
         logits, _, _ = apply(params, jnp.concatenate([last[:, None], drafts], 1), cache)
         # Of a row that has stopped any path stands for all.
@@ -116,10 +121,18 @@ def make_round(name, kind, min_confidence):
     return run
 
 
+def enumerated(name, kind, min_confidence, texts):
+    """Returns proposals and distributions of every path after each text, and rows of padding."""
+    rows = np.zeros([NUM_TEXTS, LONGEST], np.int32)
+    rows[: len(texts), : len(texts[0])] = texts
+    run = make_round(name, kind, min_confidence)
+    return run(np.repeat(rows, len(PATHS), axis=0), jnp.int32(len(texts[0])))
+
+
 def outcomes(rule, name, texts, kind, min_confidence):
     """Yields (text, emitted tokens, probability) of one round after each text, all of a length."""
     rows = np.repeat(np.asarray(texts, np.int32), len(PATHS), axis=0)
-    proposal, probs = make_round(name, kind, min_confidence)(jnp.asarray(rows))
+    proposal, probs = enumerated(name, kind, min_confidence, texts)
     counts, drawn = np.asarray(proposal.num_tokens), np.asarray(proposal.tokens)
     said = np.take_along_axis(np.asarray(proposal.probs, float), drawn[..., None], 2)[..., 0]
     # Where nothing was drawn, there is no distribution: all paths behind it are the same.
@@ -130,7 +143,7 @@ def outcomes(rule, name, texts, kind, min_confidence):
     at_least = np.cumprod(np.pad(accept, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
     exactly = at_least * (1 - np.pad(accept, ((0, 0), (0, 1))))
     for kept in range(WIDTH + 1):
-        num_kept = jnp.full(len(rows), kept, jnp.int32)
+        num_kept = np.full(len(counts), kept, np.int32)
         after = np.asarray(next_token_probs(rule, probs, proposal, num_kept), float)
         after *= (weights * exactly[:, kept])[:, None]
         for index, row in enumerate(rows):
@@ -180,7 +193,7 @@ def worst_error(rule, name, kind=None, min_confidence=0.0):
 
 
 CASES = [
-    slow_unless((rule, name) in QUICK, rule, name, confidence)
+    slow_unless((rule, name, confidence) in ALWAYS, rule, name, confidence)
     for rule in ("rejection", "block", "k_seq")
     for name, confidence in SUBJECTS
 ]
@@ -196,11 +209,11 @@ def test_every_rule_emits_the_targets_distribution(rule, name, confidence):
 def test_the_sums_are_over_what_they_are_about(name, confidence):
     """A confidence stops rows at every number; drafts of one pass are independent."""
     texts = np.array(list(itertools.product(range(VOCAB), repeat=3)), np.int32)
-    rows = jnp.asarray(np.repeat(texts, len(PATHS), axis=0))
-    proposal, _ = make_round(name, None, confidence)(rows)
-    counts = set(np.asarray(proposal.num_tokens).tolist())
+    proposal, _ = enumerated(name, None, confidence, texts)
+    rows = slice(len(texts) * len(PATHS))
+    counts = set(np.asarray(proposal.num_tokens)[rows].tolist())
     assert counts == ({0, 1, 2} if confidence else {WIDTH})
-    second = np.asarray(proposal.probs)[:, 1].reshape(len(texts), len(PATHS), VOCAB)
+    second = np.asarray(proposal.probs)[rows, 1].reshape(len(texts), len(PATHS), VOCAB)
     is_there = second.sum(axis=-1, keepdims=True) > 0
     spread = np.where(is_there, second, 0).max(axis=1) - np.where(is_there, second, 1).min(axis=1)
     assert (spread.max() > 0.05) == (name not in ("dflash", "peagle"))

@@ -143,7 +143,7 @@ def test_a_table_is_written_in_place(tiny_pair):
     drafter = RecycleDrafter(3, CONFIG.vocab_size, 2)
     step = functools.partial(
         speculative_step, target=tiny_pair.apply, drafter=drafter, rule=get_rule("rejection"),
-        widths=(0, 1),
+        widths=(0,),
     )  # fmt: skip
     copies, state = [], make_state(drafter)
     shape = ",".join(map(str, state.draft.shape))
@@ -170,7 +170,7 @@ def test_logits_stay_as_the_product_leaves_them(tiny_pair, monkeypatch):
         monkeypatch.setattr(round, "row_major", layout)
         step = functools.partial(
             speculative_step, target=tiny_pair.apply, drafter=drafter, rule=get_rule("rejection"),
-            widths=(0, 1),
+            widths=(0,),
         )  # fmt: skip
         run = jax.jit(step, donate_argnums=1).lower(ModelParams(tiny_pair.target), state)
         # Fused with a sampler's work they cost nothing: those are not of a parameter.

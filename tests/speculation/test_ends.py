@@ -13,7 +13,7 @@ from tests.speculation.toys import VOCAB, toy_apply, toy_cache
 from tests.tiny_heads import head_cases
 
 MAX_LENGTH = 48
-HEADS = head_cases("eagle", "lookahead")
+HEADS = head_cases("eagle")
 
 
 @pytest.fixture(scope="module")

@@ -556,14 +556,16 @@ def test_bad_input_is_one_line(options, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("scale", [-1.0, 0.0, jnp.array([1.0, -1.0], jnp.float32)])
-def test_a_gaussian_needs_scales_above_zero(scale):
+@pytest.mark.parametrize(
+    ("scale", "name"), [(-1.0, "f"), (0.0, "g"), (np.array([1.0, -1.0], np.float32), "[fg]")]
+)
+def test_a_gaussian_needs_scales_above_zero(scale, name):
     """A negative one was the reflected Gaussian, whose density is that of its absolute value."""
     wrong, right = (lambda x, scale=scale: Gaussian(x, scale) for scale in (scale, 1.0))
-    start = jnp.zeros(jnp.shape(scale), jnp.float32)
-    for f, g, name in ((right, wrong, "g"), (wrong, right, "f"), (wrong, wrong, "[fg]")):
-        with pytest.raises(ValueError, match=rf"that of {name} is NaN at step 0 \(for a Gaussian"):
-            jspec.speculate(f, g, start, KEY, num_steps=3, num_drafts=1)
+    f, g = (wrong if part in name else right for part in "fg")
+    start = jnp.zeros(np.shape(scale), jnp.float32)
+    with pytest.raises(ValueError, match=rf"that of {name} is NaN at step 0 \(for a Gaussian"):
+        jspec.speculate(f, g, start, KEY, num_steps=3, num_drafts=1)
 
 
 def test_nan_within_jit_is_told_by_the_number_of_values():

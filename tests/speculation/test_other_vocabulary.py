@@ -17,18 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jspec.drafters.translated_model import TranslatedDrafter, TranslatedParams
 from jspec.drafters.vocabulary_map import make_vocabulary_map, most_alike
-from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import RoundInputs
 from jspec.weights.tokenizers.tokenizer import Tokenizer
-from tests.drafters.test_model import NO_TARGET, settings_of
-from tests.speculation.enumeration import (
-    as_float32,
-    enumerate_paths,
-    joint_distribution,
-    one_round,
-    target_joint,
-)
+from tests.speculation.drive import inputs_of
+from tests.speculation.enumeration import as_float32, enumerate_paths, worst_error_of
 from tests.speculation.test_lossless import LOSSLESS, TOLERANCE, VISIBLE
 from tests.speculation.toys import softmax, toy_apply, toy_cache
 
@@ -92,13 +84,8 @@ def propose(translation, temperature):
         committed = jnp.concatenate([jnp.full([b, 1], 2), contexts[:, :1]], axis=1)
         shown = committed.astype(jnp.int32), jnp.zeros((b, 2, 1)), jnp.ones((b, 2), bool)
         state = drafter.observe(params, state, *shown)
-        inputs = RoundInputs(
-            jnp.asarray(contexts[:, 1]),
-            limit=lambda kind: jnp.full_like(kind, WIDTH),
-            rng_keys=round_keys(seeds, jnp.zeros([b], jnp.int32), Purpose.DRAFT, WIDTH),
-            settings=settings_of(b, temperature),
-            view=NO_TARGET,
-        )
+        fields = {"seeds": seeds, "temperature": temperature}
+        inputs = inputs_of(contexts[:, 1], WIDTH, WIDTH, **fields)
         return drafter.propose(params, state, inputs)[0]
 
     return [run(params, jnp.full([b], seed, jnp.uint32)) for seed in range(4)]
@@ -127,11 +114,7 @@ def reported():
 
 def error_of(rule, paths, target):
     """Returns how far the joint distribution of what is emitted is from the target's, at most."""
-    emitted = one_round(get_rule(rule), paths)
-    return max(
-        np.abs(joint_distribution(emitted, target, start) - target_joint(target, start)).max()
-        for start in paths.contexts
-    )
+    return worst_error_of(get_rule(rule), target, paths)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -16,7 +16,7 @@ from jspec.speculation.round import speculative_step
 from jspec.speculation.types import Drafter
 from tests import tiny
 from tests.speculation.drive import Engine
-from tests.speculation.test_cache_consistency import fresh_cache, run_checked  # noqa: F401
+from tests.speculation.test_cache_consistency import run_checked
 
 WIDTH = 4
 SIZES = (6, 10, 20)  # of four rows: the last has room for all drafts
@@ -83,7 +83,7 @@ def test_sampled_rows_say_what_they_say_alone(packed, make_engine, prompts, rule
     np.testing.assert_array_equal(together.num_accepted, padded.num_accepted)
 
 
-def test_caches_equal_a_fresh_prefill_after_every_round(packed, prompts, fresh_cache):  # noqa: F811
+def test_caches_equal_a_fresh_prefill_after_every_round(packed, prompts, fresh_cache):
     accepted, proposed = run_checked(packed(), prompts, 10, fresh_cache)
     assert set(proposed.flat) >= {0, 1, 2, WIDTH}
     assert set(accepted.flat) >= {0, 1, 2}

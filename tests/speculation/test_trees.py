@@ -71,10 +71,10 @@ def engine_of(rule, shapes, draw):
     return Engine(tree_apply, toy_cache, TABLES, drafter, rule, capacity=64)
 
 
-def run(rule, shapes, draw="best", temperature=1.0, rows=6, **options):
+def run(rule, shapes, draw="best", temperature=1.0, **options):
     """Returns the result of rows with their own seeds, by rounds with trees."""
     engine = engine_of(rule, tuple(map(tuple, shapes)), draw)
-    return engine.generate([[0, 1, 2]] * rows, temperature=temperature, **options)
+    return engine.generate([[0, 1, 2]] * 6, temperature=temperature, **options)
 
 
 @functools.cache
@@ -90,7 +90,7 @@ def plain(temperature):
 @pytest.mark.parametrize(
     ("rule", "temperature", "draw"),
     [
-        slow_unless(draw == "best" or rule in ("rejection", "coupled"), rule, temperature, draw)
+        slow_unless(rule == "coupled" or (rule, draw) == ("block", "best"), rule, temperature, draw)
         for rule, temperature in [
             ("greedy", 0.0), ("rejection", 0.0), ("block", 0.0), ("coupled", 0.0), ("coupled", 1.0)
         ]
@@ -100,7 +100,7 @@ def plain(temperature):
 def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
     """Invariants 2 and 5 on trees that differ by row and round, up to the context limit.
 
-    The slow ones add drawn trees under two more rules that match tokens at temperature 0.
+    The slow ones add more rules that match tokens at temperature 0.
     """
     result = run(rule, SHAPES.values(), draw, temperature)
     assert result.tokens == plain(temperature)
@@ -110,11 +110,11 @@ def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
 @pytest.mark.parametrize("rule", ["rejection", slow_unless(False, "block")])
 def test_a_row_does_not_depend_on_its_company(rule):
     """One's own tree, and noise that is keyed by depth and rank."""
-    shapes = [SHAPES["bush"]]
-    together = run(rule, shapes, "without")
-    for row in range(3):
-        alone = run(rule, shapes, "without", rows=1, seeds=[row])
-        assert alone.tokens[0] == together.tokens[row]
+    seeds = np.arange(6)
+    together = run(rule, [SHAPES["bush"]], "without", seeds=seeds)
+    moved = run(rule, [SHAPES["bush"]], "without", seeds=seeds[::-1])
+    assert moved.tokens == together.tokens[::-1]
+    assert len(set(map(tuple, moved.tokens))) == 6
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,12 @@ def test_a_tree_that_is_a_chain_is_the_chain(rule, draw):
             proposal, state = super().propose(params, state, inputs)
             return proposal.replace(parents=None, max_depth=0), state
 
-    for shape in ("one", "chain"):
-        chain = AsChain((tuple(SHAPES[shape]),), draw)
-        engine = Engine(tree_apply, toy_cache, TABLES, chain, rule, capacity=64)
-        expected = engine.generate([[0, 1, 2]] * 6, temperature=1.0)
-        result = run(rule, [SHAPES[shape]], draw)
-        assert result.tokens == expected.tokens
-        np.testing.assert_array_equal(result.num_accepted, expected.num_accepted)
+    chain = AsChain((tuple(SHAPES["chain"]),), draw)
+    engine = Engine(tree_apply, toy_cache, TABLES, chain, rule, capacity=64)
+    expected = engine.generate([[0, 1, 2]] * 6, temperature=1.0)
+    result = run(rule, [SHAPES["chain"]], draw)
+    assert result.tokens == expected.tokens
+    np.testing.assert_array_equal(result.num_accepted, expected.num_accepted)
 
 
 def proposal_of(parents, num_tokens=None):
@@ -174,7 +173,7 @@ def test_masks_and_depths():
     assert padded.depths.tolist() == [[0, 1, 2, 1, 1]]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("depth", [1, 2, 5, 9])
 def test_masks_of_long_chains(depth):
     """Guards against too few squarings."""
     actual = jax.jit(tree.tree_of)(proposal_of(list(range(-1, depth - 1))))
