@@ -1,6 +1,7 @@
 """The roofline: what a call reads and does, the least time that takes, and the measured time."""
 
 import dataclasses
+import math
 import types
 
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def test_a_drafts_calls_are_those_of_the_head_that_it_uses():
     assert 32 <= rows < draft.config.vocab_size
     less = (draft.config.vocab_size - rows) * draft.config.embed_dim
     assert model_cost(draft, 4).weight_bytes - model_cost(cut, 4).weight_bytes == 4 * less
-    assert roofline.time_call(cut, 2, 8) > 0
+    assert math.isfinite(roofline.time_call(cut, 2, 8))  # a difference of two times
     same = roofline.with_own_head(target, draft, DrafterOptions())
     assert (same.config, same.params) == (draft.config, draft.params)
 
