@@ -75,6 +75,11 @@ class ReadingFeatures(ChainDrafter):
         """The shape of its layers."""
         return self.config.layer
 
+    @property
+    def num_fed(self) -> int:
+        """Drafts of a tree that are fed, of which there are more than are put forward."""
+        return 0 if self.shape is None else self.shape.num_fed
+
     def fuse(self, params: Params, hidden: Float[Array, "b t l d"]) -> Float[Array, "b t d"]:
         """Returns one feature a token of the target's outputs."""
         raise NotImplementedError
@@ -111,6 +116,7 @@ class ReadingFeatures(ChainDrafter):
 
     def init(self, batch_size: int, capacity: int) -> FeatureState:
         """Returns the state of rows that have seen nothing."""
+        capacity += self.num_fed
         # The layout of a cache with one head, so that `write_rows` can write it.
         shape = batch_size, 1, capacity + TAIL, self.layer.embed_dim
         return FeatureState(
@@ -175,12 +181,6 @@ class Drafting(struct.PyTreeNode):
 @dataclasses.dataclass(frozen=True)
 class PairDrafter(ReadingFeatures):
     """Proposes what a head draws, or what it finds likeliest; a subclass says what the head is."""
-
-    def init(self, batch_size: int, capacity: int) -> FeatureState:
-        """Returns the state of rows that have seen nothing."""
-        # With room for a tree's drafts that are fed, of which there are more than are put forward.
-        num_fed = 0 if self.shape is None else self.shape.num_fed
-        return super().init(batch_size, capacity + num_fed)
 
     def read_features(
         self, inputs: RoundInputs, features: Float[Array, "b t d"]
@@ -345,6 +345,11 @@ class BlockDrafter(ReadingFeatures):
     def block_width(self) -> int:
         """Drafts of the block that it reads: of a tree one a level."""
         return self.tree_depth or self.num_draft_tokens
+
+    @property
+    def num_fed(self) -> int:
+        """None: the pass has said all levels of a tree."""
+        return 0
 
     def read_block(
         self,
