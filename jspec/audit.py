@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 from jspec.cli import answer_flags, drafter_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
-from jspec.common.errors import InputError, check_count
+from jspec.common.errors import InputError, check_count, say
 from jspec.common.json_lines import JsonLinesWriter
-from jspec.common.progress import say
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
 from jspec.generation.auto import AUTO

@@ -19,8 +19,7 @@ from absl import flags
 from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.config_flag import CONFIG, config_file, read_workdir
-from jspec.common.errors import InputError
-from jspec.common.progress import say
+from jspec.common.errors import InputError, say
 from jspec.lab.experiments.config import to_plain
 from jspec.lab.experiments.run import run_experiment
 

@@ -15,9 +15,8 @@ from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_rule, read_settings
 from jspec.cli.program import list_flags
 from jspec.common import processes
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.json_lines import JsonLinesWriter, title_of
-from jspec.common.progress import say
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
 from jspec.generation.costs import read_costs

@@ -23,9 +23,8 @@ from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.program import list_flags
 from jspec.common import processes
-from jspec.common.errors import InputError, check_count, check_range
+from jspec.common.errors import InputError, check_count, check_range, say
 from jspec.common.memory import keep_freed_memory
-from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 from jspec.weights.resolver import check_decoder

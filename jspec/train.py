@@ -19,7 +19,7 @@ from jspec.cli import config_flag, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.config_flag import CONFIG, read_workdir
 from jspec.common import processes
-from jspec.common.progress import say
+from jspec.common.errors import say
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.lab.experiments.config import to_plain
 from jspec.training.loop import describe

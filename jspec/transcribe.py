@@ -15,9 +15,8 @@ from jspec.cli import answer_flags, drafter_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.program import list_flags
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.json_lines import JsonLinesWriter
-from jspec.common.progress import say
 from jspec.generation.generator import Generator
 from jspec.generation.result import Result
 

@@ -24,10 +24,10 @@ from typing import Any
 from absl import flags
 
 from jspec.cli import program as cli
-from jspec.common.errors import InputError, check_range
+from jspec.common.errors import InputError, check_range, say
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
-from jspec.common.progress import format_seconds, say
+from jspec.common.progress import format_seconds
 from jspec.drafters.tables import count_ngrams, save_table
 from jspec.drafters.token_texts import read_token_texts
 from jspec.generation.generator import Generator

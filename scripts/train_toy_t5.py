@@ -20,8 +20,7 @@ import tokenizers
 from absl import flags
 
 from jspec.cli import program as cli
-from jspec.common.errors import InputError
-from jspec.common.progress import say
+from jspec.common.errors import InputError, say
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, EncoderConfig, init_cache, make_apply
 from jspec.models.encoder_decoder import encode, make_source

@@ -1,10 +1,16 @@
-"""The errors that a user can mend, and checks that raise them."""
+"""The errors that a user can mend, checks that raise them, and lines on standard error."""
 
 import contextlib
 import dataclasses
 import operator
+import sys
 from collections.abc import Collection, Iterator
 from typing import Any
+
+
+def say(text: object) -> None:
+    """Prints a line on standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class InputError(ValueError):

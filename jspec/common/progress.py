@@ -3,12 +3,9 @@
 import sys
 import time
 
+from jspec.common.errors import say
+
 _SECONDS_APART, _SECONDS_APART_IN_PLACE = 5.0, 0.2
-
-
-def say(text: object) -> None:
-    """Prints a line on standard error, at once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def counted(number: int, unit: str) -> str:

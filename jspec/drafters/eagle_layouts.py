@@ -28,8 +28,7 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
 from jspec.drafters.head_folder import read_stored, write_head
-from jspec.models.families import find_family
-from jspec.models.families.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.hf_config import find_family, from_hf_config, to_hf_config
 from jspec.models.families.llama import LLAMA
 from jspec.weights.safetensors_file import FloatTensors
 

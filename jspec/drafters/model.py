@@ -158,8 +158,9 @@ class ModelDrafter(ChainDrafter):
     def _begins_anew(self, state: ModelState) -> RowFlags:
         """Returns which rows' caches would begin anew, were drafts wanted."""
         cache, num_before = state.cache, state.history.length - 1
+        assert cache.begin is not None
         # A cache that has begun and is empty is that of an answer that goes on after a pause.
-        has_room = (cache.begin >= 0) & (cache.length == 0)  # type: ignore[operator]
+        has_room = (cache.begin >= 0) & (cache.length == 0)
         return (num_before - cache.end > self.context) & ~has_room
 
     def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
@@ -313,6 +314,7 @@ class ModelDrafter(ChainDrafter):
         history, cache = state.history, state.cache
         num_before = history.length - 1
         if self.context:
+            assert cache.begin is not None
             is_new = is_wanted & self._begins_anew(state)
             begin = jnp.where(is_new, num_before - self.context, cache.begin)
             begin = jnp.where(is_wanted, jnp.maximum(begin, 0), begin)

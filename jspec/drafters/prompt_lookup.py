@@ -29,7 +29,7 @@ from flax import struct
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import Params, RowCounts
-from jspec.drafters.cascade import Branches, have_same_paths, merge_branches
+from jspec.drafters.branches import Branches, have_same_paths, merge_branches
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape
 from jspec.speculation.acceptance.tree import NEVER

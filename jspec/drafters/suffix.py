@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import RowCounts, RowFlags
 from jspec.drafters.answer_memory import AnswerMemory
-from jspec.drafters.cascade import have_same_paths
+from jspec.drafters.branches import have_same_paths
 from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches

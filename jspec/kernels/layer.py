@@ -22,13 +22,13 @@ def rms_norm(
     return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale.astype(jnp.float32)
 
 
-def _results(qkv: Array, cos: Array, sin: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
-    del cos, sin
-    b, t, k, parts, h = qkv.shape
-    return floats(b, t, k * (parts - 2), h), floats(b, t, k, h), floats(b, t, k, h)
-
-
-@in_cpp("rotate_heads", _results)
+@in_cpp(
+    "rotate_heads",
+    lambda qkv, cos, sin: (
+        floats(*qkv.shape[:2], qkv.shape[2] * (qkv.shape[3] - 2), qkv.shape[4]),
+        *2 * (floats(*qkv.shape[:3], qkv.shape[4]),),
+    ),
+)
 def rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],

@@ -11,11 +11,13 @@ _INT_BITS = 32
 _GPU_DIGIT = 4  # bits
 
 
-def _results(values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    return jax.ShapeDtypeStruct(values.shape[:-1], jnp.int32), floats(*values.shape[:-1])
-
-
-@in_cpp("first_argmax", _results)
+@in_cpp(
+    "first_argmax",
+    lambda values: (
+        jax.ShapeDtypeStruct(values.shape[:-1], jnp.int32),
+        floats(*values.shape[:-1]),
+    ),
+)
 def first_argmax(
     values: Float32[Array, "... v"],
 ) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:

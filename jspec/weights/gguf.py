@@ -10,6 +10,7 @@ an error.
 """
 
 import dataclasses
+import difflib
 import math
 import mmap
 import pathlib
@@ -22,8 +23,8 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig, RopeScaling
-from jspec.models.families import FAMILIES, find_gguf_family
-from jspec.models.families.family import GgufForm
+from jspec.models.families import FAMILIES
+from jspec.models.families.family import Family, GgufForm
 from jspec.models.families.hf_config import from_hf_config
 from jspec.models.layers import rope_frequencies
 from jspec.weights.assemble import TensorSource, check_counts, load_params
@@ -318,6 +319,26 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
     if _FACTORS in file.tensors:
         config = _with_llama3_scaling(config, file.read(_FACTORS, np.dtype(np.float32)))
     return config, form
+
+
+def find_gguf_family(architecture: object, has_experts: bool) -> tuple[Family, GgufForm]:
+    """Returns the family of a GGUF file, and how llama.cpp writes it.
+
+    Raises:
+      ValueError: an architecture that jspec does not know.
+    """
+    forms = [(family, family.gguf) for family in FAMILIES.values() if family.gguf is not None]
+    for family, form in forms:
+        if (form.architecture, form.has_experts) == (architecture, has_experts):
+            return family, form
+    known = sorted({form.architecture for _, form in forms})
+    nearest = difflib.get_close_matches(str(architecture), known, 1, 0.0)[0]
+    experts = " with experts" if has_experts else " without experts"
+    experts = experts if architecture in known else ""
+    raise ValueError(
+        f"expected an architecture among {', '.join(known)}; got {architecture!r}{experts}, "
+        f"to which {nearest} is the nearest"
+    )
 
 
 def _own_keys(file: GgufFile, prefix: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.cascade import Branches, branches_of, join_branches, merge_branches
+from jspec.drafters.branches import Branches, branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.tree import prune
 from jspec.speculation.types import Proposal
 from tests.drafters.test_dynamic_tree import paths_of

@@ -11,8 +11,8 @@ from jspec.common.errors import InputError
 from jspec.kernels import PackedKernel
 from jspec.models import init_cache, make_apply
 from jspec.models.families import FAMILIES as KNOWN
-from jspec.models.families import find_family, find_gguf_family
-from jspec.weights.gguf import load_gguf
+from jspec.models.families.hf_config import find_family
+from jspec.weights.gguf import find_gguf_family, load_gguf
 from jspec.weights.hf import load_hf, read_config
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
 from tests.weights.family_gguf import write_family

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.common.progress import say
+from jspec.common.errors import say
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.generation.auto import MOST_DRAFT_TOKENS

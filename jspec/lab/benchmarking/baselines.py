@@ -18,8 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jspec.common.errors import InputError
-from jspec.common.progress import say
+from jspec.common.errors import InputError, say
 from jspec.common.timing import Instant
 from jspec.drafters import needs_draft_model
 from jspec.lab.benchmarking.answers import Generated, GenerateFn

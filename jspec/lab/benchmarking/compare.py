@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError
-from jspec.common.progress import say
+from jspec.common.errors import InputError, say
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (

@@ -8,9 +8,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.json_lines import read_json, title_of
-from jspec.common.progress import say
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterOptions,

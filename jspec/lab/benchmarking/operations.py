@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jspec.common.errors import InputError
-from jspec.common.progress import say
+from jspec.common.errors import InputError, say
 from jspec.common.text_table import format_table, number_cell
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request

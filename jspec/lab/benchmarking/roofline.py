@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
+from jspec.common.errors import say
 from jspec.common.memory import tree_bytes
-from jspec.common.progress import say
 from jspec.common.text_table import format_table, number_cell
 from jspec.common.timing import Loop, TurnLoop, seconds_each, seconds_in_turn, with_first
 from jspec.common.typing import Logits, RowTokens

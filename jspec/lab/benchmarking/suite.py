@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jspec.common.errors import InputError, describe_error
+from jspec.common.errors import InputError, describe_error, say
 from jspec.common.json_lines import title_of
 from jspec.common.memory import tree_bytes
-from jspec.common.progress import counted, say
+from jspec.common.progress import counted
 from jspec.drafters import (
     DRAFTERS,
     check_options,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common import processes
-from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.errors import WorkdirError, describe_error, say
 from jspec.common.journal import Record
-from jspec.common.progress import Progress, counted, say
+from jspec.common.progress import Progress, counted
 from jspec.drafters import entries_of
 from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt

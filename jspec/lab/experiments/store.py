@@ -18,9 +18,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from jspec.common.errors import WorkdirError
+from jspec.common.errors import WorkdirError, say
 from jspec.common.journal import Journal, Record
-from jspec.common.progress import say
 from jspec.common.work_dir import ByteLocks, check_or_write_config, make_workdir
 
 DONE, FAILED = "done", "failed"

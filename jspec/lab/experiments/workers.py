@@ -11,9 +11,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jspec.common import processes
-from jspec.common.errors import InputError, WorkdirError, describe_error
+from jspec.common.errors import InputError, WorkdirError, describe_error, say
 from jspec.common.journal import Journal
-from jspec.common.progress import Progress, counted, say
+from jspec.common.progress import Progress, counted
 from jspec.common.timing import Instant
 from jspec.common.work_dir import write_json
 from jspec.drafters.tables import count_ngrams, save_table

@@ -1,10 +1,11 @@
 """Reads the config.json of any family as a `DecoderConfig`, and writes it again."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.models.config import MAX_SIZE, DecoderConfig
-from jspec.models.families import FAMILIES, find_family
+from jspec.models.families import FAMILIES
 from jspec.models.families.family import Family, as_number, read_rope, write_rope
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
@@ -75,6 +76,30 @@ _NUMBERS = (*_POSITIVE, "max_window_layers")
 # Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
 # and that of MLX.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+
+
+def find_family(architectures: Sequence[str] | None, model_type: str | None) -> Family:
+    """Returns the family of a config.json by these two keys; a Llama where it has neither.
+
+    Raises:
+      ValueError: it is none of those that jspec knows, or the two keys disagree.
+    """
+    if not architectures:
+        names, types = [model_type or "llama"], {name: name for name in FAMILIES}
+    else:
+        names = list(architectures)
+        types = {family.architecture: family.model_type for family in FAMILIES.values()}
+    if len(names) != 1 or names[0] not in types:
+        nearest = difflib.get_close_matches(str(names[0]), types, 1, 0.0)[0]
+        raise ValueError(
+            f"expected an architecture among {', '.join(types)}; got {', '.join(map(str, names))}, "
+            f"to which {nearest} is the nearest"
+        )
+    family = FAMILIES[types[names[0]]]
+    if model_type not in (None, family.model_type):
+        expected = f"expected model_type to be {family.model_type!r}"
+        raise ValueError(f"{expected}, as {family.architecture} has it; got {model_type!r}")
+    return family
 
 
 def _refuse_quantized(raw: dict[str, Any]) -> None:
