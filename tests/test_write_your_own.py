@@ -10,7 +10,6 @@ import jspec
 from jspec.cli.program import _import_all
 from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS, DrafterOptions
-from jspec.drafters.options import TREE_SIZE
 from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.report import make_report
@@ -132,7 +131,9 @@ def test_objects_serve_as_well_as_names(own):
 
 def test_the_tree_of_the_page_is_one(own):
     """What is said is plain decoding's, whose drafts may be those of any branch."""
-    entry = jspec.DrafterEntry("own", own["build_either"], "", options=TREE_SIZE)
+    entry = jspec.DrafterEntry(
+        "own", own["build_either"], "", options={"tree_depth", "tree_branches"}
+    )
     settings = jspec.SamplingParams(max_new_tokens=60)
     plain = jspec.Generator(target(), drafter="none").generate("aaaa", settings)
     tree = DrafterOptions(tree_depth=2)

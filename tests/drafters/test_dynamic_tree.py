@@ -1,5 +1,7 @@
 """Trees that grow: what they hold; model and head as drafters of trees, through whole rounds."""
 
+import dataclasses
+
 import hypothesis
 import jax
 import jax.numpy as jnp

@@ -172,7 +172,7 @@ def test_such_options_load_no_model(name):
         Generator.load("nowhere", **{name: {}})
 
 
-@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc", 5], ids=str)
+@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc"], ids=str)
 def test_prompts_of_another_type_are_refused(prompts):
     """Guards against an answer to a key, or to a byte."""
     message = f"list of them, got {type(prompts).__name__}"
@@ -186,9 +186,10 @@ def test_prompts_of_another_type_are_refused(prompts):
         ([{"role": "user", "content": "a"}], "a Request, got dict .of chat messages give the user"),
         ([1, 2, 3], r"a Request, got 1 \(one prompt of token ids is a list in a list, \[\[1, 2"),
         ([["a"]], "token id to be a whole number, got 'a'"),
+        (5, "each prompt as a text, a list of token ids or a Request, got 5"),
         (["a", None], "each prompt as a text, a list of token ids or a Request, got None"),
     ],
-    ids=["messages", "ids", "letters", "none"],
+    ids=["messages", "ids", "letters", "number", "none"],
 )
 def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message):
     """Guards against "expected a token id, got 'role'"."""

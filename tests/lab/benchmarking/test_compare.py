@@ -8,6 +8,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.lab.analysis.spec_bench import TASKS
 from jspec.lab.benchmarking.answers import Timings, columns_by_method, format_columns, tasks_of
+from jspec.lab.benchmarking.baselines import transformers_methods
 from jspec.lab.benchmarking.compare import check_vocabularies, plain_of
 from jspec.lab.benchmarking.measurement import parse_methods
 from tests.tiny_models import make_model, target

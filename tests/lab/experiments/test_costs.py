@@ -7,6 +7,7 @@ import pytest
 from jspec.common.errors import WorkdirError
 from jspec.generation.costs import RoundCosts
 from jspec.lab.experiments.run import run_experiment
+from jspec.lab.experiments.workers import recorded_costs
 from tests.lab.experiments.tiny import done_cells
 from tests.programs import read_lines
 
