@@ -55,13 +55,19 @@ def chat(mesh: Mesh | None) -> None:
     )  # fmt: skip
     if terminal.is_interactive:
         terminal.say("Type a message, or /help. Ctrl-D ends.")
-    is_going = True
+    is_going, num_refused = True, 0
     while is_going:
         try:
             message = terminal.read_message()
             is_going = message is not None and session.take(message)
         except InputError as error:
-            terminal.say(f"error: {error}")
+            num_refused += 1
+            where = "" if terminal.is_interactive else f"line {terminal.num_lines}: "
+            terminal.say(f"error: {where}{error}")
+    if num_refused and not terminal.is_interactive:  # a script is to know
+        raise InputError(
+            f"expected messages and commands, {num_refused} of the lines got no answer"
+        )
 
 
 if __name__ == "__main__":

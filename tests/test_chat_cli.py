@@ -111,9 +111,9 @@ def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
     other_file.write_text('{"messages": 1}')
     typed = f'"""two\nlines"""\n\n/nonsense\n/settings top_p=hot\nhi\n/save {path}\n{"x" * 300}\n'
     typed += f'/save {other_file}\n/load {other_file}\n/clear\n"""two\nlines"""\n/load {path}\n'
-    typed += '/retry\n/trace\n/trace on\n/clear\n"""two\nlines'
+    typed += '/retry\n/trace\n/trace on\n/clear\n/save /dev/zero\n/clear now\n"""two\nlines'
     status, output, errors = run("jspec.chat", *flags, env=env, stdin=typed.encode())
-    assert status == 0, errors
+    assert status == 2, errors  # a script is to know
     assert "\033" not in output + errors
     assert ">>>" not in output
     saved = json.loads(path.read_text())["messages"]
@@ -124,11 +124,13 @@ def test_a_pipe_gives_answers_alone(flags, env, tmp_path):
     assert output.endswith(f"\n{first}\n")
     assert "calls of the target" in output  # the trace
     wrong = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert len(wrong) == 6, errors
+    assert len(wrong) == 9, errors
+    assert wrong[0].startswith("error: line 4: ")
     assert [part in line for part, line in zip(
         ("'/nonsense'", "top_p to be a number", "the context has 200", "another file is there",
-         "other.json: expected", "colours"), wrong, strict=True,
-    )] == [True] * 6  # fmt: skip
+         "other.json: expected", "colours", "/dev/zero: expected a file, got a device",
+         "/clear alone", "8 of the lines"), wrong, strict=True,
+    )] == [True] * 9  # fmt: skip
     read = [line for line in errors.splitlines() if line.startswith("[12 tokens (length), ")]
     assert len(read) == 5
     kept = [

@@ -44,6 +44,10 @@ class Turn(NamedTuple):
     answer: str
 
 
+_ENDS = ("/bye", "/exit", "/quit")
+_ALONE = (*_ENDS, "/clear", "/retry", "/help", "/?")  # take no argument
+
+
 class Session:
     """A conversation with a model.
 
@@ -114,12 +118,15 @@ class Session:
             if line:
                 self._answer(line, self.turns)
             return True
-        if name in ("/bye", "/exit", "/quit"):
+        argument = argument.strip()
+        if argument and name in _ALONE:
+            raise InputError(f"expected {name} alone, got it with {argument!r}")
+        if name in _ENDS:
             return False
         command = self._commands.get(name[1:])
         if command is None:
             raise InputError(f"unknown command {name!r}: /help lists the commands")
-        command(argument.strip())
+        command(argument)
         return True
 
     def _encode(self, before: list[Turn], message: str) -> list[int]:
@@ -228,7 +235,8 @@ class Session:
         except InputError:
             self._system = before
             raise
-        self._terminal.say("set the system message, for the whole conversation")
+        done = "set" if self._system is not None else "removed"
+        self._terminal.say(f"{done} the system message, for the whole conversation")
 
     def _retry(self, argument: str) -> None:
         if self._message is None:
@@ -275,8 +283,9 @@ class Session:
         if path.exists():
             try:
                 _read_conversation(path)
-            except InputError:
-                raise InputError(f"cannot write {argument}: another file is there") from None
+            except InputError as error:
+                why = "another file is there" if path.is_file() else error
+                raise InputError(f"cannot write {argument}: {why}") from None
         pairs = [("system", self._system)] if self._system is not None else []
         for turn in self.turns:
             pairs += [("user", turn.message), ("assistant", turn.answer)]

@@ -28,6 +28,7 @@ class Terminal:
     Attributes:
       is_interactive: whether a person types: there are prompt signs, and Ctrl-C ends an answer.
       has_colours: whether standard output shows them.
+      num_lines: lines read so far.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Terminal:
             raise InputError("expected an open standard input, got a closed one")
         self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
         self.has_colours = _shows_colours(sys.stdout.isatty())
+        self.num_lines = 0
         self._is_dim = _shows_colours(sys.stderr.isatty())
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         if self.is_interactive:
@@ -75,6 +77,7 @@ class Terminal:
         return "\n".join(lines).removesuffix(_FENCE)
 
     def _read(self, sign: str) -> str | None:
+        self.num_lines += 1
         if not self.is_interactive:
             line = sys.stdin.readline()
             return line.removesuffix("\n") if line else None

@@ -138,8 +138,13 @@ class JsonLinesWriter:
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the object in a JSON file, an empty one if it is missing; else an `InputError`."""
+    if path.exists() and not path.is_file():
+        # A device or a pipe may have no end, or wait for ever.
+        raise InputError(f"{path}: expected a file, got {_kind_of(path)}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected UTF-8, got invalid bytes") from None
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -149,6 +154,10 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def _kind_of(path: pathlib.Path) -> str:
+    return "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
 
 
 def save_json(path: pathlib.Path, content: dict[str, Any]) -> None:
