@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 
-import openai
 import uvicorn
 
 from jspec.generation.generator import Generator
@@ -150,6 +149,8 @@ class Served:
     def client(self, api_key="none"):
         """Returns a client of OpenAI's, to be closed by the caller."""
         base_url = f"http://127.0.0.1:{self.port}/v1"
+        import openai  # a machine with a GPU may be without
+
         return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
 
     def open(self, path, body):
