@@ -50,7 +50,7 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization",
     "auto",
     QUANTIZATION_FLAG,
-    "int8, int4 and q4_0 (for a CPU with AVX-512) round the draft model's weights, packed leaves "
+    "int8, int4 and q4_0 round the draft model's weights, packed leaves "
     "those of a .gguf file as they are, none makes them floats; no answer's distribution changes. "
     "auto: as for --target_quantization, but q4_0 for packed, and on a GPU int8 where the "
     "draft's blocks are faster so.",

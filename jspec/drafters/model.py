@@ -8,8 +8,8 @@ The drafter remembers every committed token and how many of them its cache holds
 it reads those that are missing, the prompt among them, but for the newest committed token: the
 round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 
-With `draft_context` it never reads more than that many of the last tokens: where more are missing,
-its cache begins anew with these. It then guesses from less, which changes no distribution.
+With `draft_context` its cache begins with that many of the text's last tokens, when drafts are
+first wanted. It then guesses from less, which changes no distribution.
 
 With `tree_depth` the model drafts a tree.
 
@@ -152,16 +152,14 @@ class ModelDrafter(ChainDrafter):
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
         missing = jnp.maximum(state.history.length - 1 - state.cache.end, 0)
         if self.context:
-            missing = jnp.where(self._begins_anew(state), self.context, missing)
+            missing = jnp.where(self._is_new(state), self.context, missing)
         return tokens_read(missing)
 
-    def _begins_anew(self, state: ModelState) -> RowFlags:
-        """Returns which rows' caches would begin anew, were drafts wanted."""
-        cache, num_before = state.cache, state.history.length - 1
-        assert cache.begin is not None
-        # A cache that has begun and is empty is that of an answer that goes on after a pause.
-        has_room = (cache.begin >= 0) & (cache.length == 0)
-        return (num_before - cache.end > self.context) & ~has_room
+    def _is_new(self, state: ModelState) -> RowFlags:
+        """Returns which rows' caches would begin after their texts' beginnings."""
+        assert state.cache.begin is not None
+        # Once only: an answer that goes on after a pause reads again from where it began.
+        return (state.cache.begin < 0) & (state.history.length - 1 > self.context)
 
     def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
         """Returns the cache of rows of which nothing was read."""
@@ -315,10 +313,10 @@ class ModelDrafter(ChainDrafter):
         num_before = history.length - 1
         if self.context:
             assert cache.begin is not None
-            is_new = is_wanted & self._begins_anew(state)
+            is_new = is_wanted & self._is_new(state)
             begin = jnp.where(is_new, num_before - self.context, cache.begin)
             begin = jnp.where(is_wanted, jnp.maximum(begin, 0), begin)
-            cache = cache.replace(begin=begin, length=jnp.where(is_new, 0, cache.length))
+            cache = cache.replace(begin=begin)
         first = cache.first
         goal = jnp.where(is_wanted, num_before - first, cache.length)
 

@@ -344,7 +344,7 @@ def make_translated_drafter(spec: DrafterSpec) -> tuple[TranslatedDrafter, Trans
     assert config is not None
     assert tokenizer is not None
     assert spec.tokenizer is not None
-    for name in ("tree_depth", "draft_vocab_size"):
+    for name in ("tree_depth", "draft_vocab_size", "draft_context"):
         if getattr(options, name):
             raise InputError(
                 f"expected {name} 0 with a draft model of another vocabulary than the target's, "

@@ -165,10 +165,10 @@ def rolled_back(target_cache: KVCache, draft: Any, length: RowCounts | int) -> t
             return node
         if not isinstance(node, KVCache):
             return node.replace(length=jnp.minimum(node.length, length))
-        kept = jnp.minimum(node.length, jnp.maximum(in_draft - node.first, 0))
         if node.begin is None:
-            return node.rollback(kept)
-        return node.replace(length=kept, begin=jnp.where(kept > 0, node.begin, -1))
+            return node.rollback(jnp.minimum(node.length, in_draft))
+        # Where it began was another text's affair: what follows is to be as from a fresh start.
+        return node.replace(length=jnp.zeros_like(node.length), begin=jnp.full_like(node.begin, -1))
 
     def is_text(node: Any) -> bool:
         return isinstance(node, KVCache | History)

@@ -7,6 +7,7 @@ queries and keys, the parameter is a `JoinedKernel`, a part for each format.
 
 import concurrent.futures
 import math
+import operator
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -114,7 +115,10 @@ def round_packed(kernel: Kernel, path: Path) -> Kernel:
     kind = block_format(path)
     parts: tuple[Any, ...] = kernel.parts if isinstance(kernel, JoinedKernel) else (kernel,)
     formats = [part.kind if isinstance(part, PackedKernel) else None for part in parts]
-    if None in formats or all(_num_bits(name) <= _num_bits(kind) for name in formats):
+    outputs = [math.prod(part.shape[:-1]) for part in parts]
+    if None in formats or sum(map(operator.mul, outputs, map(_num_bits, formats))) <= (
+        sum(outputs) * _num_bits(kind)
+    ):
         return round_inputs_to_bytes(kernel)
     rounded = [_round_part(part, kind) for part in parts]
     if not isinstance(kernel, JoinedKernel):

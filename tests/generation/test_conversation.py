@@ -15,8 +15,8 @@ from tests.tiny_models import make_generator, shared_generator, target
 
 SETTINGS = SamplingParams(max_new_tokens=20)
 DRAFTERS = [
-    slow_unless(name in ("prompt_lookup", "tree"), name)
-    for name in ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle")
+    slow_unless(name in ("prompt_lookup", "tree", "recent"), name)
+    for name in ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle", "recent")
 ]
 
 
@@ -32,6 +32,8 @@ def generator_of(drafter, request):
     """Returns a Generator: its programs are shared, and every conversation has its own caches."""
     if drafter == "eagle":
         return make_generator("eagle", drafter_options=request.getfixturevalue("head"))
+    if drafter == "recent":
+        return make_generator("model", drafter_options=DrafterOptions(draft_context=8))
     return shared_generator(drafter)
 
 

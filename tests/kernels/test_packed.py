@@ -296,3 +296,14 @@ def test_what_is_as_small_is_not_rounded_again():
         assert rounded.kind == kind
         assert rounded.takes_bytes
         np.testing.assert_array_equal(rounded.strips, kernel.strips)
+
+
+def test_a_joined_kernel_that_would_grow_stays():
+    """Guards against few outputs of many bits, for which many of few would be rounded up."""
+    parts = []
+    for kind, num_outputs in (("q3_k", 48), ("q5_k", 4)):
+        rows, exact = random_rows(kind, num_outputs)
+        parts.append(make_kernel(rows, kind, exact.shape, "float32"))
+    joined = JoinedKernel(tuple(parts), jnp.arange(52, dtype=jnp.int32), (52, NUM_INPUTS))
+    rounded = round_packed(joined, ("qkv",))
+    assert [part.kind for part in rounded.parts] == ["q3_k", "q5_k"]
