@@ -44,7 +44,7 @@ _TARGET_QUANTIZATION = flags.DEFINE_enum(
     "int8, int4 and q4_0 round the target's weights, which makes it another model; packed "
     "leaves those of a .gguf file as they are; packed_a8 does, and rounds what they are multiplied "
     "with to 8 bits, which is faster, and another model, too; none makes them floats. auto: packed "
-    "for a .gguf file where the processor multiplies it fast (AVX-512), else none.",
+    "for a .gguf file where the processor multiplies it fast (AVX2 or AVX-512), else none.",
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization",

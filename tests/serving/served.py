@@ -9,8 +9,6 @@ import tempfile
 import threading
 import time
 
-import uvicorn
-
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.serving.http import make_app
@@ -107,6 +105,8 @@ class Served:
         self.worker = Worker(self.scheduler, self._observe, lambda: None)
         about = self.metrics, self.traces, self.model
         app = make_app(Server(self.worker, generator, *about, **options))
+        import uvicorn  # a machine with a GPU may be without
+
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
