@@ -22,7 +22,6 @@ from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_rows, make_subject
-from tests.serving.test_slots import make
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.tiny_models import CONFIG, make_model, peaked_params
 from tests.weights.tokenizers.made import learn_bpe
@@ -294,7 +293,9 @@ def test_the_audit_covers_it(translation):
 @pytest.mark.slow
 def test_a_prompt_shared_by_requests_is_read_as_by_one():
     """The server's rows share chunks of a prompt, and pages: drafts are those of a row alone."""
-    from tests.serving.served import answer  # a machine with a GPU may lack a server's packages
+    # A machine with a GPU may lack a server's packages.
+    from tests.serving.served import answer
+    from tests.serving.test_slots import make
 
     # What "auto" does at this temperature, in a smaller program.
     options = DrafterOptions(draft_translation="shared")
