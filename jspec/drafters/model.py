@@ -124,7 +124,7 @@ class ModelDrafter(ChainDrafter):
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
       has_head_ids: whether its head is over some ids only, which its parameters name.
-      context: the most tokens that it reads before drafts, the text's last ones; 0 for all.
+      context: the most tokens that it reads before its first drafts, the last ones; 0 for all.
       make_source: of an encoder-decoder: its own constants of a source, given its parameters.
     """
 

@@ -153,8 +153,8 @@ class DrafterOptions:
     )
     draft_context: int = option(
         0,
-        "The draft model reads at most this many of a text's last tokens before it drafts; 0 reads "
-        "all. Its drafts are checked as ever.",
+        "The draft model reads at most this many of a text's last tokens before its first drafts; "
+        "0 reads all. Its drafts are checked as ever.",
         between=(0, 10_000_000),
     )
     draft_vocab_size: int = option(
