@@ -29,9 +29,11 @@ _ONE_GRAPH = {
     "xla_gpu_graph_min_graph_size": 1,
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+    # Else XLA 0.11 joins a call of CUDA C++ with the slice that it reads, which no graph takes.
+    "xla_gpu_enable_dynamic_slice_fusion": False,
 }
-XLA = "xla"
-NAMES = (XLA, "attention", "cuda", "layer", "layer-pdl")  # of all candidates for a block
+XLA, CUDA, LAYER = "xla", "cuda", "layer"
+NAMES = (XLA, "attention", CUDA, LAYER, f"{LAYER}-pdl")  # of all candidates for a block
 _LEAST_ROWS = 16  # of a product on a GPU: a tile's
 _BFLOAT16 = 8.0  # the first compute capability that has products of bfloat16
 

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jspec.common.errors import InputError, describe_error
 from jspec.common.user_cache import note
 from jspec.kernels import library
-from jspec.kernels.backend import XLA, asked_kernels, backend, has_bfloat16, is_foreign
+from jspec.kernels.backend import CUDA, LAYER, XLA, asked_kernels, backend, has_bfloat16, is_foreign
 from jspec.kernels.contest import Candidate, Contest, fastest, race
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.trial import (
@@ -56,7 +56,7 @@ def product_candidates() -> Sequence[Candidate]:
         is_known = rows.shape[0] <= WIDTHS[-1] and takes_kernel(kernel, rows.shape[1])
         return is_known and library.is_cuda_available()  # which builds the library
 
-    return [Candidate("cuda", takes, multiply, has_equal_widths=True)]
+    return [Candidate(CUDA, takes, multiply, has_equal_widths=True)]
 
 
 def compute_block(block: Callable[..., Any], config: Any, block_offset: int, *operands: Any) -> Any:
@@ -141,12 +141,19 @@ def _choose(
 ) -> Candidate | None:
     """Returns the candidate that the user or the contest chooses; None for the reference."""
     names = [XLA, *(candidate.name for candidate in everyone)]
-    name = asked_kernels() or choose(key, names, contest.hold)
+    name = _asked_among(names) or choose(key, names, contest.hold)
     taking = {candidate.name for candidate in contest.candidates}
     chosen = next((c for c in everyone if c.name == name and name in taking), None)
     if not is_trial():
         _CHOICES.setdefault(config, set()).add(XLA if chosen is None else name)
     return chosen
+
+
+def _asked_among(names: Sequence[str]) -> str | None:
+    """Returns what `JSPEC_KERNELS` asks for; what computes whole layers has products, too."""
+    asked = asked_kernels()
+    is_layer = asked is not None and asked.startswith(LAYER)
+    return CUDA if is_layer and asked not in names and CUDA in names else asked
 
 
 def await_choices(trace: Callable[[], object]) -> None:
