@@ -53,6 +53,8 @@ def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
     """
     if isinstance(kernel, PackedKernel):
         inputs = FORMATS[kernel.kind].inputs if kernel.kind in PACKED else 0
+    elif isinstance(kernel, QuantizedKernel) and kernel.multipliers is not None:
+        inputs = 4 * GROUP  # whose multipliers are loaded together
     elif isinstance(kernel, QuantizedKernel) or hasattr(kernel, "ndim"):
         inputs = GROUP
     else:

@@ -32,6 +32,7 @@ struct Shape {
   dim3 grid, block;
   size_t shared_bytes;
   bool overlaps;
+  int cluster = 1;  // neighbours along x that read each other's shared memory, from sm_90 on
 };
 
 template <typename T>
@@ -49,19 +50,26 @@ cudaError_t Launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned number = 0;
+  if (shape.overlaps) {
+    attributes[number].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[number++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[number].id = cudaLaunchAttributeClusterDimension;
+    attributes[number++].val.clusterDim = {unsigned(shape.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.overlaps;
+  config.attrs = attributes;
+  config.numAttrs = number;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  return emulation::Run(shape.grid, shape.block, shape.shared_bytes,
+  return emulation::Run(shape.grid, shape.block, shape.shared_bytes, shape.cluster,
                         [&] { kernel(arguments...); });
 #endif
 }
@@ -72,7 +80,7 @@ __device__ inline unsigned char* SharedMemory() {
   extern __shared__ __align__(16) unsigned char memory[];
   return memory;
 #else
-  return emulation::shared_memory;
+  return emulation::OwnMemory();
 #endif
 }
 
@@ -143,14 +151,91 @@ JSPEC_BOTH inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) 
 #endif
 }
 
-// Loads what is read once: it need not stay in the caches.
-template <class T>
-JSPEC_BOTH inline T LoadOnce(const void* address) {
-#ifdef __CUDA_ARCH__
-  return __ldcs(static_cast<const T*>(address));
-#else
-  return *static_cast<const T*>(address);
+// Starts to copy 4, 8 or 16 bytes to shared memory, or zeros where they are not there. A thread may
+// read what it copies itself once WaitForCopies says that it has come.
+template <int kBytes>
+__device__ inline void CopyAsync(void* to, const void* from, bool is_there) {
+#if defined(__CUDA_ARCH__)
+  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  const int size = is_there ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :: "r"(address), "l"(from), "r"(size) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;"
+                 :: "r"(address), "l"(from), "n"(kBytes), "r"(size) : "memory");
+  }
+#elif !defined(__CUDACC__)
+  if (is_there) {
+    memcpy(to, from, kBytes);
+  } else {
+    memset(to, 0, kBytes);
+  }
 #endif
+}
+
+// Makes a group of the copies that this thread has started since the last one.
+__device__ inline void EndCopies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all groups of this thread but the newest have come.
+template <int kNewest>
+__device__ inline void WaitForCopies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group %0;" :: "n"(kNewest) : "memory");
+#endif
+}
+
+// Waits for all threads of a cluster of blocks, which is one block where kBlocks is 1. They then see
+// what the others have written to their shared memory.
+template <int kBlocks>
+__device__ inline void WaitForCluster() {
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#elif !defined(__CUDACC__)
+    emulation::WaitForCluster();
+#endif
+  }
+}
+
+// Waits until all threads of a cluster have come here, so that none ends, or writes its shared memory
+// anew, while another one still reads it.
+template <int kBlocks>
+__device__ inline void WaitForReaders() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    return;
+  }
+#endif
+  WaitForCluster<kBlocks>();
+}
+
+// Reads a number from the shared memory of a block of the cluster, at this block's own address.
+template <int kBlocks>
+__device__ inline float LoadFromCluster(const float* own, int block) {
+  if constexpr (kBlocks == 1) {
+    return *own;
+  } else {
+    float number = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const unsigned address = unsigned(__cvta_generic_to_shared(own));
+    unsigned remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(number) : "r"(remote) : "memory");
+#elif !defined(__CUDACC__)
+    number = *emulation::OfBlock(own, block);
+#endif
+    return number;
+  }
 }
 
 // Returns the number of a float16.

@@ -2,14 +2,15 @@
 //
 // A tile is 16 outputs. A warp takes it in steps of a format's kStep inputs, 32 of them at a time: a
 // piece. Lane 4g + t holds outputs 2g and 2g + 1, the rows g and g + 8 of the instruction, and of each
-// piece 8 inputs in the order of Order, 4 pairs of bfloat16 of each output. In which order inputs are
-// multiplied is free, as long as the rows' are staged in the same one.
+// piece 8 inputs, two fours that lie together, as 4 pairs of bfloat16 of each output. In which order
+// inputs are multiplied is free, as long as the rows' are taken in the same one.
 //
-// A format is: kStep; kUnroll, the steps that a warp loads at once; kBlocks, the blocks of threads that
-// fit a multiprocessor by their registers; Order, where in the staged step an input lies; Raw, what a lane loads
-// of a step; Load; Pairs, the decoded integers or floats; and, where kHasFactors, Factors: what the
-// sums of a piece, or of each half where kHalves, are multiplied by, and what of the inputs' sum is
-// subtracted, where kHasMinimum.
+// A format is: kStep; kTiles and kDepth, the tiles that a warp takes together and the steps of them
+// that are under way at once; First, the first of the four inputs that a lane takes of each half of a
+// piece, and whether they are Spread over the pairs; Raw, what a lane loads of a step, fields of 4, 8
+// or 16 bytes, of which the first kRawBytes are used; Load, which visits each with its address; Pairs, the decoded integers or floats;
+// and, where kHasFactors, Factors: what the sums of a piece, or of each half where kHalves, are
+// multiplied by, and what of the inputs' sum is subtracted, where kHasMinimum.
 
 #pragma once
 
@@ -42,8 +43,6 @@ struct Factor {
   float factor[2], minimum[2];  // of each output
 };
 
-// The bytes of a word in the order 0, 2, 1, 3: so a mask makes pairs of them.
-JSPEC_BOTH inline int Spread(int input) { return input % 4 / 2 + input % 2 * 2; }
 
 // Adds 128 to each of 4 codes below 128, which gives the upper bits of bfloat16s, and takes that and
 // the offset away again: all exact.
@@ -61,19 +60,22 @@ JSPEC_BOTH inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& o
 
 struct Unscaled {
   static constexpr bool kHasFactors = false, kHalves = false, kHasMinimum = false;
-  static constexpr int kBlocks = 2;
 };
 
 struct Bfloat16Format : Unscaled {
-  static constexpr int kStep = 32, kUnroll = 4;
+  static constexpr int kStep = 32, kTiles = 4, kDepth = 2;
+  static constexpr bool kSpread = false;
   struct Raw {
     uint4 outputs[2];
   };
-  JSPEC_BOTH static int Order(int input) { return input; }
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = sizeof(Raw);
+  JSPEC_BOTH static int First(int, int t, int half) { return 8 * t + 4 * half; }
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + step * kStep + 8 * lane.t;
-    raw.outputs[0] = LoadOnce<uint4>(weights.values + 2 * first);
-    raw.outputs[1] = LoadOnce<uint4>(weights.values + 2 * (first + weights.num_inputs));
+    visit(raw.outputs[0], weights.values + 2 * first, true);
+    visit(raw.outputs[1], weights.values + 2 * (first + weights.num_inputs), true);
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) memcpy(pairs[k], &raw.outputs[k], 16);
@@ -81,20 +83,21 @@ struct Bfloat16Format : Unscaled {
 };
 
 struct Int8Format : Unscaled {
-  static constexpr int kStep = 64, kUnroll = 4;
+  static constexpr int kStep = 64, kTiles = 4, kDepth = 2;
+  static constexpr bool kSpread = true;
   struct Raw {
     uint4 outputs[2];
   };
-  JSPEC_BOTH static int Order(int input) {
-    return (input % 16 / 8 * 4 + input / 16) * 8 + input % 8 / 4 * 4 + Spread(input);
-  }
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = sizeof(Raw);
+  JSPEC_BOTH static int First(int piece, int t, int half) { return 16 * t + 8 * piece + 4 * half; }
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const int input = step * kStep + 16 * lane.t;
     const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + input;
     const bool is_input = input < weights.num_inputs;
-    raw.outputs[0] = is_input ? LoadOnce<uint4>(weights.values + first) : uint4{};
-    raw.outputs[1] =
-        is_input ? LoadOnce<uint4>(weights.values + first + weights.num_inputs) : uint4{};
+    visit(raw.outputs[0], weights.values + first, is_input);
+    visit(raw.outputs[1], weights.values + first + weights.num_inputs, is_input);
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
@@ -105,23 +108,24 @@ struct Int8Format : Unscaled {
   }
 };
 
-// A lane takes a group of 32 inputs, which share a multiplier.
+// A lane takes a group of 32 inputs, which share a multiplier. A row has whole steps.
 struct Int4Format : Unscaled {
-  static constexpr int kStep = 128, kUnroll = 2;
+  static constexpr int kStep = 128, kTiles = 2, kDepth = 2;
+  static constexpr bool kSpread = true;
   struct Raw {
     uint4 outputs[2];
-    int8_t multipliers[2];
+    uint32_t multipliers[2];  // of the step's four groups
   };
-  JSPEC_BOTH static int Order(int input) {
-    return (input % 16 / 4 * 4 + input / 32) * 8 + input % 32 / 16 * 4 + Spread(input);
-  }
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
-    const int num_groups = weights.num_inputs / 32, group = step * 4 + lane.t;
+  static constexpr int kRawBytes = 40;
+  JSPEC_BOTH static int First(int piece, int t, int half) { return 32 * t + 4 * piece + 16 * half; }
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
+    const int num_groups = weights.num_inputs / 32;
     for (int k = 0; k < 2; ++k) {
-      const int64_t place = (tile * kTile + 2 * lane.g + k) * num_groups + group;
-      const bool is_input = group < num_groups;
-      raw.outputs[k] = is_input ? LoadOnce<uint4>(weights.values + 16 * place) : uint4{};
-      raw.multipliers[k] = is_input ? LoadOnce<int8_t>(weights.multipliers + place) : int8_t(0);
+      const int64_t place = (tile * kTile + 2 * lane.g + k) * num_groups + step * 4;
+      visit(raw.outputs[k], weights.values + 16 * (place + lane.t), true);
+      visit(raw.multipliers[k], weights.multipliers + place, true);
     }
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
@@ -131,7 +135,8 @@ struct Int4Format : Unscaled {
       ToPairs(codes & 0x0f0f0f0fu, 8, pairs[k][0], pairs[k][1]);
       ToPairs(codes >> 4 & 0x0f0f0f0fu, 8, pairs[k][2], pairs[k][3]);
       // The products are int8, which bfloat16 holds exactly.
-      const uint32_t multipliers = ToPair(raw.multipliers[k], raw.multipliers[k]);
+      const auto multiplier = int8_t(raw.multipliers[k] >> 8 * at.lane.t & 255);
+      const uint32_t multipliers = ToPair(multiplier, multiplier);
       for (uint32_t& pair : pairs[k]) pair = MultiplyAddPairs(pair, multipliers, 0x80008000u);
     }
   }
@@ -140,7 +145,10 @@ struct Int4Format : Unscaled {
 // Numbers of both outputs.
 JSPEC_BOTH inline uint32_t Word(uint2 both, int k) { return k ? both.y : both.x; }
 JSPEC_BOTH inline float Half(uint32_t both, int k) { return FloatOfHalf(uint16_t(both >> 16 * k)); }
-JSPEC_BOTH inline int Byte(uint16_t both, int k) { return both >> 8 * k & 255; }
+// Of the bytes of two lanes, one of this lane's.
+JSPEC_BOTH inline int Byte(uint32_t four, Lane lane, int k) {
+  return four >> (lane.g % 2 * 16 + 8 * k) & 255;
+}
 
 // Strips: elements of 16 outputs side by side, of which a lane loads two. Of each 32 inputs it takes
 // the fours t and t + 4.
@@ -150,14 +158,20 @@ struct Strips {
   static constexpr bool kHasFactors = true, kHalves = kHasHalves, kHasMinimum = kMinimum;
   static constexpr int kBlock = kBlockInputs, kBytes = kBlockBytes;
   static constexpr int kStep = kBlockInputs == 32 ? 32 : 128;  // a half of a large block
-  static constexpr int kBlocks = kBlockInputs == 32 ? 2 : 1;
-  JSPEC_BOTH static int Order(int input) {
-    return (input / 32 * 4 + input % 16 / 4) * 8 + input % 32 / 16 * 4 + Spread(input);
+  static constexpr bool kSpread = true;
+  JSPEC_BOTH static int First(int piece, int t, int half) { return 32 * piece + 4 * t + 16 * half; }
+  // Visits a lane's elements of the block, two of half the field's size; `byte` says where they begin
+  // in an output's own block.
+  template <class Field, class Visit>
+  JSPEC_BOTH static void Get(Field& field, const uint8_t* block, Lane lane, int byte,
+                             const Visit& visit) {
+    visit(field, block + kTile * byte + sizeof(Field) * lane.g, true);
   }
-  // Returns a lane's element of the block; `byte` says where it begins in an output's own block.
-  template <class Element>
-  JSPEC_BOTH static Element Get(const uint8_t* block, Lane lane, int byte) {
-    return LoadOnce<Element>(block + kTile * byte + sizeof(Element) * lane.g);
+  // The same of bytes: a field is those of two lanes, g and its neighbour.
+  template <class Visit>
+  JSPEC_BOTH static void GetBytes(uint32_t& field, const uint8_t* block, Lane lane, int byte,
+                                  const Visit& visit) {
+    visit(field, block + kTile * byte + lane.g / 2 * 4, true);
   }
   JSPEC_BOTH static const uint8_t* Block(const Weights& weights, int64_t tile, int step) {
     const int64_t block = tile * (weights.num_inputs / kBlock) + step / (kBlock / kStep);
@@ -173,23 +187,30 @@ struct Strips {
 template <bool kFifth>
 struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
   using Base = Strips<32, kFifth ? 22 : 18, false, false>;
-  static constexpr int kUnroll = 6;
+  static constexpr int kTiles = 4, kDepth = 4;
   struct Raw {
+    uint2 codes;
     uint32_t halves;
-    uint2 fifths, codes;
+    alignas(4) uint32_t fifths[2];
   };
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = kFifth ? 20 : 12;
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const uint8_t* block = Base::Block(weights, tile, step);
-    raw.halves = Base::template Get<uint32_t>(block, lane, 0);
-    if (kFifth) raw.fifths = Base::template Get<uint2>(block, lane, 2);
-    raw.codes = Base::template Get<uint2>(block, lane, Base::kBytes - 16 + 4 * lane.t);
+    Base::Get(raw.halves, block, lane, 0, visit);
+    // The two outputs' lie together, 8 bytes.
+    for (int k = 0; kFifth && k < 2; ++k) {
+      visit(raw.fifths[k], block + kTile * 2 + 8 * lane.g + 4 * k, true);
+    }
+    Base::Get(raw.codes, block, lane, Base::kBytes - 16 + 4 * lane.t, visit);
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       for (int half = 0; half < 2; ++half) {
         uint32_t codes = Word(raw.codes, k) >> 4 * half & 0x0f0f0f0fu;
         if (kFifth) {  // bit i is of input i: the multiplication spreads four over the bytes
-          const uint32_t bits = Word(raw.fifths, k) >> (16 * half + 4 * at.lane.t) & 15;
+          const uint32_t bits = raw.fifths[k] >> (16 * half + 4 * at.lane.t) & 15;
           codes |= (bits * 0x00204081u & 0x01010101u) << 4;
         }
         ToPairs(codes, kFifth ? 16 : 8, pairs[k][2 * half], pairs[k][2 * half + 1]);
@@ -201,15 +222,18 @@ using Q40Format = NibblesFormat<false>;
 using Q50Format = NibblesFormat<true>;
 
 struct Q80Format : Strips<32, 34, false, false> {
-  static constexpr int kUnroll = 4;
+  static constexpr int kTiles = 4, kDepth = 3;
   struct Raw {
-    uint32_t halves;
     uint2 codes[2];
+    uint32_t halves;
   };
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = 20;
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const uint8_t* block = Block(weights, tile, step);
-    raw.halves = Get<uint32_t>(block, lane, 0);
-    for (int i = 0; i < 2; ++i) raw.codes[i] = Get<uint2>(block, lane, 2 + 4 * (lane.t + 4 * i));
+    Get(raw.halves, block, lane, 0, visit);
+    for (int i = 0; i < 2; ++i) Get(raw.codes[i], block, lane, 2 + 4 * (lane.t + 4 * i), visit);
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
@@ -225,23 +249,24 @@ struct Q80Format : Strips<32, 34, false, false> {
 template <bool kFifth>
 struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
   using Base = Strips<256, kFifth ? 176 : 144, true, false>;
-  static constexpr int kUnroll = 2;
+  static constexpr int kTiles = 2, kDepth = 2;
   struct Raw {
-    uint32_t factors, minimums;
-    uint16_t scales[12];
-    uint2 fifths[2], codes[2][2];
+    uint2 codes[2][2];
+    uint32_t factors, minimums, scales[12];
+    uint2 fifths[2];
   };
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = kFifth ? 104 : 88;
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const uint8_t* block = Base::Block(weights, tile, step);
-    raw.factors = Base::template Get<uint32_t>(block, lane, 0);
-    raw.minimums = Base::template Get<uint32_t>(block, lane, 2);
-    for (int i = 0; i < 12; ++i) raw.scales[i] = Base::template Get<uint16_t>(block, lane, 4 + i);
+    Base::Get(raw.factors, block, lane, 0, visit);
+    Base::Get(raw.minimums, block, lane, 2, visit);
+    for (int i = 0; i < 12; ++i) Base::GetBytes(raw.scales[i], block, lane, 4 + i, visit);
     for (int i = 0; i < 2; ++i) {
       const int four = 4 * (lane.t + 4 * i), codes = Base::kBytes - 128 + step % 2 * 64 + four;
-      if (kFifth) raw.fifths[i] = Base::template Get<uint2>(block, lane, 16 + four);
-      for (int j = 0; j < 2; ++j) {
-        raw.codes[j][i] = Base::template Get<uint2>(block, lane, codes + 32 * j);
-      }
+      if (kFifth) Base::Get(raw.fifths[i], block, lane, 16 + four, visit);
+      for (int j = 0; j < 2; ++j) Base::Get(raw.codes[j][i], block, lane, codes + 32 * j, visit);
     }
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
@@ -257,8 +282,9 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
   JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int) {
     Factor result;
     for (int k = 0; k < 2; ++k) {
-      int factor = Byte(raw.scales[at.piece], k), minimum = Byte(raw.scales[4 + at.piece], k);
-      const int both = Byte(raw.scales[8 + at.piece], k);
+      int factor = Byte(raw.scales[at.piece], at.lane, k);
+      int minimum = Byte(raw.scales[4 + at.piece], at.lane, k);
+      const int both = Byte(raw.scales[8 + at.piece], at.lane, k);
       const bool is_early = at.step % 2 == 0;
       factor = is_early ? factor & 63 : (both & 15) | factor >> 6 << 4;
       minimum = is_early ? minimum & 63 : both >> 4 | minimum >> 6 << 4;
@@ -273,22 +299,24 @@ using Q5KFormat = SixBitScalesFormat<true>;
 
 // Sixteen signed factors, each of 16 inputs: a half of a piece.
 struct Q6KFormat : Strips<256, 210, false, true> {
-  static constexpr int kUnroll = 2;
+  static constexpr int kTiles = 2, kDepth = 2;
   struct Raw {
-    uint32_t factors;
-    uint16_t scales[8];
     uint2 low[2][2], high[2];
+    uint32_t factors, scales[8];
   };
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw) {
+  static constexpr int kRawBytes = 84;
+  template <class Visit>
+  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+                              const Visit& visit) {
     const uint8_t* block = Block(weights, tile, step);
     const int half = step % 2;
-    raw.factors = Get<uint32_t>(block, lane, 208);
-    for (int i = 0; i < 8; ++i) raw.scales[i] = Get<uint16_t>(block, lane, 192 + 8 * half + i);
+    Get(raw.factors, block, lane, 208, visit);
+    for (int i = 0; i < 8; ++i) GetBytes(raw.scales[i], block, lane, 192 + 8 * half + i, visit);
     for (int i = 0; i < 2; ++i) {
       const int four = 4 * (lane.t + 4 * i);
-      raw.high[i] = Get<uint2>(block, lane, 128 + 32 * half + four);
+      Get(raw.high[i], block, lane, 128 + 32 * half + four, visit);
       for (int j = 0; j < 2; ++j) {
-        raw.low[j][i] = Get<uint2>(block, lane, 64 * half + 32 * j + four);
+        Get(raw.low[j][i], block, lane, 64 * half + 32 * j + four, visit);
       }
     }
   }
@@ -305,7 +333,7 @@ struct Q6KFormat : Strips<256, 210, false, true> {
   JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int half) {
     Factor result = {};
     for (int k = 0; k < 2; ++k) {
-      const int8_t scale = Byte(raw.scales[2 * at.piece + half], k);
+      const int8_t scale = Byte(raw.scales[2 * at.piece + half], at.lane, k);
       result.factor[k] = Half(raw.factors, k) * scale;
     }
     return result;

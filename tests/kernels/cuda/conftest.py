@@ -62,6 +62,21 @@ def in_order(emulator):
 
 
 @pytest.fixture
+def on_processors(emulator):
+    """Returns a context in which the emulated GPU has a number of multiprocessors; usually two."""
+
+    @contextlib.contextmanager
+    def run(number):
+        emulator.jspec_set_processors(number)
+        try:
+            yield
+        finally:
+            emulator.jspec_set_processors(2)
+
+    return run
+
+
+@pytest.fixture
 def nvcc():
     compiler = library.find_nvcc()
     if compiler is None or not os.path.exists(compiler):

@@ -11,6 +11,38 @@ JSPEC_EMULATED(jspec_cuda_product)
 namespace {
 
 // Writes the weights of a tile, [16 i], as the lanes of a warp decode them.
+// Loads a field as it is.
+struct LoadField {
+  template <class Field>
+  void operator()(Field& field, const void* address, bool is_there) const {
+    field = is_there ? *static_cast<const Field*>(address) : Field{};
+  }
+};
+
+// Decodes the eight inputs of a lane's piece, of its two outputs.
+template <class Format>
+void DecodePiece(const typename Format::Raw& raw, const jspec::Place& at, int num_inputs,
+                 float* result) {
+  jspec::Pieces pairs;
+  Format::Pairs(raw, at, pairs);
+  for (int place = 0; place < 16; ++place) {
+    const int output = place / 8, half = place / 4 % 2, i = place % 4;
+    const int first = Format::First(at.piece, at.lane.t, half);
+    const int input = at.step * Format::kStep + first + i;
+    if (input >= num_inputs) continue;
+    const uint32_t pair = pairs[output][2 * half + (Format::kSpread ? i % 2 : i / 2)];
+    const bool is_second = Format::kSpread ? i / 2 : i % 2;
+    float weight = is_second ? jspec::SecondOf(pair) : jspec::FirstOf(pair);
+    if constexpr (Format::kHasFactors) {
+      const jspec::Factor factors = Format::Factors(raw, at, half);
+      weight *= factors.factor[output];
+      if (Format::kHasMinimum) weight -= factors.minimum[output];
+    }
+    result[(2 * at.lane.g + output) * num_inputs + input] = weight;
+  }
+}
+
+// Writes the weights of a tile, [16 i], as the lanes of a warp decode them.
 template <class Format>
 void Decode(const jspec::Weights& weights, float* result) {
   const int num_inputs = weights.num_inputs;
@@ -19,23 +51,9 @@ void Decode(const jspec::Weights& weights, float* result) {
     for (int lane_index = 0; lane_index < jspec::kWarp; ++lane_index) {
       const jspec::Lane lane = {lane_index / 4, lane_index % 4};
       typename Format::Raw raw;
-      Format::Load(weights, 0, step, lane, raw);
-      for (int k = 0; k < Format::kStep; ++k) {
-        const int order = Format::Order(k), input = step * Format::kStep + k;
-        if (order / 8 % 4 != lane.t || input >= num_inputs) continue;
-        const jspec::Place at = {step, order / jspec::kGroup, lane};
-        jspec::Pieces pairs;
-        Format::Pairs(raw, at, pairs);
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t pair = pairs[i][order % 8 / 2];
-          float weight = order % 2 ? jspec::SecondOf(pair) : jspec::FirstOf(pair);
-          if constexpr (Format::kHasFactors) {
-            const jspec::Factor factors = Format::Factors(raw, at, order % 8 / 4);
-            weight *= factors.factor[i];
-            if (Format::kHasMinimum) weight -= factors.minimum[i];
-          }
-          result[(2 * lane.g + i) * num_inputs + input] = weight;
-        }
+      Format::Load(weights, 0, step, lane, raw, LoadField());
+      for (int piece = 0; piece < Format::kStep / jspec::kGroup; ++piece) {
+        DecodePiece<Format>(raw, {step, piece, lane}, num_inputs, result);
       }
     }
   }

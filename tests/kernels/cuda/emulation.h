@@ -1,9 +1,10 @@
-// CUDA on a CPU: what g++ needs to compile the kernels, and to run a grid of them, one block after
-// another. The threads of a block are fibers of one thread of the system: they change at barriers
-// and warp exchanges only, in an order that `order` decides. So a run is deterministic, and a barrier
-// that is missing gives another result in another order.
+// CUDA on a CPU: what g++ needs to compile the kernels, and to run a grid of them, one cluster of
+// blocks after another. The threads of its blocks are fibers of one thread of the system: they change
+// at barriers and warp exchanges only, in an order that `order` decides. So a run is deterministic,
+// and a barrier that is missing gives another result in another order.
 //
-// What it cannot show: races of blocks, the order of memory between them, and speed. Static shared
+// What it cannot show: races of clusters, the order of memory between them, copies that have not come
+// yet, and speed. Static shared
 // memory (`__shared__` variables) is not poisoned; the launch's own is. Atomics are left out.
 
 #pragma once
@@ -53,13 +54,14 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "the emulated launch failed";
 }
 // Two multiprocessors: a block of the kernels then takes several tiles.
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor };
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 2;
+inline int num_processors = 2;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? num_processors : 9;
   return cudaSuccess;
 }
 using std::max;
@@ -71,30 +73,30 @@ inline dim3 blockDim, gridDim;
 
 namespace jspec::emulation {
 
-constexpr int kLanes = 32, kMostThreads = 1024, kStackBytes = 128 << 10;
+constexpr int kLanes = 32, kMostThreads = 1024, kMostBlocks = 4, kStackBytes = 128 << 10;
 constexpr size_t kMostSharedBytes = 227 << 10;  // of a block, on sm_90
 constexpr int kMostSlotBytes = 64;
 
-enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+enum class State { kReady, kAtBlockBarrier, kAtClusterBarrier, kAtWarpBarrier, kDone };
 
 struct Fiber {
   ucontext_t context;
   State state;
   unsigned mask;  // of lanes for which it waits
-  uint3 thread;
+  uint3 thread, block;
   std::unique_ptr<char[]> stack;
 };
 
-// 0: threads and blocks run from the first to the last; 1: from the last to the first; else they are
-// shuffled for every block, by this seed. A warp runs until all its lanes wait for other warps: it
+// 0: threads and clusters run from the first to the last; 1: from the last to the first; else they are
+// shuffled for every cluster, by this seed. A warp runs until all its lanes wait for other warps: it
 // comes as far ahead of the others as it can.
 inline unsigned order = 0;
 inline std::mutex one_launch;
 inline std::vector<Fiber> fibers(kMostThreads);
 inline ucontext_t scheduler;
-inline int current, num_threads;
+inline int current, num_threads, num_blocks;  // of a cluster
 inline const std::function<void()>* kernel;
-alignas(16) inline unsigned char shared_memory[kMostSharedBytes];
+alignas(16) inline unsigned char shared_memory[kMostBlocks][kMostSharedBytes];
 alignas(16) inline unsigned char slots[kMostThreads][kMostSlotBytes];
 
 inline void Yield(State state) {
@@ -137,6 +139,18 @@ std::array<T, kLanes> Exchange(unsigned mask, const T& value) {
   return values;
 }
 
+// Returns the shared memory of the running thread's block.
+inline unsigned char* OwnMemory() { return shared_memory[current / (num_threads / num_blocks)]; }
+
+// Returns the same place in the shared memory of a block of the cluster.
+template <typename T>
+const T* OfBlock(const T* own, int block) {
+  const auto offset = reinterpret_cast<const unsigned char*>(own) - OwnMemory();
+  return reinterpret_cast<const T*>(shared_memory[block] + offset);
+}
+
+inline void WaitForCluster() { Yield(State::kAtClusterBarrier); }
+
 inline std::vector<int> Permute(int size, std::mt19937& random) {
   std::vector<int> places(size);
   std::iota(places.begin(), places.end(), 0);
@@ -161,8 +175,24 @@ inline void Start() {
   Yield(State::kDone);
 }
 
-// Runs the threads of a block until all are done. False: they wait for each other forever.
-inline bool RunBlock(std::mt19937& random) {
+// Makes the threads from `first` on ready that wait for each other, if all of them do that are not
+// done. Returns how many.
+inline int Release(State barrier, int first, int count) {
+  int done = 0, waiting = 0;
+  for (int i = first; i < first + count; ++i) {
+    done += fibers[i].state == State::kDone;
+    waiting += fibers[i].state == barrier;
+  }
+  if (done + waiting < count) return 0;
+  for (int i = first; i < first + count; ++i) {
+    if (fibers[i].state == barrier) fibers[i].state = State::kReady;
+  }
+  return waiting;
+}
+
+// Runs the threads of a cluster until all are done. False: they wait for each other forever.
+inline bool RunCluster(uint3 first_block, std::mt19937& random) {
+  const int block_threads = num_threads / num_blocks;
   for (int i = 0; i < num_threads; ++i) {
     Fiber& fiber = fibers[i];
     if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
@@ -172,7 +202,10 @@ inline bool RunBlock(std::mt19937& random) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, Start, 0);
     fiber.state = State::kReady;
-    fiber.thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
+    const unsigned j = i % block_threads;
+    fiber.thread = {j % blockDim.x, j / blockDim.x % blockDim.y, j / (blockDim.x * blockDim.y)};
+    fiber.block = first_block;
+    fiber.block.x += i / block_threads;
   }
   const std::vector<int> warps = Permute((num_threads + kLanes - 1) / kLanes, random);
   const std::vector<int> lanes = Permute(kLanes, random);
@@ -183,43 +216,47 @@ inline bool RunBlock(std::mt19937& random) {
         if (i >= num_threads || fibers[i].state != State::kReady) continue;
         current = i;
         threadIdx = fibers[i].thread;
+        blockIdx = fibers[i].block;
         swapcontext(&scheduler, &fibers[i].context);
       }
     }
-    int done = 0, waiting = 0;
+    int done = 0, waiting = 0, released = 0;
     for (int i = 0; i < num_threads; ++i) {
       done += fibers[i].state == State::kDone;
-      waiting += fibers[i].state == State::kAtBlockBarrier;
+      waiting += fibers[i].state != State::kDone && fibers[i].state != State::kAtWarpBarrier;
     }
     if (done == num_threads) return true;
-    if (done + waiting < num_threads) {
+    for (int block = 0; block < num_blocks; ++block) {
+      released += Release(State::kAtBlockBarrier, block * block_threads, block_threads);
+    }
+    if (!released) released = Release(State::kAtClusterBarrier, 0, num_threads);
+    if (!released) {
       std::fprintf(stderr, "emulation: of %d threads %d wait at __syncthreads, %d for their warp\n",
                    num_threads, waiting, num_threads - done - waiting);
       return false;
     }
-    for (int i = 0; i < num_threads; ++i) {
-      if (fibers[i].state == State::kAtBlockBarrier) fibers[i].state = State::kReady;
-    }
   }
 }
 
-// Runs a grid. Before each block the launch's shared memory is filled with ones, which are NaN.
-inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes,
+// Runs a grid. Before each cluster its shared memory is filled with ones, which are NaN.
+inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
                        const std::function<void()>& body) {
   const std::lock_guard<std::mutex> lock(one_launch);
-  num_threads = block.x * block.y * block.z;
+  num_blocks = cluster;
+  num_threads = block.x * block.y * block.z * cluster;
   if (num_threads < 1 || num_threads > kMostThreads || shared_bytes > kMostSharedBytes ||
-      grid.x * grid.y * grid.z < 1) {
+      grid.x * grid.y * grid.z < 1 || cluster > kMostBlocks || grid.x % cluster) {
     return cudaErrorInvalidValue;
   }
   kernel = &body;
   gridDim = grid;
   blockDim = block;
   std::mt19937 random(order);
-  for (unsigned i : Permute(grid.x * grid.y * grid.z, random)) {
-    blockIdx = {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)};
+  const unsigned width = grid.x / cluster;
+  for (unsigned i : Permute(width * grid.y * grid.z, random)) {
     std::memset(shared_memory, 0xff, sizeof(shared_memory));
-    if (!RunBlock(random)) return cudaErrorLaunchFailure;
+    const uint3 first = {i % width * cluster, i / width % grid.y, i / (width * grid.y)};
+    if (!RunCluster(first, random)) return cudaErrorLaunchFailure;
   }
   return cudaSuccess;
 }

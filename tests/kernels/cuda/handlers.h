@@ -47,3 +47,7 @@ inline void Poison(const XLA_FFI_CallFrame* frame) {
 extern "C" inline __attribute__((used)) void jspec_set_order(unsigned order) {
   jspec::emulation::order = order;
 }
+
+extern "C" inline __attribute__((used)) void jspec_set_processors(int number) {
+  num_processors = number;
+}
