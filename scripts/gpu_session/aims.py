@@ -9,7 +9,8 @@ from scripts.gpu_session.subjects import SIZES
 
 UNKNOWN = "unknown"
 _CORRECT = "race", "seeds", "audit"
-_RIGHT = "settled", "not reproduced"  # verdicts of the step `seeds`
+# Verdicts of the step `seeds` by which the new loops are right.
+_RIGHT = "settled", "not reproduced", "old loops unknown"
 
 
 class Aim(NamedTuple):

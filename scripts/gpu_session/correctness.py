@@ -10,19 +10,23 @@ An arm is a way of compiling the program of rounds. Three steps use them:
   at once, on a stale condition. The first run of a program is no graph.
 - seeds: four processes at once, each of one arm. An answer is made alone and again, in a batch,
   with a host that looks in after every round, and by plain decoding if the rule is `coupled`; all
-  of them have to be equal, token for token, in float32, and equal to those without a graph.
+  of them have to be equal, token for token, in float32, and equal to those without a graph. Old
+  loops that start too early can run for ever: their process is ended once it is silent.
 - audit: the distribution of rounds, the caches, and greedy parity.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import importlib.util
 import itertools
 import json
+import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +42,7 @@ from jspec.lab.auditing.rows import Rows, choose_context
 from jspec.lab.auditing.subject import Check, Subject
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model
-from scripts.gpu_session.session import LeftOut, Work
+from scripts.gpu_session.session import Child, LeftOut, Session, Work
 from scripts.gpu_session.subjects import has_model, peaked_subject
 
 GRAPH: dict[str, Any] = dict(kernels.one_graph_options())
@@ -210,10 +214,10 @@ def run_race(work: Work) -> str:
                 for _ in range(_RACE_RUNS)
             ]
             wrong[name] = sum(not source <= _FARTHEST for source in distances)  # NaN is wrong, too
-            unknown = sorted(options.keys() - known(options).keys())
             work.record(
-                "distances", condition=condition, arm=arm, distances=distances, unknown=unknown
-            )
+                "distances", condition=condition, arm=arm, distances=distances, wrong=wrong[name],
+                unknown=sorted(options.keys() - known(options).keys()),
+            )  # fmt: skip
     return decide_race(wrong)
 
 
@@ -232,6 +236,16 @@ def decide_race(wrong: dict[str, int]) -> str:
     return "no run is wrong: this program does not show it here"
 
 
+def shows_early_loops(session: Session) -> bool:
+    """Returns whether in the race's graph carried conditions were wrong, and all else was right."""
+    wrong = {
+        (figure["condition"], figure["arm"]): figure["wrong"]
+        for figure in session.figures("race", "distances")
+    }
+    right = ("carried", "no graph"), ("computed", "graph")
+    return bool(wrong.get(("carried", "graph"))) and all(wrong.get(pair) == 0 for pair in right)
+
+
 REFERENCE, IN_GRAPH, OLD, EARLY = (arm.name for arm in FIRST)
 _RULES = "coupled", "rejection"
 _SETTINGS = SamplingParams(temperature=1.2, top_p=0.99, repetition_penalty=1.1)
@@ -239,6 +253,7 @@ _PROMPTS = ("Why is the sky blue?", "Name three rivers, then name them again.",
             "Write a function that adds two numbers.", "1 2 3 4 1 2 3 4 1 2 3")  # fmt: skip
 # Right is right by any tiling, and trying tilings takes longest.
 _WITHOUT_TILING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+_PATIENCE = 20  # seconds of silence after which old loops are ended: they keep the GPU busy
 
 Answer = dict[str, Any]  # rule, filters, method, request, tokens, error
 
@@ -246,13 +261,9 @@ Answer = dict[str, Any]  # rule, filters, method, request, tokens, error
 def run_seeds(work: Work) -> str:
     """Runs the four arms, and judges."""
     answers = _run_arms(work, FIRST)
-    # Of an arm whose process ended without an answer nothing is known.
-    faults = {
-        name: faults_of(arm_answers, answers)
-        for name, arm_answers in answers.items()
-        if arm_answers
-    }
-    verdict, said = judge(faults)
+    numbers = {name: len(arm_answers) for name, arm_answers in answers.items()}
+    wrong = {name: len(faults_of(arm_answers, answers)) for name, arm_answers in answers.items()}
+    verdict, said = judge(numbers, wrong, is_shown_by_race=shows_early_loops(work.session))
     work.record("verdict", verdict=verdict, said=said)
     return said
 
@@ -279,15 +290,41 @@ def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
         children[arm.name] = work.start(
             "correctness", json.dumps(arm._asdict()), *rehearsed, **variables
         )
-    answers: dict[str, list[Answer]] = {}
+    answers = _listen(work, children, {arm.name for arm in arms if arm.has_carried_loops})
     for name, child in children.items():
-        answers[name] = list(child.records(work.deadline - 2))
-        child.wait(1)
-        work.record("answers", arm=name, number=len(answers[name]), problem=child.problem())
+        number, seconds = len(answers[name]), [answer["seconds"] for answer in answers[name]]
+        problem, last = child.problem(), max(seconds, default=None)
+        work.record("answers", arm=name, number=number, seconds=last, problem=problem)
         child.end()
     for name, arm_answers in answers.items():
         faults = faults_of(arm_answers, answers)
         work.record("faults", arm=name, number=len(faults), faults=faults[:8])
+    return answers
+
+
+def _listen(
+    work: Work, children: Mapping[str, Child], may_hang: Collection[str]
+) -> dict[str, list[Answer]]:
+    """Returns what the processes print until they end, or nearly all of the step's time is over.
+
+    Once any has answered, no more is expected of those that may hang and are silent for too long.
+    """
+    answers: dict[str, list[Answer]] = {name: [] for name in children}
+    patience = math.inf if work.is_rehearsal else _PATIENCE
+    running, heard = list(children), dict[str, float]()  # when each has answered last
+    first = math.inf
+    while running and work.left() > 2:
+        for name in tuple(running):
+            child = children[name]
+            has_ended = not child.is_running()  # asked before its last lines are read
+            news = list(child.records(time.monotonic() + (1 if has_ended else 0.1)))
+            now = time.monotonic()
+            if news:
+                answers[name] += news
+                heard[name], first = now, min(first, now)
+            is_silent = now - heard.get(name, first) > patience
+            if has_ended or (is_silent and name in may_hang):
+                running.remove(name)
     return answers
 
 
@@ -327,32 +364,57 @@ def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
     return -1
 
 
-def judge(faults: Mapping[str, Sequence[Answer]]) -> tuple[str, str]:
+def judge(
+    numbers: Mapping[str, int], wrong: Mapping[str, int], *, is_shown_by_race: bool
+) -> tuple[str, str]:
     """Returns the verdict by the rules of decision, and what it means; see `__main__`.
 
-    A verdict is "settled", "not reproduced", "graph off", "wrong" or "unknown".
+    Args:
+      numbers: of each arm's answers.
+      wrong: how many of them are.
+      is_shown_by_race: whether the smallest program has shown the fault of the old loops.
+
+    Returns:
+      "settled", "not reproduced", "old loops unknown", "graph off", "wrong" or "unknown"; a line.
     """
-    wrong = {name: len(arm_faults) for name, arm_faults in faults.items()}
-    counts = ", ".join(f"{name}: {count} wrong" for name, count in wrong.items())
-    if REFERENCE not in wrong or IN_GRAPH not in wrong:
-        return "unknown", f"too few arms ended: {counts}"
+    counts = ", ".join(f"{name}: {wrong[name]} of {numbers[name]} wrong" for name in numbers)
+    # Of an arm whose process ended without an answer nothing is known.
+    if not numbers.get(REFERENCE) or not numbers.get(IN_GRAPH):
+        return "unknown", f"too few arms have answered ({counts})"
     if wrong[REFERENCE]:
         return "wrong", f"wrong without a graph, too: the rest of the time goes there ({counts})"
     if wrong[IN_GRAPH]:
         return "graph off", f"wrong with a graph only: the graph stays off ({counts})"
     if wrong.get(OLD):
         return "settled", f"old loops are wrong and new ones right: that was it ({counts})"
-    return "not reproduced", f"all right, old loops too: the fault did not show ({counts})"
+    if numbers.get(OLD, 0) >= numbers[IN_GRAPH]:
+        return "not reproduced", f"all right, old loops too: the fault did not show ({counts})"
+    answer = f"{numbers[OLD]} of {numbers[IN_GRAPH]} answers" if numbers.get(OLD) else "no answer"
+    known = f"new loops are right; old loops gave {answer} in time"
+    if is_shown_by_race:
+        return "settled", f"{known}, and race has shown that they start too early ({counts})"
+    return "old loops unknown", f"{known}: nothing is known of them ({counts})"
 
 
-def answers_of(arm: Arm, *, is_rehearsal: bool) -> Iterator[Answer]:
-    """Yields the answers of one arm; each program of rounds is compiled as the arm says."""
+def give_answers(arm: Arm, give: Callable[[Answer], object], *, is_rehearsal: bool) -> None:
+    """Gives the answers of one arm; each program of rounds is compiled as the arm says.
+
+    Each rule and each kind of filters has its own thread, since compiling takes longest.
+    """
     filters = [_SETTINGS, dataclasses.replace(_SETTINGS, top_p=1.0)]
     if is_rehearsal:  # with little to compile
         filters = [SamplingParams(temperature=_SETTINGS.temperature)]
-    with rounds_compiled_with(arm):
-        for rule, settings in itertools.product(_RULES, filters):
-            yield from _answers_by(rule, settings, is_rehearsal)
+    kinds = list(itertools.product(_RULES, filters))
+    lock = threading.Lock()
+
+    def give_all(rule: str, settings: SamplingParams) -> None:
+        for answer in _answers_by(rule, settings, is_rehearsal):
+            with lock:
+                give(answer)
+
+    with rounds_compiled_with(arm), concurrent.futures.ThreadPoolExecutor(len(kinds)) as pool:
+        for future in [pool.submit(give_all, *kind) for kind in kinds]:
+            future.result()
 
 
 def _answers_by(rule: str, settings: SamplingParams, is_rehearsal: bool) -> Iterator[Answer]:
@@ -404,7 +466,7 @@ def run_audit(work: Work) -> str:
     def rows() -> Rows:
         return Rows(subject, context, NUM_TOKENS)
 
-    jobs: dict[str, Callable[[], Any]] = {
+    jobs: dict[str, Callable[[], Iterable[Check]]] = {
         "distribution": lambda: check_distribution(rows(), num_rows),
         "caches": lambda: [check_caches(rows())],
         "parity": lambda: [check_parity(subject, "float32", prompts, 24)],
@@ -415,10 +477,12 @@ def run_audit(work: Work) -> str:
         work.record("left out", check="SmolLM2", reason="the package gguf is not installed")
     else:
         jobs["SmolLM2"] = _check_smollm2
-    results = work.together(jobs, "checked", share=0.95)
-    checks = [check for found in results.values() for check in found]
-    for check in checks:
-        work.record("check", check=check.name, has_passed=check.has_passed, detail=check.detail)
+    checks: list[Check] = []
+    recording = {
+        name: functools.partial(_record_checks, work, make_checks, checks)
+        for name, make_checks in jobs.items()
+    }
+    results = work.together(recording, "checked", share=0.95)
     failed = [check.name for check in checks if not check.has_passed]
     missing = sorted(jobs.keys() - results.keys())
     work.record("verdict", failed=failed, missing=missing)
@@ -427,12 +491,22 @@ def run_audit(work: Work) -> str:
     return f"all {len(checks)} checks pass"
 
 
-def _check_smollm2() -> list[Check]:
+def _record_checks(
+    work: Work, make_checks: Callable[[], Iterable[Check]], checks: list[Check]
+) -> None:
+    """Records each check at once, whatever becomes of the others, and adds it to the list."""
+    for check in make_checks():
+        work.record("check", check=check.name, has_passed=check.has_passed, detail=check.detail)
+        checks.append(check)
+
+
+def _check_smollm2() -> Iterator[Check]:
     target = load_model(SMOLLM2)
     subject = Subject(target, None, "prompt_lookup+eagle", 2, "rejection", SamplingParams())
     prompts = _encode_prompts(target)
-    checks = [check_parity(subject, dtype, prompts, 48) for dtype in ("float32", "bfloat16")]
-    return [dataclasses.replace(check, name=f"SmolLM2, {check.name}") for check in checks]
+    for dtype in ("float32", "bfloat16"):
+        check = check_parity(subject, dtype, prompts, 48)
+        yield dataclasses.replace(check, name=f"SmolLM2, {check.name}")
 
 
 def _encode_prompts(model: LoadedModel) -> list[list[int]]:
@@ -442,8 +516,11 @@ def _encode_prompts(model: LoadedModel) -> list[list[int]]:
 def main(argv: Sequence[str]) -> None:
     """Prints the answers of the arm that a session passes on."""
     begin = time.monotonic()
-    for answer in answers_of(Arm(**json.loads(argv[0])), is_rehearsal="--rehearse" in argv):
+
+    def give(answer: Answer) -> None:
         print(json.dumps(answer | {"seconds": round(time.monotonic() - begin, 1)}), flush=True)
+
+    give_answers(Arm(**json.loads(argv[0])), give, is_rehearsal="--rehearse" in argv)
 
 
 if __name__ == "__main__":

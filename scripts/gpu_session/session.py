@@ -100,6 +100,7 @@ class Child:
             except queue.Empty:
                 return
             if line is None:
+                self._lines.put(None)  # it has ended for later calls, too
                 return
             with contextlib.suppress(ValueError):  # what a library prints
                 record = json.loads(line)

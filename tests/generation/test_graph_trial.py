@@ -4,6 +4,7 @@ A CPU passes for the GPU, and takes the options of a graph without doing anythin
 """
 
 import json
+import threading
 
 import jax
 import numpy as np
@@ -43,14 +44,13 @@ def trial(gpu, monkeypatch, capfd):
     """
 
     def start(wrong_run=None, raises=None):
-        num_runs = 0
+        runs = []
 
         def make(name, options):
             is_graph = "xla_gpu_graph_min_graph_size" in options
 
             def run(index):
-                nonlocal num_runs
-                num_runs += 1
+                runs.append((name, is_graph, index))  # by several threads
                 if raises is not None and is_graph:
                     raise raises
                 is_wrong = is_graph and index == wrong_run and name == "tree"
@@ -66,7 +66,8 @@ def trial(gpu, monkeypatch, capfd):
         graph_trial.check_one_graph()  # which knows by then
         is_allowed = kernels.run_options() == kernels.one_graph_options()
         assert is_allowed or kernels.run_options() is None
-        return is_allowed, capfd.readouterr().err.splitlines(), num_runs
+        assert len(set(runs)) == len(runs)
+        return is_allowed, capfd.readouterr().err.splitlines(), len(runs)
 
     return start
 
@@ -219,17 +220,59 @@ def test_real_rounds_agree_and_a_loop_that_makes_no_trip_is_seen(monkeypatch, na
     """
     monkeypatch.setattr(graph_trial, "_SUBJECTS", {name: graph_trial._SUBJECTS[name]})
     assert graph_trial.find_problem(graph_trial.make_runner) == ""
+    run_if, wrong_thread = module.run_if, threading.local()  # the other kind is traced beside it
+
+    def run_none(condition, function, operand):
+        is_wrong = getattr(wrong_thread, "is_here", False)
+        return operand if is_wrong else run_if(condition, function, operand)
+
+    monkeypatch.setattr(module, "run_if", run_none)
 
     def make_wrong(name, options):
-        if "xla_gpu_graph_min_graph_size" not in options:
-            return graph_trial.make_runner(name, options)
         runner = graph_trial.make_runner(name, options)
 
         def run(index):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, "run_if", lambda condition, function, operand: operand)
-                return runner(index)
+            wrong_thread.is_here = "xla_gpu_graph_min_graph_size" in options
+            return runner(index)
 
         return run
 
     assert "gave other tokens" in graph_trial.find_problem(make_wrong)
+
+
+def test_programs_are_compiled_at_once():
+    """Guards against one compilation after another, for which a user waits. All of the threads know
+    that they belong to a trial.
+    """
+    all_together = threading.Barrier(8)
+
+    def make(name, options):
+        def run(index):
+            if index == 0:
+                all_together.wait(timeout=60)
+                assert verdicts.is_trial()
+            return [np.array([index])]
+
+        return run
+
+    token = verdicts._IS_TRIAL.set(True)
+    try:
+        assert graph_trial.find_problem(make) == ""
+    finally:
+        verdicts._IS_TRIAL.reset(token)
+
+
+def test_what_a_subject_raises_is_raised():
+    """In its first run, or in a later one; what has come from other threads hides nothing."""
+    for wrong_index in (0, 3):
+
+        def make(name, options, wrong_index=wrong_index):
+            def run(index):
+                if name == "head" and index == wrong_index:
+                    raise ValueError("broken")
+                return [np.array([index])]
+
+            return run
+
+        with pytest.raises(ValueError, match="broken"):
+            graph_trial.find_problem(make)

@@ -23,6 +23,7 @@ from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
 from jspec.kernels.cuda_block import Fused
 from jspec.lab.accelerators.compiled import find_accelerator
+from jspec.lab.auditing.subject import Check
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan
 from scripts.gpu_session import correctness, products, session, subjects
@@ -235,14 +236,104 @@ def test_a_wrong_token_is_found_by_its_index():
     ],
 )
 def test_the_rules_of_decision(wrong, verdict):
-    faults = {arm.name: [answer("alone", [])] * (arm.name in wrong) for arm in correctness.FIRST}
-    assert correctness.judge(faults)[0] == verdict
+    """Where all arms have answered, whatever the race says."""
+    numbers = {arm.name: 8 for arm in correctness.FIRST}
+    counts = {name: int(name in wrong) for name in numbers}
+    for is_shown in (True, False):
+        found, said = correctness.judge(numbers, counts, is_shown_by_race=is_shown)
+        assert found == verdict
+        assert f"{correctness.OLD}: {counts[correctness.OLD]} of 8 wrong" in said
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_old_loops_that_do_not_answer_are_not_right(number):
+    """Guards against "all right, old loops too" of a process that ran for ever."""
+    numbers = {arm.name: 8 for arm in correctness.FIRST} | {correctness.OLD: number}
+    right = dict.fromkeys(numbers, 0)
+    verdict, said = correctness.judge(numbers, right, is_shown_by_race=False)
+    assert verdict == "old loops unknown"
+    assert f"old loops gave {'5 of 8 answers' if number else 'no answer'} in time" in said
+    verdict, text = correctness.judge(numbers, right, is_shown_by_race=True)
+    assert verdict == "settled"
+    assert "in time, and race has shown that they start too early" in text
+    wrong = right | {correctness.IN_GRAPH: 1}
+    assert correctness.judge(numbers, wrong, is_shown_by_race=True)[0] == "graph off"
 
 
 def test_without_the_reference_nothing_is_known():
     """Guards against "all right" where the processes died at once."""
-    assert correctness.judge({})[0] == "unknown"
-    assert correctness.judge({correctness.IN_GRAPH: []})[0] == "unknown"
+    for numbers in ({}, {correctness.IN_GRAPH: 8}, {correctness.IN_GRAPH: 8, "no graph": 0}):
+        wrong = dict.fromkeys(numbers, 0)
+        assert correctness.judge(numbers, wrong, is_shown_by_race=True)[0] == "unknown"
+
+
+def test_the_race_shows_the_fault_by_both_conditions(start):
+    """Only in a graph, and only of a carried condition."""
+    begun = start()
+    assert not correctness.shows_early_loops(begun)
+
+    def write(condition, arm, wrong):
+        begun.write(
+            "figure", "", step="race", name="distances", condition=condition, arm=arm, wrong=wrong
+        )
+
+    write("carried", "graph", 6)
+    write("carried", "no graph", 0)
+    assert not correctness.shows_early_loops(begun)
+    write("computed", "graph", 0)
+    assert correctness.shows_early_loops(begun)
+    write("carried", "no graph", 1)
+    assert not correctness.shows_early_loops(begun)
+
+
+class _Process:
+    """Prints answers after some seconds each, and then ends, or hangs."""
+
+    def __init__(self, *seconds, hangs=False):
+        self._moments = [time.monotonic() + second for second in seconds]
+        self._hangs = hangs
+
+    def is_running(self):
+        return self._hangs or bool(self._moments)
+
+    def records(self, deadline):
+        while self._moments and self._moments[0] <= deadline:
+            time.sleep(max(self._moments.pop(0) - time.monotonic(), 0))
+            yield {"tokens": []}
+        if self.is_running():
+            time.sleep(max(deadline - time.monotonic(), 0))
+
+
+def test_silent_old_loops_are_not_waited_for(start, monkeypatch):
+    """Before any other arm has answered, silence means nothing; and others may be silent."""
+    monkeypatch.setattr(correctness, "_PATIENCE", 0.5)
+    begun = start()
+    begun.is_rehearsal = False
+    work = session.Work(begun, "seeds", time.monotonic() + 60)
+    children = {"slow": _Process(0.8, 2.5), "old": _Process(hangs=True), "fast": _Process(0.9, 1.0)}
+    answers = correctness._listen(work, children, {"old"})
+    assert {name: len(given) for name, given in answers.items()} == {"slow": 2, "old": 0, "fast": 2}
+    assert work.left() > 50
+    work = session.Work(begun, "seeds", time.monotonic() + 60)
+    answers = correctness._listen(work, {"old": _Process(0.8, 1.0, hangs=True)}, {"old"})
+    assert len(answers["old"]) == 2
+    work = session.Work(begun, "seeds", time.monotonic() + 2.5)
+    assert correctness._listen(work, {"new": _Process(hangs=True)}, {"old"}) == {"new": []}
+
+
+def test_a_check_is_recorded_as_soon_as_it_is_known(start):
+    """Guards against an audit whose time was over before it had recorded anything."""
+    begun, checks = start(), []
+
+    def make():
+        yield Check("first", True, "", {})
+        assert [record["check"] for record in begun.figures("audit", "check")] == ["first"]
+        raise ValueError("broken")
+
+    work = session.Work(begun, "audit", time.monotonic() + 60)
+    with pytest.raises(ValueError, match="broken"):
+        correctness._record_checks(work, make, checks)
+    assert [check.name for check in checks] == ["first"]
 
 
 def test_the_graph_is_that_of_the_product():
