@@ -61,7 +61,7 @@ def make_options(parts, num_rows, inputs, outputs):
 
 
 def as_taken(rows, norm=None, epsilon=0.0, takes_bytes=False):
-    """Returns the rows as the product takes them: rounded to bfloat16 before their norm's factor."""
+    """Returns the rows as the product takes them, rounded before their norm's factor."""
     rows = np.asarray(rows, np.float64)
     factor = 1.0
     if norm is not None:
