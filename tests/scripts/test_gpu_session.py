@@ -21,12 +21,13 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.journal import Journal
 from jspec.generation.request import Request, SamplingParams
+from jspec.kernels import library
 from jspec.kernels.cuda_block import Fused
 from jspec.lab.accelerators.compiled import find_accelerator
 from jspec.lab.auditing.subject import Check
 from jspec.weights.published import MODELS, SMOLLM2
 from scripts.gpu_session import __main__ as plan
-from scripts.gpu_session import correctness, products, session, subjects
+from scripts.gpu_session import correctness, products, session, subjects, tuning
 from scripts.gpu_session.aims import AIMS, UNKNOWN, aim_rows
 from scripts.gpu_session.session import LeftOut, OutOfTime, Session, Step, run_steps
 from tests.programs import as_users, environment, read_lines, refuse_all, run
@@ -525,6 +526,21 @@ def test_it_imports_where_little_but_jax_is_installed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.find_nvcc() is None, reason="no nvcc")
+def test_tuning_compiles_and_says_what_fails(tmp_path, monkeypatch):
+    """Without a GPU the program ends with a line; what does not compile, and no nvcc, are one, too."""
+    program = tuning.build(str(tmp_path), *tuning.VARIANTS[0])
+    if jax.default_backend() != "gpu":
+        with pytest.raises(InputError, match=r"failed: .*a stream: "):
+            tuning.run(program)
+    with pytest.raises(InputError, match="nvcc failed: .*error"):
+        tuning.build(str(tmp_path), 0, 2)
+    monkeypatch.setattr(library, "find_nvcc", lambda: None)
+    with pytest.raises(InputError, match="expected nvcc on the PATH"):
+        tuning.build(str(tmp_path), 4, 2)
 
 
 @pytest.mark.slow
