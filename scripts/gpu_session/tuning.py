@@ -1,12 +1,12 @@
 """Times products and layers by the CUDA C++ alone, in several variants, in half a minute.
 
-    python -m scripts.gpu_session.tuning --results=FOLDER
+    python -m scripts.gpu_session.tuning --lines=FILE
 
 Layers have the shapes of Llama 3.2 1B and 3B, in bfloat16. They run without XLA, so this says what
 the kernels of `jspec/kernels/cuda` can reach; each product is compared with a plain loop. A variant
 is the tiles that a warp takes together, and the steps of them that are under way: the library's is
-the first. Programs are compiled beside each other, and run one after another. The lines go to
-kernels.jsonl in the folder; those without an error of 0.001 or less are wrong.
+the first. Programs are compiled beside each other, and run one after another. Each prints JSON, a
+line for each product; one with an error above 0.001 is wrong.
 
 It needs nvcc; the GPU is the first one, an H100 or H200.
 """
@@ -27,18 +27,16 @@ from jspec.kernels import library
 
 VARIANTS = (4, 2), (4, 3), (4, 4), (2, 4), (2, 6)  # tiles, steps
 SOURCE = pathlib.Path(__file__).with_suffix(".cu")
-FILE = "kernels.jsonl"
 _SECONDS = 60  # of a program at most
 
-_RESULTS = flags.DEFINE_string("results", None, "The folder to write kernels.jsonl to.")
+_LINES = flags.DEFINE_string("lines", None, "The file to write the lines of JSON to.")
 
 
 def main() -> None:
     """Compiles the variants, and runs them."""
-    if _RESULTS.value is None:
-        raise InputError("expected a folder in --results, got none")
-    pathlib.Path(_RESULTS.value).mkdir(parents=True, exist_ok=True)
-    output = check_output(str(pathlib.Path(_RESULTS.value) / FILE))
+    if _LINES.value is None:
+        raise InputError("expected a file in --lines, got none")
+    output = check_output(_LINES.value)
     with tempfile.TemporaryDirectory() as folder:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             programs = list(pool.map(lambda variant: build(folder, *variant), VARIANTS))

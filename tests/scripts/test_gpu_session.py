@@ -531,12 +531,12 @@ def test_it_imports_where_little_but_jax_is_installed():
 @pytest.mark.slow
 @pytest.mark.skipif(library.find_nvcc() is None, reason="no nvcc")
 def test_tuning_compiles_and_says_what_fails(tmp_path, monkeypatch):
-    """Without a GPU the program ends with a line; what does not compile, and no nvcc, are one, too."""
+    """Without a GPU the program ends with a line, and so do a wrong variant and a missing nvcc."""
     program = tuning.build(str(tmp_path), *tuning.VARIANTS[0])
     if jax.default_backend() != "gpu":
         with pytest.raises(InputError, match=r"failed: .*a stream: "):
             tuning.run(program)
-    with pytest.raises(InputError, match="nvcc failed: .*error"):
+    with pytest.raises(InputError, match=r"nvcc failed: .*error"):
         tuning.build(str(tmp_path), 0, 2)
     monkeypatch.setattr(library, "find_nvcc", lambda: None)
     with pytest.raises(InputError, match="expected nvcc on the PATH"):
