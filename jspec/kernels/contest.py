@@ -14,9 +14,11 @@ must be right, and then at least 3 % faster, or XLA stays:
 Verdicts are kept in the user's cache. `JSPEC_KERNELS=NAME` in the environment overrides them.
 """
 
+import concurrent.futures
 import dataclasses
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -88,8 +90,12 @@ class Contest:
         """Returns the choice, the seconds of those that were timed, and why others were not."""
         note(f"jspec: trying the kernels for {self.what} on this device, once")
         reference, *others = self.candidates
-        checks = self._checks(reference)
-        faults = {candidate.name: _fault(candidate, checks) for candidate in others}
+        programs = [_Program(candidate.run) for candidate in self.candidates]
+        checks = self._checks(programs)
+        faults = {
+            candidate.name: _fault(candidate, program, checks)
+            for candidate, program in zip(others, programs[1:], strict=True)
+        }
         entrants = {c.name: (c.run, self.draw) for c in self.candidates if not faults.get(c.name)}
         seconds, failures = race(entrants) if len(entrants) > 1 else ({}, {})
         faults = {name: fault for name, fault in (faults | failures).items() if fault}
@@ -98,10 +104,17 @@ class Contest:
         choice = fastest(seconds) if seconds else reference.name
         return {"what": self.what, "choice": choice, "seconds": seconds, "faults": faults}
 
-    def _checks(self, reference: Candidate) -> list["Check"]:
-        """Returns calls of every width on the same tokens, with what their results should be."""
-        draw, run = jax.jit(self.draw), _program(reference.run)
+    def _checks(self, programs: Sequence["_Program"]) -> list["Check"]:
+        """Returns calls of every width on the same tokens, with what their results should be.
+
+        All programs are compiled for them; the reference's is the first.
+        """
+        draw, (run, *_) = jax.jit(self.draw), programs
         widest = [draw(jnp.int32(seed)) for seed in range(2)]
+        calls = [(program, widest[0].first(width)) for program in programs for width in WIDTHS]
+        if self.precise is None:
+            calls += [(run, call.precise()) for _, call in calls[: len(WIDTHS)]]
+        _compile_together([program.lower(call) for program, call in calls])
         on_host = [self.precise and self.precise(call) for call in widest]
         checks = []
         for width, seed in itertools.product(WIDTHS, range(len(widest))):
@@ -124,10 +137,10 @@ class Check(NamedTuple):
     bounds: Array
 
 
-def _fault(candidate: Candidate, checks: Sequence[Check]) -> str:
+def _fault(candidate: Candidate, program: "_Program", checks: Sequence[Check]) -> str:
     """Returns why a candidate must not be used; nothing where it is right."""
     try:
-        program, narrower = _program(candidate.run), dict[int, Array]()
+        narrower: dict[int, Any] = {}  # results by seed
         for seed, call, precise, bounds in checks:
             width = call.stream.shape[1]
             first, *others = (program(call) for _ in range(_RUNS))
@@ -152,23 +165,82 @@ def _are_equal(results: Any, expected: Any) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, results, expected))
 
 
-def _program(run: Run) -> Callable[[Operands], tuple[Array, Any]]:
-    """Returns a compiled candidate, whose results come to lie in memory that held NaN."""
+class _Compiled:
+    """A program that is traced at once, and compiled by `_compile_together`.
 
-    def on_donated(poison: Array, state: Any, operands: Operands) -> Any:
-        return run(operands._replace(state=state))
+    What tracing or compiling raises, is raised when it is called.
+    """
 
-    compiled = jax.jit(
-        on_donated, donate_argnums=(0, 1), keep_unused=True, compiler_options=run_options()
-    )
+    def __init__(self, lower: Callable[[], Any]) -> None:
+        """`lower` traces it, and returns what is to be compiled."""
+        self._error: Exception | None = None
+        try:
+            self._lowered = lower()
+        except Exception as error:  # of a candidate
+            self._error = error
 
-    def call(operands: Operands) -> Any:
-        poison = poisoned(jax.eval_shape(run, operands)[0])
+    def compile(self) -> None:
+        """Compiles it."""
+        try:
+            if self._error is None:
+                self._program = self._lowered.compile()
+        except Exception as error:  # of a compiler, a library
+            self._error = error
+
+    def __call__(self, *operands: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._program(*operands)
+
+
+def _compile_together(programs: Sequence[_Compiled]) -> None:
+    """Compiles programs in threads: on a GPU nearly all of a contest's time goes into that."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in [pool.submit(program.compile) for program in programs]:
+            future.result()
+
+
+class _Program:
+    """A candidate, whose results come to lie in memory that held NaN.
+
+    It is called with operands as it has been compiled for; see `lower`.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """Nothing is traced yet."""
+        self._run = run
+        self._programs: dict[Any, _Compiled] = {}  # by the operands' kinds
+        self._shapes: dict[Any, jax.ShapeDtypeStruct] = {}  # of the results
+
+    def lower(self, operands: Operands) -> _Compiled:
+        """Returns the program for operands of these shapes, to be compiled."""
+
+        def on_donated(poison: Array, state: Any, operands: Operands) -> Any:
+            return self._run(operands._replace(state=state))
+
+        def trace() -> Any:
+            shape = self._shapes[_kind(operands)] = jax.eval_shape(self._run, operands)[0]
+            program = jax.jit(
+                on_donated, donate_argnums=(0, 1), keep_unused=True, compiler_options=run_options()
+            )
+            return program.lower(shape, operands.state, operands._replace(state=()))
+
+        program = self._programs[_kind(operands)] = _Compiled(trace)
+        return program
+
+    def __call__(self, operands: Operands) -> Any:
+        kind = _kind(operands)
+        # What could not be traced has no shape, and says why when it is called.
+        poison = poisoned(self._shapes[kind]) if kind in self._shapes else None
         state = jax.tree.map(jnp.copy, operands.state)
         poison_memory()
-        return jax.block_until_ready(compiled(poison, state, operands._replace(state=())))
+        results = self._programs[kind](poison, state, operands._replace(state=()))
+        return jax.block_until_ready(results)
 
-    return call
+
+def _kind(operands: Operands) -> Any:
+    leaves, structure = jax.tree.flatten(operands)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 @jax.jit
@@ -199,12 +271,18 @@ def race(entrants: Mapping[str, tuple[Run, Draw]]) -> tuple[Seconds, dict[str, s
     layers = {draw: _draw_layers(draw, len(draws)) for draw in draws}
     first, faults = next(iter(entrants)), {}
     seconds: Seconds = {name: {} for name in entrants}
+    programs = {
+        (name, width): _lower(run, layers[draw], width)
+        for width in _TIMED
+        for name, (run, draw) in entrants.items()
+    }
+    _compile_together([*programs.values()])
     for width in _TIMED:
         calls = {}
         for name in seconds:
-            run, draw = entrants[name]
+            operands = layers[entrants[name][1]], np.int32(_TURNS)
             try:
-                calls[name] = _compile(run, layers[draw], width)
+                calls[name] = _warm_up(programs[name, width], operands)
             except Exception as error:  # of a compiler, a library, the device
                 if name == first:
                     raise
@@ -250,8 +328,8 @@ def _draw_layers(draw: Draw, num_draws: int) -> list[Operands]:
     return [compiled(jnp.int32(2 * number)) for number in range(max(1, count))]
 
 
-def _compile(run: Run, layers: Sequence[Operands], width: int) -> Callable[[], object]:
-    """Returns a run over the layers, compiled and warm.
+def _lower(run: Run, layers: Sequence[Operands], width: int) -> _Compiled:
+    """Returns a run over the layers, to be compiled.
 
     The stream goes through all of them, turn after turn: nothing can be computed ahead.
     """
@@ -277,9 +355,14 @@ def _compile(run: Run, layers: Sequence[Operands], width: int) -> Callable[[], o
         return jax.lax.while_loop(lambda carry: carry[0] < turns, turn, start)[1]
 
     compiled = jax.jit(program, compiler_options=run_options())
+    return _Compiled(lambda: compiled.lower(layers, np.int32(_TURNS)))
+
+
+def _warm_up(program: _Compiled, operands: tuple[Any, ...]) -> Callable[[], object]:
+    """Returns a call of a program, once it has run as it will."""
 
     def call() -> object:
-        return compiled(layers, np.int32(_TURNS)).block_until_ready()
+        return program(*operands).block_until_ready()
 
     for _ in range(_WARM_UP):
         call()
