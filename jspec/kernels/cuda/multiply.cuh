@@ -354,6 +354,7 @@ struct Block {
       Write(unit, start);
       WaitForReaders<kCluster>();
     }
+    WaitForCopies<0>();  // those after the last unit, of zeros: none comes when the block has ended
   }
 
   // Leaves the block's sums, and those of its rows' squares, in shared memory.
