@@ -492,7 +492,8 @@ cudaError_t LaunchMultiply(cudaStream_t stream, const Product& product, int proc
 }
 
 // Where there are fewer units than multiprocessors, the blocks of a cluster share one. That depends on
-// the kernel, and not on the rows.
+// the kernel, and not on the rows. Gated products have many units: of the smallest models a block or
+// two share one of large units, which are 4 tiles.
 template <class Format, int kParts, int kFragments>
 cudaError_t LaunchCluster(cudaStream_t stream, const Product& product) {
   using Block = Block<Format, kParts, kFragments, 1>;
@@ -506,13 +507,18 @@ cudaError_t LaunchCluster(cudaStream_t stream, const Product& product) {
   }
   if (error != cudaSuccess) return error;
   const int units = Block::UnitsOf(product.num_outputs);
+  constexpr int kMost = kParts == 1 ? 4 : Format::kTiles / 2;
   // A warp has a step at least.
   const int most = major < 9 ? 1 : Block::AllSteps(product.num_inputs) / kWarps;
-  if (most >= 4 && 2 * units < processors) {
-    return LaunchMultiply<Format, kParts, kFragments, 4>(stream, product, processors);
+  if constexpr (kMost >= 4) {
+    if (most >= 4 && 2 * units < processors) {
+      return LaunchMultiply<Format, kParts, kFragments, 4>(stream, product, processors);
+    }
   }
-  if (most >= 2 && units < processors) {
-    return LaunchMultiply<Format, kParts, kFragments, 2>(stream, product, processors);
+  if constexpr (kMost >= 2) {
+    if (most >= 2 && units < processors) {
+      return LaunchMultiply<Format, kParts, kFragments, 2>(stream, product, processors);
+    }
   }
   return LaunchMultiply<Format, kParts, kFragments, 1>(stream, product, processors);
 }

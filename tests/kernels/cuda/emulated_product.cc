@@ -4,6 +4,7 @@
 #include "multiply_blocks.cu"
 #include "multiply_large_blocks.cu"
 #include "multiply_numbers.cu"
+#include "multiply_q6_k.cu"
 #include "product.cu"
 
 JSPEC_EMULATED(jspec_cuda_product)
