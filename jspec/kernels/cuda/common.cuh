@@ -166,11 +166,7 @@ __device__ inline void CopyAsync(void* to, const void* from, bool is_there) {
                  :: "r"(address), "l"(from), "n"(kBytes), "r"(size) : "memory");
   }
 #elif !defined(__CUDACC__)
-  if (is_there) {
-    memcpy(to, from, kBytes);
-  } else {
-    memset(to, 0, kBytes);
-  }
+  emulation::StartCopy(to, from, kBytes, is_there);
 #endif
 }
 
@@ -178,6 +174,8 @@ __device__ inline void CopyAsync(void* to, const void* from, bool is_there) {
 __device__ inline void EndCopies() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.commit_group;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emulation::EndCopies();
 #endif
 }
 
@@ -186,6 +184,8 @@ template <int kNewest>
 __device__ inline void WaitForCopies() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_group %0;" :: "n"(kNewest) : "memory");
+#elif !defined(__CUDACC__)
+  emulation::WaitForCopies(kNewest);
 #endif
 }
 
@@ -206,7 +206,8 @@ __device__ inline void WaitForCluster() {
 }
 
 // Waits until all threads of a cluster have come here, so that none ends, or writes its shared memory
-// anew, while another one still reads it.
+// anew, while another one still reads it. The threads must have used what they have read: this orders
+// no memory, as stores to global memory would have to be waited for, too.
 template <int kBlocks>
 __device__ inline void WaitForReaders() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

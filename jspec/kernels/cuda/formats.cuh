@@ -7,10 +7,12 @@
 //
 // A format is: kStep; kTiles and kDepth, the tiles that a warp takes together and the steps of them
 // that are under way at once; First, the first of the four inputs that a lane takes of each half of a
-// piece, and whether they are Spread over the pairs; Raw, what a lane loads of a step, fields of 4, 8
-// or 16 bytes, of which the first kRawBytes are used; Load, which visits each with its address; Pairs, the decoded integers or floats;
-// and, where kHasFactors, Factors: what the sums of a piece, or of each half where kHalves, are
-// multiplied by, and what of the inputs' sum is subtracted, where kHasMinimum.
+// piece, and whether they are spread over the pairs (kSpread); Raw, what a lane has of a step, fields
+// of 4, 8 or 16 bytes, of which the first kRawBytes are copied; Load, which visits each with its
+// address; Pairs, the decoded integers or floats; and, where kHasFactors, Factors: what the sums of a
+// piece, or of each half where kHalves, are multiplied by, and what of the inputs' sum is subtracted,
+// where kHasMinimum. Where kSharesHeader, the header of a step is copied by all lanes, 16 bytes each,
+// and each takes what it needs of it.
 
 #pragma once
 
@@ -43,7 +45,6 @@ struct Factor {
   float factor[2], minimum[2];  // of each output
 };
 
-
 // Adds 128 to each of 4 codes below 128, which gives the upper bits of bfloat16s, and takes that and
 // the offset away again: all exact.
 JSPEC_BOTH inline void ToPairs(uint32_t codes, int offset, uint32_t& even, uint32_t& odd) {
@@ -60,6 +61,7 @@ JSPEC_BOTH inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& o
 
 struct Unscaled {
   static constexpr bool kHasFactors = false, kHalves = false, kHasMinimum = false;
+  static constexpr bool kSharesHeader = false;
 };
 
 struct Bfloat16Format : Unscaled {
@@ -145,10 +147,7 @@ struct Int4Format : Unscaled {
 // Numbers of both outputs.
 JSPEC_BOTH inline uint32_t Word(uint2 both, int k) { return k ? both.y : both.x; }
 JSPEC_BOTH inline float Half(uint32_t both, int k) { return FloatOfHalf(uint16_t(both >> 16 * k)); }
-// Of the bytes of two lanes, one of this lane's.
-JSPEC_BOTH inline int Byte(uint32_t four, Lane lane, int k) {
-  return four >> (lane.g % 2 * 16 + 8 * k) & 255;
-}
+JSPEC_BOTH inline int Byte(uint16_t both, int k) { return both >> 8 * k & 255; }
 
 // Strips: elements of 16 outputs side by side, of which a lane loads two. Of each 32 inputs it takes
 // the fours t and t + 4.
@@ -156,6 +155,7 @@ template <int kBlockInputs, int kBlockBytes, bool kMinimum, bool kHasHalves>
 struct Strips {
   static_assert(kBlockInputs == 32 || kBlockInputs == 256);
   static constexpr bool kHasFactors = true, kHalves = kHasHalves, kHasMinimum = kMinimum;
+  static constexpr bool kSharesHeader = kBlockInputs == 256;
   static constexpr int kBlock = kBlockInputs, kBytes = kBlockBytes;
   static constexpr int kStep = kBlockInputs == 32 ? 32 : 128;  // a half of a large block
   static constexpr bool kSpread = true;
@@ -167,11 +167,18 @@ struct Strips {
                              const Visit& visit) {
     visit(field, block + kTile * byte + sizeof(Field) * lane.g, true);
   }
-  // The same of bytes: a field is those of two lanes, g and its neighbour.
+  // Visits a lane's part of the first bytes of all outputs' blocks, which a warp shares.
   template <class Visit>
-  JSPEC_BOTH static void GetBytes(uint32_t& field, const uint8_t* block, Lane lane, int byte,
-                                  const Visit& visit) {
-    visit(field, block + kTile * byte + lane.g / 2 * 4, true);
+  JSPEC_BOTH static void GetHeader(uint4& header, const uint8_t* block, Lane lane, int bytes,
+                                   const Visit& visit) {
+    const int part = 4 * lane.g + lane.t;
+    visit(header, block + (part < bytes ? kTile * part : 0), part < bytes);
+  }
+  // The same as Get, of the header that begins at the block.
+  template <class Field, class Visit>
+  JSPEC_BOTH static void Take(Field& field, const uint4& header, const uint8_t* block, Lane lane,
+                              int byte, const Visit& visit) {
+    visit.Take(field, header, block, kTile * byte + int(sizeof(Field)) * lane.g);
   }
   JSPEC_BOTH static const uint8_t* Block(const Weights& weights, int64_t tile, int step) {
     const int64_t block = tile * (weights.num_inputs / kBlock) + step / (kBlock / kStep);
@@ -187,7 +194,7 @@ struct Strips {
 template <bool kFifth>
 struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
   using Base = Strips<32, kFifth ? 22 : 18, false, false>;
-  static constexpr int kTiles = 4, kDepth = 4;
+  static constexpr int kTiles = 4, kDepth = kFifth ? 3 : 4;
   struct Raw {
     uint2 codes;
     uint32_t halves;
@@ -252,17 +259,20 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
   static constexpr int kTiles = 2, kDepth = 2;
   struct Raw {
     uint2 codes[2][2];
-    uint32_t factors, minimums, scales[12];
+    uint4 header;
     uint2 fifths[2];
+    uint32_t factors, minimums;
+    uint16_t scales[12];
   };
-  static constexpr int kRawBytes = kFifth ? 104 : 88;
+  static constexpr int kRawBytes = kFifth ? 64 : 48;
   template <class Visit>
   JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
     const uint8_t* block = Base::Block(weights, tile, step);
-    Base::Get(raw.factors, block, lane, 0, visit);
-    Base::Get(raw.minimums, block, lane, 2, visit);
-    for (int i = 0; i < 12; ++i) Base::GetBytes(raw.scales[i], block, lane, 4 + i, visit);
+    Base::GetHeader(raw.header, block, lane, 16, visit);
+    Base::Take(raw.factors, raw.header, block, lane, 0, visit);
+    Base::Take(raw.minimums, raw.header, block, lane, 2, visit);
+    for (int i = 0; i < 12; ++i) Base::Take(raw.scales[i], raw.header, block, lane, 4 + i, visit);
     for (int i = 0; i < 2; ++i) {
       const int four = 4 * (lane.t + 4 * i), codes = Base::kBytes - 128 + step % 2 * 64 + four;
       if (kFifth) Base::Get(raw.fifths[i], block, lane, 16 + four, visit);
@@ -282,9 +292,8 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
   JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int) {
     Factor result;
     for (int k = 0; k < 2; ++k) {
-      int factor = Byte(raw.scales[at.piece], at.lane, k);
-      int minimum = Byte(raw.scales[4 + at.piece], at.lane, k);
-      const int both = Byte(raw.scales[8 + at.piece], at.lane, k);
+      int factor = Byte(raw.scales[at.piece], k), minimum = Byte(raw.scales[4 + at.piece], k);
+      const int both = Byte(raw.scales[8 + at.piece], k);
       const bool is_early = at.step % 2 == 0;
       factor = is_early ? factor & 63 : (both & 15) | factor >> 6 << 4;
       minimum = is_early ? minimum & 63 : both >> 4 | minimum >> 6 << 4;
@@ -302,16 +311,21 @@ struct Q6KFormat : Strips<256, 210, false, true> {
   static constexpr int kTiles = 2, kDepth = 2;
   struct Raw {
     uint2 low[2][2], high[2];
-    uint32_t factors, scales[8];
+    uint4 header;
+    uint32_t factors;
+    uint16_t scales[8];
   };
-  static constexpr int kRawBytes = 84;
+  static constexpr int kRawBytes = 64;
   template <class Visit>
   JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
     const uint8_t* block = Block(weights, tile, step);
     const int half = step % 2;
-    Get(raw.factors, block, lane, 208, visit);
-    for (int i = 0; i < 8; ++i) GetBytes(raw.scales[i], block, lane, 192 + 8 * half + i, visit);
+    // The half's scales and, after all scales, the factors.
+    const uint8_t* header = block + kTile * (192 + 8 * half);
+    GetHeader(raw.header, header, lane, 18 - 8 * half, visit);
+    Take(raw.factors, raw.header, header, lane, 16 - 8 * half, visit);
+    for (int i = 0; i < 8; ++i) Take(raw.scales[i], raw.header, header, lane, i, visit);
     for (int i = 0; i < 2; ++i) {
       const int four = 4 * (lane.t + 4 * i);
       Get(raw.high[i], block, lane, 128 + 32 * half + four, visit);
@@ -333,7 +347,7 @@ struct Q6KFormat : Strips<256, 210, false, true> {
   JSPEC_BOTH static Factor Factors(const Raw& raw, Place at, int half) {
     Factor result = {};
     for (int k = 0; k < 2; ++k) {
-      const int8_t scale = Byte(raw.scales[2 * at.piece + half], at.lane, k);
+      const int8_t scale = Byte(raw.scales[2 * at.piece + half], k);
       result.factor[k] = Half(raw.factors, k) * scale;
     }
     return result;

@@ -10,9 +10,10 @@
 //     steps           w0 w1 ... w7 w0 w1 ... |
 //     shared memory   kDepth steps of each lane's weights, under way while others are multiplied
 //
-// A lane copies the weights that it multiplies, and no other: it waits for its own copies only. They
-// are under way from one unit to the next, and before the kernel before has ended. The rows come to
-// registers, a piece ahead. The factor of their norm, one of each row, is multiplied at the end.
+// A lane copies the weights that it multiplies, and no other but for a part of the header of a large
+// block, which the lanes of a warp share: so no warp waits for another one's copies. They are under
+// way from one unit to the next, and before the kernel before has ended. The rows come to registers, a
+// piece ahead. The factor of their norm, one of each row, is multiplied at the end.
 
 #pragma once
 
@@ -24,7 +25,7 @@ namespace jspec {
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kRowTile = 16;  // rows of a block
 constexpr int kGroup = 32;    // inputs of a piece, which are rounded to bytes together
-constexpr int kBlocks = 2;    // of a multiprocessor
+constexpr int kBlocks = 2;    // of a multiprocessor, at most
 
 // Four numbers as they lie in memory, and as floats.
 struct Four {
@@ -58,8 +59,8 @@ __device__ inline float Activate(float gate, Activation activation) {
   return gate / (1 + expf(-1.5957691216f * cubic));
 }
 
-// Copies a field of a lane's weights of a tile to its place, and the same field back. A field of all
-// lanes lies together.
+// Where the fields of a lane's weights of a tile lie in shared memory, as CopyFields fills and
+// ReadFields reads them. A field of all lanes lies together.
 template <class Raw>
 struct Fields {
   Raw& raw;
@@ -81,6 +82,8 @@ struct CopyFields : Fields<Raw> {
   __device__ void operator()(Field& field, const void* address, bool is_input) const {
     CopyAsync<sizeof(Field)>(this->PlaceOf(field), address, is_there && is_input);
   }
+  template <class Field>
+  __device__ void Take(Field&, const uint4&, const void*, int) const {}  // comes with the header
 };
 
 template <class Raw>
@@ -88,6 +91,11 @@ struct ReadFields : Fields<Raw> {
   template <class Field>
   __device__ void operator()(Field& field, const void*, bool) const {
     field = *reinterpret_cast<const Field*>(this->PlaceOf(field));
+  }
+  template <class Field>
+  __device__ void Take(Field& field, const uint4& header, const void*, int byte) const {
+    const unsigned char* first = this->PlaceOf(header) - this->lane * sizeof(header);
+    field = *reinterpret_cast<const Field*>(first + byte);
   }
 };
 
@@ -163,7 +171,7 @@ struct Block {
     return copies + ((warp * kDepth + slot) * kTiles + i) * kTileBytes;
   }
 
-  // Where the copies are: of the turn that is the next to be copied.
+  // A turn of a unit, in which each warp takes a step, and the slot of its copies.
   struct Turn {
     int unit, turn, slot;
   };
@@ -328,6 +336,7 @@ struct Block {
       float row_squares[kFragments] = {};
       for (int turn = 0; turn < num_steps; ++turn) {
         WaitForCopies<kDepth - 1>();
+        if (Format::kSharesHeader) __syncwarp();
 #pragma unroll
         for (int number = 0; number < kPieces; ++number) {
           Piece piece;
@@ -341,10 +350,11 @@ struct Block {
           for (int i = 0; i < kTiles; ++i) {
             Raw raw;
             const ReadFields<Raw> visit = {{raw, PlaceOf(at.slot, i), lane_index}};
-            Format::Load(weights, 0, 0, lane, raw, visit);
+            Format::Load(weights, 0, StepOf(turn), lane, raw, visit);
             MultiplyPiece(raw, {StepOf(turn), number, lane}, piece, unit_sums[i]);
           }
         }
+        if (Format::kSharesHeader) __syncwarp();
         Copy(copied);
         Advance(at);
       }
@@ -354,6 +364,7 @@ struct Block {
       Write(unit, start);
       WaitForReaders<kCluster>();
     }
+    WaitForCopies<0>();  // those after the last unit, of zeros: none comes when the block has ended
   }
 
   // Leaves the block's sums, and those of its rows' squares, in shared memory.
@@ -481,7 +492,8 @@ cudaError_t LaunchMultiply(cudaStream_t stream, const Product& product, int proc
 }
 
 // Where there are fewer units than multiprocessors, the blocks of a cluster share one. That depends on
-// the kernel, and not on the rows.
+// the kernel, and not on the rows. Gated products have many units: of the smallest models a block or
+// two share one of large units, which are 4 tiles.
 template <class Format, int kParts, int kFragments>
 cudaError_t LaunchCluster(cudaStream_t stream, const Product& product) {
   using Block = Block<Format, kParts, kFragments, 1>;
@@ -495,13 +507,18 @@ cudaError_t LaunchCluster(cudaStream_t stream, const Product& product) {
   }
   if (error != cudaSuccess) return error;
   const int units = Block::UnitsOf(product.num_outputs);
+  constexpr int kMost = kParts == 1 ? 4 : Format::kTiles / 2;
   // A warp has a step at least.
   const int most = major < 9 ? 1 : Block::AllSteps(product.num_inputs) / kWarps;
-  if (most >= 4 && 2 * units < processors) {
-    return LaunchMultiply<Format, kParts, kFragments, 4>(stream, product, processors);
+  if constexpr (kMost >= 4) {
+    if (most >= 4 && 2 * units < processors) {
+      return LaunchMultiply<Format, kParts, kFragments, 4>(stream, product, processors);
+    }
   }
-  if (most >= 2 && units < processors) {
-    return LaunchMultiply<Format, kParts, kFragments, 2>(stream, product, processors);
+  if constexpr (kMost >= 2) {
+    if (most >= 2 && units < processors) {
+      return LaunchMultiply<Format, kParts, kFragments, 2>(stream, product, processors);
+    }
   }
   return LaunchMultiply<Format, kParts, kFragments, 1>(stream, product, processors);
 }

@@ -1,7 +1,6 @@
-// Products with kernels of strips with blocks of 256 inputs: a source of its own, compiled beside the others.
+// Products with kernels of Q4_K and Q5_K: a source of its own, compiled beside the others.
 
 #include "multiply.cuh"
 
 template cudaError_t jspec::LaunchFormat<jspec::Q4KFormat>(cudaStream_t, const jspec::Product&);
 template cudaError_t jspec::LaunchFormat<jspec::Q5KFormat>(cudaStream_t, const jspec::Product&);
-template cudaError_t jspec::LaunchFormat<jspec::Q6KFormat>(cudaStream_t, const jspec::Product&);

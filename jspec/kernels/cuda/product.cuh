@@ -38,7 +38,7 @@ struct Product {
   Floats rows;                          // [r i]
   const void* weights = nullptr;        // aligned to 16 bytes
   Storage storage = Storage::kBfloat16;
-  const float* units = nullptr;         // [o], of integers
+  const float* units = nullptr;         // [o], the scales of integers
   const int8_t* multipliers = nullptr;  // [o i/32], of 4-bit integers
   Floats norm;                          // [i]: the product takes the rows' RMSNorm times this
   float epsilon = 0;                    // of the norm

@@ -25,6 +25,38 @@ __global__ void ReverseWarp(const float* numbers, float* results) {
   results[i] = shared[i ^ 31];
 }
 
+// The same within each cluster of two blocks, which read each other's numbers.
+template <bool kHasBarrier>
+__global__ void ReverseCluster(const float* numbers, float* results) {
+  float* shared = reinterpret_cast<float*>(jspec::SharedMemory());
+  const unsigned i = threadIdx.x, size = blockDim.x;
+  shared[i] = numbers[blockIdx.x * size + i];
+  if (kHasBarrier) jspec::WaitForCluster<2>();
+  const float* own = shared + size - 1 - i;
+  results[blockIdx.x * size + i] = jspec::LoadFromCluster<2>(own, 1 - blockIdx.x % 2);
+  jspec::WaitForReaders<2>();
+}
+
+// The same of a block whose numbers are copied; without the wait for these, too.
+template <bool kHasBarrier>
+__global__ void ReverseCopies(const float* numbers, float* results) {
+  float* shared = reinterpret_cast<float*>(jspec::SharedMemory());
+  const unsigned i = threadIdx.x, size = blockDim.x;
+  jspec::CopyAsync<4>(shared + i, numbers + blockIdx.x * size + i, true);
+  jspec::EndCopies();
+  jspec::WaitForCopies<kHasBarrier ? 0 : 1>();
+  __syncthreads();
+  results[blockIdx.x * size + i] = shared[size - 1 - i];
+  jspec::WaitForCopies<0>();
+}
+
+// Copies zeros, to or from an address that is not aligned, or without a wait.
+__global__ void CopyZeros(int to, int from, bool waits) {
+  jspec::CopyAsync<8>(jspec::SharedMemory() + to, jspec::SharedMemory() + 16 + from, false);
+  jspec::EndCopies();
+  if (waits) jspec::WaitForCopies<0>();
+}
+
 __global__ void Shuffles(const float* numbers, float* results) {
   const float number = numbers[threadIdx.x];
   float* own = results + threadIdx.x;
@@ -70,6 +102,19 @@ int check_reverse(int has_barrier, const float* numbers, float* results) {
 
 int check_reverse_warp(int has_barrier, const float* numbers, float* results) {
   return Run(has_barrier ? ReverseWarp<true> : ReverseWarp<false>, 1, 64, numbers, results);
+}
+
+int check_reverse_cluster(int has_barrier, const float* numbers, float* results) {
+  const auto kernel = has_barrier ? ReverseCluster<true> : ReverseCluster<false>;
+  return jspec::Launch(kernel, {4, 64, 256, false, 2}, nullptr, numbers, results);
+}
+
+int check_reverse_copies(int has_barrier, const float* numbers, float* results) {
+  return Run(has_barrier ? ReverseCopies<true> : ReverseCopies<false>, 3, 96, numbers, results);
+}
+
+int check_copy(int to, int from, int waits) {
+  return jspec::Launch(CopyZeros, {1, 1, 32, false}, nullptr, to, from, waits != 0);
 }
 
 int check_shuffles(const float* numbers, float* results) {

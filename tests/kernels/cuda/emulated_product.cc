@@ -4,18 +4,22 @@
 #include "multiply_blocks.cu"
 #include "multiply_large_blocks.cu"
 #include "multiply_numbers.cu"
+#include "multiply_q6_k.cu"
 #include "product.cu"
 
 JSPEC_EMULATED(jspec_cuda_product)
 
 namespace {
 
-// Writes the weights of a tile, [16 i], as the lanes of a warp decode them.
 // Loads a field as it is.
 struct LoadField {
   template <class Field>
   void operator()(Field& field, const void* address, bool is_there) const {
     field = is_there ? *static_cast<const Field*>(address) : Field{};
+  }
+  template <class Field>
+  void Take(Field& field, const uint4&, const uint8_t* header, int byte) const {
+    field = *reinterpret_cast<const Field*>(header + byte);
   }
 };
 
@@ -59,7 +63,18 @@ void Decode(const jspec::Weights& weights, float* result) {
   }
 }
 
+template <class... Formats>
+int MostSharedBytes() {
+  return std::max({jspec::Block<Formats, 1, 2, 1>::kSharedBytes...});
+}
+
 }  // namespace
+
+extern "C" int check_shared_bytes() {
+  using namespace jspec;
+  return MostSharedBytes<Bfloat16Format, Int8Format, Int4Format, Q40Format, Q50Format, Q80Format,
+                         Q4KFormat, Q5KFormat, Q6KFormat>();
+}
 
 extern "C" void check_decode(int storage, const uint8_t* values, const int8_t* multipliers,
                              int num_inputs, float* result) {

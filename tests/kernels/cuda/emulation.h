@@ -3,9 +3,12 @@
 // at barriers and warp exchanges only, in an order that `order` decides. So a run is deterministic,
 // and a barrier that is missing gives another result in another order.
 //
-// What it cannot show: races of clusters, the order of memory between them, copies that have not come
-// yet, and speed. Static shared
-// memory (`__shared__` variables) is not poisoned; the launch's own is. Atomics are left out.
+// A copy to shared memory comes when a thread waits for it, and no sooner: until then its place is
+// NaN. A thread that ends while one is under way, or an address that is not aligned, fails a launch.
+//
+// What it cannot show: a block that ends while another one reads its shared memory, the order of
+// memory between threads, and speed. Static shared memory (`__shared__` variables) is not poisoned;
+// the launch's own is. Atomics are left out.
 
 #pragma once
 
@@ -17,6 +20,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -79,12 +83,19 @@ constexpr int kMostSlotBytes = 64;
 
 enum class State { kReady, kAtBlockBarrier, kAtClusterBarrier, kAtWarpBarrier, kDone };
 
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+  int bytes;
+};
+
 struct Fiber {
   ucontext_t context;
   State state;
   unsigned mask;  // of lanes for which it waits
   uint3 thread, block;
   std::unique_ptr<char[]> stack;
+  std::deque<std::vector<Copy>> copies;  // under way, by groups; the last one is not ended
 };
 
 // 0: threads and clusters run from the first to the last; 1: from the last to the first; else they are
@@ -96,6 +107,7 @@ inline std::vector<Fiber> fibers(kMostThreads);
 inline ucontext_t scheduler;
 inline int current, num_threads, num_blocks;  // of a cluster
 inline const std::function<void()>* kernel;
+inline const char* failure;  // of a launch
 alignas(16) inline unsigned char shared_memory[kMostBlocks][kMostSharedBytes];
 alignas(16) inline unsigned char slots[kMostThreads][kMostSlotBytes];
 
@@ -151,6 +163,27 @@ const T* OfBlock(const T* own, int block) {
 
 inline void WaitForCluster() { Yield(State::kAtClusterBarrier); }
 
+inline void StartCopy(void* to, const void* from, int bytes, bool is_there) {
+  if ((uintptr_t(to) | uintptr_t(from)) % bytes) failure = "a copy is not aligned";
+  std::memset(to, 0xff, bytes);
+  fibers[current].copies.back().push_back({to, is_there ? from : nullptr, bytes});
+}
+
+inline void EndCopies() { fibers[current].copies.emplace_back(); }
+
+inline void WaitForCopies(size_t newest) {
+  auto& groups = fibers[current].copies;
+  for (; groups.size() > newest + 1; groups.pop_front()) {
+    for (const Copy& copy : groups.front()) {
+      if (copy.from) {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      } else {
+        std::memset(copy.to, 0, copy.bytes);
+      }
+    }
+  }
+}
+
 inline std::vector<int> Permute(int size, std::mt19937& random) {
   std::vector<int> places(size);
   std::iota(places.begin(), places.end(), 0);
@@ -172,6 +205,9 @@ inline int FindReadyWarp(const std::vector<int>& warps) {
 
 inline void Start() {
   (*kernel)();
+  for (const auto& group : fibers[current].copies) {
+    if (!group.empty()) failure = "a thread has ended before its copies";
+  }
   Yield(State::kDone);
 }
 
@@ -202,6 +238,7 @@ inline bool RunCluster(uint3 first_block, std::mt19937& random) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, Start, 0);
     fiber.state = State::kReady;
+    fiber.copies.assign(1, {});
     const unsigned j = i % block_threads;
     fiber.thread = {j % blockDim.x, j / blockDim.x % blockDim.y, j / (blockDim.x * blockDim.y)};
     fiber.block = first_block;
@@ -249,6 +286,7 @@ inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
     return cudaErrorInvalidValue;
   }
   kernel = &body;
+  failure = nullptr;
   gridDim = grid;
   blockDim = block;
   std::mt19937 random(order);
@@ -258,7 +296,8 @@ inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
     const uint3 first = {i % width * cluster, i / width % grid.y, i / (width * grid.y)};
     if (!RunCluster(first, random)) return cudaErrorLaunchFailure;
   }
-  return cudaSuccess;
+  if (failure) std::fprintf(stderr, "emulation: %s\n", failure);
+  return failure ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
 // Returns the value of a lane among `width` neighbours, or this lane's where that is outside.

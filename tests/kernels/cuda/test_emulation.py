@@ -20,7 +20,10 @@ def call(function, *arguments):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("name", "blocks", "size"), [("", 3, 96), ("_warp", 2, 32)])
+@pytest.mark.parametrize(
+    ("name", "blocks", "size"),
+    [("", 3, 96), ("_warp", 2, 32), ("_cluster", 2, 128), ("_copies", 3, 96)],
+)
 def test_a_barrier_makes_the_order_of_threads_irrelevant(
     emulator, in_order, order, name, blocks, size
 ):
@@ -32,7 +35,7 @@ def test_a_barrier_makes_the_order_of_threads_irrelevant(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["", "_warp"])
+@pytest.mark.parametrize("name", ["", "_warp", "_cluster", "_copies"])
 def test_a_missing_barrier_is_noticed(emulator, in_order, order, name):
     """The negative control: some thread reads what no thread has written, which is NaN."""
     given = numbers(288)
@@ -69,6 +72,21 @@ def test_tensor_cores_multiply(emulator):
 def test_threads_that_wait_forever_are_an_error(emulator, is_warp, capfd):
     assert emulator.check_hang(is_warp) == 719
     assert "wait at __syncthreads" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("to", "source", "waits", "reason"),
+    [
+        (8, 8, 1, ""),
+        (4, 0, 1, "a copy is not aligned"),
+        (0, 4, 1, "a copy is not aligned"),
+        (0, 0, 0, "a thread has ended before its copies"),
+    ],
+)
+def test_copies_that_a_gpu_may_refuse_are_an_error(emulator, to, source, waits, reason, capfd):
+    """Of zeros, too: their address is looked at."""
+    assert emulator.check_copy(to, source, waits) == (719 if reason else 0)
+    assert reason in capfd.readouterr().err
 
 
 def test_numbers_are_converted_as_numpy_converts_them(emulator):
