@@ -392,3 +392,19 @@ def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
     total = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
     assert f"; a round cost {total / len(proposed):.2f} plain steps, as measured" in errors
     assert "plain steps" not in generate(*flags, "--num_draft_tokens=3")[1]
+
+
+def test_why_there_were_no_drafts_is_said(generate, tmp_path):
+    """Guards against a draft model that never drafts, and not a word of why.
+
+    For a fixed number, and where there were drafts, nothing is said.
+    """
+    costs, flags = tmp_path / "costs.json", ("--prompt=abcabcabc", "--drafter=prompt_lookup")
+    for slowest, is_said in ((9.0, True), (1.1, False)):
+        costs.write_text(json.dumps({
+            "contexts": [512], "numbers": [0, 1, 3, 7], "drafters": ["prompt_lookup"],
+            "seconds": [[[1.0, slowest, slowest, slowest]]],
+        }))  # fmt: skip
+        _, errors = generate(*flags, "--num_draft_tokens=auto", f"--costs_file={costs}")
+        assert ("\nno drafts: with " in errors) == is_said
+    assert "no drafts: " not in generate(*flags, "--num_draft_tokens=3")[1]
