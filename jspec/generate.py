@@ -198,6 +198,13 @@ def answer(
     target = loaded.target
     if _CHAT.value is None and target.tokenizer.chat_template is None and not target.config.encoder:
         notes.append(f"{target.name} has no chat template: it only continues the prompt")
+    longest = max(len(row.prompt) + row.settings.max_new_tokens for row in rows)
+    if flags.FLAGS["max_new_tokens"].present and longest > loaded.max_seq_len:
+        asked = f"--max_new_tokens={requests[0].settings.max_new_tokens}"
+        notes.append(
+            f"{asked} is reduced to what the context of {loaded.max_seq_len} tokens leaves after "
+            "the prompt"
+        )
     start, num_tokens = Instant(), 0
     for chunk in loaded.run(requests, rows=rows):
         while notes:

@@ -315,6 +315,9 @@ def test_help_is_no_failure(env):
     assert 15 <= usual[1].count("\n  --") <= 25
     topics = re.findall(r"^(\w+):$", full[1], re.MULTILINE)
     assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
+    shown = set(re.findall(r"^  --(?:\[no\])?(\w+)", usual[1], re.MULTILINE))
+    named = set(re.findall(r"--(\w+)", usual[1])) - {"helpfull"}
+    assert named <= shown, "a flag's help refers to flags that --helpfull alone shows"
     assert "  --ngram_window " in full[1]
     assert "  --ngram_window " not in usual[1]
 
@@ -376,6 +379,14 @@ def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
     assert rows[2].split() == ["ngram:2", "0.0", *"----"]
     output, _ = generate(*flags, "--acceptance=coupled")
     assert [row.split()[-1] for row in output.splitlines()[1:3]] == ["yes", "yes"]
+
+
+def test_a_limit_that_the_context_reduces_is_said(generate):
+    """Once, before the answer, though it ends before; of the default nothing is said."""
+    flags = "--drafter=none", "--prompt=hi"
+    _, errors = generate(*flags, "--max_seq_len=40", "--max_new_tokens=500", "--stop=e")
+    assert errors.count("note: --max_new_tokens=500 is reduced to what the context of 40") == 1
+    assert "is reduced" not in generate(*flags)[1]
 
 
 def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
