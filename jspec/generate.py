@@ -198,6 +198,13 @@ def answer(
     target = loaded.target
     if _CHAT.value is None and target.tokenizer.chat_template is None and not target.config.encoder:
         notes.append(f"{target.name} has no chat template: it only continues the prompt")
+    longest = max(len(row.prompt) + row.settings.max_new_tokens for row in rows)
+    if flags.FLAGS["max_new_tokens"].present and longest > loaded.max_seq_len:
+        asked = f"--max_new_tokens={requests[0].settings.max_new_tokens}"
+        notes.append(
+            f"{asked} is reduced to what the context of {loaded.max_seq_len} tokens leaves after "
+            "the prompt"
+        )
     start, num_tokens = Instant(), 0
     for chunk in loaded.run(requests, rows=rows):
         while notes:
@@ -222,6 +229,8 @@ def answer(
                 failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
                 say(title + format_stats(result, number, plain_steps(loaded, result)))
+                if reason := why_no_drafts(loaded, result):
+                    say(title + reason)
             if result.is_cut_by_context:
                 context = f"the context of {loaded.max_seq_len} tokens is full"
                 say(f"{title}note: {context}: the answer ends there")
@@ -235,11 +244,27 @@ def answer(
 
 def plain_steps(loaded: Generator, result: Result) -> float | None:
     """Returns what a round of an answer cost on average, in plain steps; None if not measured."""
-    length = len(result.prompt_token_ids) + result.settings.max_new_tokens
     if (costs := loaded.known_costs) is None or result.settings.num_beams > 1:
         return None
-    context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
-    return costs.plain_steps(result.stats.rounds, context)
+    return costs.plain_steps(result.stats.rounds, context_of(loaded, result))
+
+
+def why_no_drafts(loaded: Generator, result: Result) -> str | None:
+    """Returns why none of an answer's rounds had drafts, by known costs; None if that is not so."""
+    costs, drafter = loaded.known_costs, loaded.engine.drafter
+    if costs is None or drafter is None or result.settings.num_beams > 1:
+        return None
+    if result.stats.num_proposed or not result.stats.rounds:
+        return None
+    from jspec.generation.no_drafts import explain_no_drafts  # few answers need it
+
+    return explain_no_drafts(result, drafter, costs, context_of(loaded, result))
+
+
+def context_of(loaded: Generator, result: Result) -> int:
+    """Returns the cache slots of an answer's row."""
+    length = len(result.prompt_token_ids) + result.settings.max_new_tokens
+    return loaded.engine.capacity_for(min(length, loaded.max_seq_len))
 
 
 def list_notes(loaded: Generator) -> list[str]:

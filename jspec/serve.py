@@ -102,12 +102,20 @@ def main() -> None:
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise InputError("expected an API key of printable ASCII characters, got another")
     keep_freed_memory()
+    signal.signal(signal.SIGTERM, _end_early)
     with mesh_flags.flagged_mesh() as mesh:
         if processes.is_first():
             with _listening(_HOST.value, _PORT.value) as listener:
                 asyncio.run(_serve(listener, api_key, mesh))
         else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _follow(mesh)
+
+
+def _end_early(*_: Any) -> None:
+    """Ends the program by SIGTERM before it serves, with the status that it has afterwards."""
+    say("stopped by SIGTERM before the server was ready")
+    os._exit(0)  # Python's cleanup would free memory that the device uses
 
 
 @contextlib.contextmanager
@@ -142,10 +150,16 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
     method = read_method(settings)  # before anything slow
     target, draft = load_models(mesh)
     check_decoder(target, "in a server")
+    max_seq_len = min(_MAX_SEQ_LEN.value, target.config.max_seq_len)
+    if _MAX_SEQ_LEN.present and max_seq_len < _MAX_SEQ_LEN.value:
+        say(f"note: --max_seq_len={_MAX_SEQ_LEN.value} is reduced to the model's {max_seq_len}")
+    if flags.FLAGS["max_new_tokens"].present and settings.max_new_tokens >= max_seq_len:
+        say(f"note: --max_new_tokens={settings.max_new_tokens} is reduced to what --max_seq_len, "
+            f"{max_seq_len}, leaves after the prompt")  # fmt: skip
     generator = Generator(
         target, draft, method,
         batch_size=_MAX_SLOTS.value,
-        max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
+        max_seq_len=max_seq_len,
         rounds_per_visit=_ROUNDS_PER_VISIT.value,
         notify=say,
     )  # fmt: skip

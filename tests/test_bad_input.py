@@ -169,6 +169,7 @@ def test_draft_tables(refuse, folder, tmp_path):
         ("--prompt=", "empty"),
         ("--prompt=\udcff\udcfe", "expected UTF-8, got invalid bytes"),
         (f"--prompt={'x' * 200}", "fewer tokens than the context's 200, got 200"),
+        ("--prompts_file=", "expected a file in --prompts_file, got an empty name"),
         ("--prompts_file=missing.jsonl", "missing.jsonl: No such file"),
         ("--nostats", "either --prompt or --prompts_file, got neither"),
     ],

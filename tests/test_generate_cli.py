@@ -315,6 +315,9 @@ def test_help_is_no_failure(env):
     assert 15 <= usual[1].count("\n  --") <= 25
     topics = re.findall(r"^(\w+):$", full[1], re.MULTILINE)
     assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
+    shown = set(re.findall(r"^  --(?:\[no\])?(\w+)", usual[1], re.MULTILINE))
+    named = set(re.findall(r"--(\w+)", usual[1])) - {"helpfull"}
+    assert named <= shown, "a flag's help refers to flags that --helpfull alone shows"
     assert "  --ngram_window " in full[1]
     assert "  --ngram_window " not in usual[1]
 
@@ -378,6 +381,14 @@ def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
     assert [row.split()[-1] for row in output.splitlines()[1:3]] == ["yes", "yes"]
 
 
+def test_a_limit_that_the_context_reduces_is_said(generate):
+    """Once, before the answer, though it ends before; of the default nothing is said."""
+    flags = "--drafter=none", "--prompt=hi"
+    _, errors = generate(*flags, "--max_seq_len=40", "--max_new_tokens=500", "--stop=e")
+    assert errors.count("note: --max_new_tokens=500 is reduced to what the context of 40") == 1
+    assert "is reduced" not in generate(*flags)[1]
+
+
 def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
     """As the costs say, for the rounds that there were; nothing where they were not measured."""
     costs, path = tmp_path / "costs.json", tmp_path / "out.jsonl"
@@ -392,3 +403,19 @@ def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
     total = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
     assert f"; a round cost {total / len(proposed):.2f} plain steps, as measured" in errors
     assert "plain steps" not in generate(*flags, "--num_draft_tokens=3")[1]
+
+
+def test_why_there_were_no_drafts_is_said(generate, tmp_path):
+    """Guards against a draft model that never drafts, and not a word of why.
+
+    For a fixed number, and where there were drafts, nothing is said.
+    """
+    costs, flags = tmp_path / "costs.json", ("--prompt=abcabcabc", "--drafter=prompt_lookup")
+    for slowest, is_said in ((9.0, True), (1.1, False)):
+        costs.write_text(json.dumps({
+            "contexts": [512], "numbers": [0, 1, 3, 7], "drafters": ["prompt_lookup"],
+            "seconds": [[[1.0, slowest, slowest, slowest]]],
+        }))  # fmt: skip
+        _, errors = generate(*flags, "--num_draft_tokens=auto", f"--costs_file={costs}")
+        assert ("\nno drafts: with " in errors) == is_said
+    assert "no drafts: " not in generate(*flags, "--num_draft_tokens=3")[1]

@@ -70,6 +70,24 @@ def test_a_server_lets_the_answers_in_progress_end(process, env):
     assert not any("Traceback" in line for line in lines)
 
 
+def test_a_signal_before_it_serves_ends_it_in_one_line(folder, env):
+    """Guards against status 143 and no word; before that, flags beyond the model are named."""
+    flags = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2",
+             "--drafter=none", "--max_seq_len=9999", "--max_new_tokens=8888")  # fmt: skip
+    with subprocess.Popen(
+        command("jspec.serve", *flags), env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        notes = [process.stderr.readline() for _ in range(2)]
+        process.send_signal(signal.SIGTERM)
+        *_, last = process.stderr.readlines()
+    assert notes == [
+        "note: --max_seq_len=9999 is reduced to the model's 200\n",
+        "note: --max_new_tokens=8888 is reduced to what --max_seq_len, 200, leaves after the prompt"
+        "\n",
+    ]
+    assert (process.returncode, last) == (0, "stopped by SIGTERM before the server was ready\n")
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_answers_at_once(process):
     """Forty answers would take many seconds more, and had 20 to end: those that have begun end as

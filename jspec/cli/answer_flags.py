@@ -52,8 +52,8 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     QUANTIZATION_FLAG,
     "int8, int4 and q4_0 round the draft model's weights, packed leaves "
     "those of a .gguf file as they are, none makes them floats; no answer's distribution changes. "
-    "auto: as for --target_quantization, but q4_0 for packed, and on a GPU int8 where the "
-    "draft's blocks are faster so.",
+    "auto: q4_0 for a .gguf file where the processor multiplies packed weights fast (AVX2 or "
+    "AVX-512); on a GPU int8 where the draft's blocks are faster so; else none.",
 )
 _LOGIT_BIAS = flags.DEFINE_list(
     "logit_bias", [], "Numbers to add to the logits of tokens, as ID:NUMBER,ID:NUMBER."

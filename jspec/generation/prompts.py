@@ -60,6 +60,8 @@ def prompts_of(prompt: str | None, prompts_file: str | None) -> list[Prompt]:
         if not prompt:
             raise InputError("expected a text in --prompt, got an empty one")
         return [Prompt(check_unicode(prompt, "--prompt"))]
+    if not prompts_file:
+        raise InputError("expected a file in --prompts_file, got an empty name")
     texts = list(read_prompts(prompts_file))
     if not texts:
         raise InputError(f"expected at least one prompt in {title_of(prompts_file)}, got none")

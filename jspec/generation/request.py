@@ -139,8 +139,9 @@ class SamplingParams:
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        is_shown = self.logprobs or not (self.top_logprobs or self.prompt_logprobs)
-        _expect(is_shown, "top_logprobs and prompt_logprobs only with logprobs", self.logprobs)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            is_shown = self.logprobs or not (value := getattr(self, name))
+            _expect(is_shown, f"{name} only with logprobs", f"{name} {value} without")
         self._check_lists()
         self._check_beams()
         object.__setattr__(self, "logit_bias", tuple(_pairs(self.logit_bias).items()))  # hashable

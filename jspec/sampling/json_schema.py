@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from jspec.common.errors import InputError
-from jspec.sampling.patterns import Ranges, complement, ranges_of
+from jspec.sampling.patterns import Ranges, complement, ranges_of, why_unsupported
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -383,15 +383,13 @@ def _searched(pattern: Any, where: str) -> str:
             warnings.simplefilter("error")
             parsed: Any = parser.parse(pattern, re.ASCII)
         if parsed.state.flags & ~(re.ASCII | re.VERBOSE):
-            raise ValueError("flags")
+            raise ValueError("flags are not supported")
         anything = f"(?:{_PLAIN}|{_SHORT})*"
         return _anywhere(list(parsed), anything, anything)
-    except (re.error, TypeError, ValueError, OverflowError, RecursionError, Warning):
-        expected = (
-            "an expression of literals, classes, groups and repetitions, in which each class has a "
-            "character"
-        )
-        _refuse(f"{where}.pattern", expected, pattern)
+    except TypeError:  # no text
+        _refuse(f"{where}.pattern", "a regular expression", pattern)
+    except (re.error, ValueError, OverflowError, RecursionError, Warning) as error:
+        _refuse(f"{where}.pattern", "a regular expression", pattern, str(error))
 
 
 def _anywhere(items: Any, before: str, after: str) -> str:
@@ -423,7 +421,7 @@ def _part(op: str, value: Any) -> str:
     if op in ("MAX_REPEAT", "MIN_REPEAT"):
         fewest, most, item = value
         return f"(?:{_sequence(item)}){{{fewest},{'' if str(most) == 'MAXREPEAT' else most}}}"
-    raise ValueError(op)
+    raise ValueError(why_unsupported(op))
 
 
 def _agreed(op: str, value: Any, *, is_wide: bool = False) -> Ranges:
@@ -484,9 +482,10 @@ def _list_of(value: Any, where: str, fewest: int = 1) -> list[Any]:
     return value
 
 
-def _refuse(where: str, expected: str, value: object) -> NoReturn:
+def _refuse(where: str, expected: str, value: object, reason: str = "") -> NoReturn:
     """Raises an `InputError` about a place in the schema."""
-    raise InputError(f"expected {expected} in the JSON schema at {where[:60]}, got {value!r}"[:400])
+    message = f"expected {expected} in the JSON schema at {where[:60]}, got {value!r}"
+    raise InputError(message[:300] + f": {reason}"[:100] * bool(reason))
 
 
 def _any_of(patterns: Sequence[str]) -> str:

@@ -31,12 +31,17 @@ _CLASSES = {
 Ranges = Sequence[tuple[int, int]]
 # What Python's parser calls a part that is refused, and what its author calls it.
 _UNSUPPORTED = {
-    "AT": "^, $ and \\b inside it are not supported, it is matched whole",
+    "AT": "^, $ and \\b inside it are not supported",
     "ASSERT": "look-around is not supported",
     "ASSERT_NOT": "look-around is not supported",
     "GROUPREF": "references to groups are not supported",
 }
 _Items = Any  # the pairs (operation, value) of Python's parser
+
+
+def why_unsupported(op: str) -> str:
+    """Returns what is said of a part of an expression that is refused, by its parser's name."""
+    return _UNSUPPORTED.get(op, f"{op.lower()} is not supported")
 
 
 class ByteGraph:
@@ -101,7 +106,7 @@ class ByteGraph:
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
             fewest, most, items = value
             return self._repeat(fewest, most, items, start)
-        raise self._error(_UNSUPPORTED.get(op, f"{op.lower()} is not supported"))
+        raise self._error(why_unsupported(op))
 
     def _join(self, nodes: Iterable[int]) -> int:
         joined = self._node()

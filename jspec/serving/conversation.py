@@ -1,9 +1,17 @@
 """Conversations and formats, as OpenAI's clients send them and as models know them."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from jspec.common.errors import InputError
 from jspec.sampling.json_schema import schema_pattern
@@ -30,18 +38,44 @@ def unanchored(pattern: str) -> str:
     return (pattern if num_escapes % 2 else inner).removeprefix("^") or pattern
 
 
+def _whole(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise PydanticCustomError("string_unicode", "Input should be Unicode text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]  # without half of a surrogate pair
+
+
 class TextPart(Body):
     """A part of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class FunctionCall(Body):
     """What the assistant has called; the arguments are JSON."""
 
-    name: str
-    arguments: str
+    name: Text
+    arguments: Text
+
+    @field_validator("arguments")
+    @classmethod
+    def check_object(cls, arguments: str) -> str:
+        """Refuses arguments that are no JSON object."""
+        _read_object(arguments)
+        return arguments
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"expected a tool call's arguments as a JSON object, got {text[:60]!r}")
+    return value
 
 
 class ToolCall(Body):
@@ -52,18 +86,8 @@ class ToolCall(Body):
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
-        """Returns the call as chat templates know it, with parsed arguments.
-
-        Raises:
-          InputError: the arguments are no JSON object.
-        """
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            shown = self.function.arguments[:60]
-            raise InputError(f"expected a tool call's arguments as a JSON object, got {shown!r}")
+        """Returns the call as chat templates know it, with parsed arguments."""
+        arguments = _read_object(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -72,25 +96,25 @@ class Message(Body):
     """A message of a conversation. Only the assistant's, if it has calls, may lack content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
     refusal: None = None  # clients send back the message that they were given
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """Returns the message as chat templates know it.
-
-        Raises:
-          InputError: a message without content, or calls in a message that can have none.
-        """
+    @model_validator(mode="after")
+    def check_parts(self) -> Self:
+        """Refuses a message without content, and calls in a message that can have none."""
         if self.tool_calls is not None and self.role != "assistant":
-            raise InputError(f"expected tool_calls of the assistant only, got some of {self.role}")
-        content = self.content
-        if content is None:
-            if self.tool_calls is None:
-                raise InputError(f"expected messages with content, got one of {self.role} without")
-            content = ""
+            where = f"a message of the role {self.role}"
+            raise InputError(f"expected tool_calls only in the assistant's messages, got {where}")
+        if self.content is None and self.tool_calls is None:
+            raise InputError(f"expected content in a message of the role {self.role}, got none")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the message as chat templates know it."""
+        content = "" if self.content is None else self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         # OpenAI's newer name of the same role.
@@ -117,16 +141,24 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    @model_validator(mode="after")
+    def check_schema(self) -> Self:
+        """Refuses a schema where there can be none, and none where there must be one."""
+        if self.type == "json_schema" and self.json_schema is None:
+            shape = '{"name": NAME, "schema": SCHEMA}'
+            raise InputError(
+                f"expected a field json_schema, {shape}, with the type json_schema, got none"
+            )
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise InputError(f"expected no json_schema with the type {self.type}, got one")
+        return self
+
     def pattern(self) -> str | None:
         """Returns the expression of the answers that are allowed; None for all.
 
         Raises:
-          InputError: no schema where there must be one or it cannot be expressed.
+          InputError: a schema that cannot be expressed.
         """
-        if self.type == "json_schema" and self.json_schema is None:
-            raise InputError("expected a json_schema with the type json_schema, got none")
-        if self.type != "json_schema" and self.json_schema is not None:
-            raise InputError(f"expected no json_schema with the type {self.type}, got one")
         if self.json_schema is not None:
             return schema_pattern(self.json_schema.schema_)
         return None if self.type == "text" else schema_pattern({"type": "object"})

@@ -20,6 +20,7 @@ from jspec.serving.http_errors import (
     RefusalError,
     add_errors,
     naming,
+    naming_one,
 )
 from jspec.serving.http_schema import (
     ChatCompletion,
@@ -87,14 +88,14 @@ def _add_answers(app: FastAPI, server: Server) -> None:
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
         encode = server.generator.target.tokenizer.encode
-        with naming("prompt"):
-            # In another thread: a long text takes a while.
-            prompts = [
-                await asyncio.to_thread(encode, text_or_ids)
-                if isinstance(text_or_ids, str)
-                else text_or_ids
-                for text_or_ids in body.prompts()
-            ]
+        asked, prompts = body.prompts(), list[list[int]]()
+        for index, text_or_ids in enumerate(asked):
+            if isinstance(text_or_ids, str):
+                with naming_one("prompt", index, len(asked)):
+                    # In another thread: a long text takes a while.
+                    prompts.append(await asyncio.to_thread(encode, text_or_ids))
+            else:
+                prompts.append(text_or_ids)
         texts = [""] * len(prompts)
         if body.echo:
             streams = [server.generator.target.tokenizer.stream() for _ in prompts]
@@ -103,7 +104,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
                 text_or_ids
                 if isinstance(text_or_ids, str)
                 else "".join(map(stream.push, text_or_ids))
-                for text_or_ids, stream in zip(body.prompts(), streams, strict=True)
+                for text_or_ids, stream in zip(asked, streams, strict=True)
             ]
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)

@@ -16,7 +16,7 @@ from jspec.generation import request as generation
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.generation.result import Result
-from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
+from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming, naming_one
 from jspec.serving.job import DrainingError, Job, Update
 from jspec.serving.metrics import Metrics
 from jspec.serving.replies import ChatReply, Reply, error_of
@@ -154,13 +154,15 @@ def _make_jobs(
     limits = [limit for limit in (body.max_seconds, server.max_seconds) if limit is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
     most_new = body.most_new_tokens
-    for prompt in prompts:
-        _check_length(len(prompt), most_new, server.generator.max_seq_len, about)
+    for index, prompt in enumerate(prompts):
+        place = f"{about}[{index}]" if len(prompts) > 1 else about
+        _check_length(len(prompt), most_new, server.generator.max_seq_len, place)
         for _ in range(body.n):
             # Independent of the request's others, those to other prompts among them.
             answer_settings = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
             request = generation.Request(prompt, answer_settings)
-            row = make_row(server.generator, request, *drafting)
+            with naming_one(about, index, len(prompts), list(type(body).model_fields)):
+                row = make_row(server.generator, request, *drafting)
             tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
             jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
     return jobs
@@ -181,13 +183,14 @@ def _without_tokens(update: Update) -> Update:
 def _check_length(num_prompt: int, most_new: int | None, context: int, about: str) -> None:
     """Refuses a prompt, named `about`, that does not fit into the context, or not with the rest."""
     code = "context_length_exceeded"
+    where = f"{about}: " if "[" in about else ""
     if num_prompt >= context:
-        message = f"expected a prompt of fewer tokens than the context's {context}, got "
+        message = f"{where}expected a prompt of fewer tokens than the context's {context}, got "
         message += str(num_prompt)
         raise RefusalError(400, message, param=about, code=code)
     if most_new is not None and num_prompt + most_new > context:
-        message = (f"expected max_tokens and the prompt's {num_prompt} tokens together up to "
-                   f"{context}, got max_tokens {most_new}")  # fmt: skip
+        message = f"{where}expected max_tokens and the prompt's {num_prompt} tokens together up to "
+        message += f"{context}, got max_tokens {most_new}"
         raise RefusalError(400, message, param="max_tokens", code=code)
 
 

@@ -13,21 +13,20 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteError
 
-from jspec.common.errors import InputError, describe_error
+from jspec.common.errors import InputError
 from jspec.serving.job import DrainingError, QueueFullError
 from jspec.serving.replies import error_of
 
 UNAVAILABLE = 503
 _OPEN = {"/", "/health", "/openapi.json"}  # what needs no key
 _SHOWN = 200  # characters of a bad value in a message
+_SURROGATE = "half of a surrogate pair"
 # Words of settings, and what clients call them.
-_NAMES = {
-    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
-    "top_logprobs and prompt_logprobs only with": "top_logprobs only with",
-}  # fmt: skip
+_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 # What pydantic says of a wrong value, and what is said here to have been expected.
 _SAID = (
     (r"Input should be a valid dictionary.*", "a JSON object"),
+    (r"Input should be a valid string, unable to parse raw data .*", "Unicode text"),
     (r"Input should be ((?:greater|less) than .*)", r"a number \1"),
     (r"Input should be (.*)", r"\1"),
     (r"String should have (.*)", r"\1"),
@@ -68,10 +67,11 @@ class RefusalError(Exception):
 
 
 @contextlib.contextmanager
-def naming(param: str, fields: Sequence[str] = ()) -> Iterator[None]:
+def naming(param: str, fields: Sequence[str] = (), place: str | None = None) -> Iterator[None]:
     """Turns an `InputError` from within into a refusal that names the field it is about.
 
-    That is the first of `fields` that the message mentions, else `param`.
+    That is the first of `fields` that the message mentions, else `param`. Of a value inside the
+    field `param` at `place`, such as "prompt[1]", the refusal names the place.
     """
     try:
         yield
@@ -89,7 +89,17 @@ def naming(param: str, fields: Sequence[str] = ()) -> Iterator[None]:
             key=lambda name: (places[name].start(), -len(name)),  # type: ignore[union-attr]
             default=param,
         )
+        if place is not None and field == param:
+            field, message = place, f"{place}: {message}"
         raise RefusalError(400, message, param=field) from None
+
+
+@contextlib.contextmanager
+def naming_one(param: str, index: int, count: int, fields: Sequence[str] = ()) -> Iterator[None]:
+    """Is `naming`; of several values of the field `param`, the refusal names the place of one."""
+    place = f"{param}[{index}]"
+    with naming(param, fields, place if count > 1 else None):
+        yield
 
 
 def add_errors(app: FastAPI) -> None:
@@ -124,8 +134,8 @@ def add_errors(app: FastAPI) -> None:
     @say(StarletteError)
     async def bad_request(request: Request, error: StarletteError) -> JSONResponse:
         if isinstance(cause := error.__cause__, ValueError | RecursionError):
-            reason = describe_error(cause)[:_SHOWN]
-            return RefusalError(400, f"expected a JSON object in UTF-8, got: {reason}").response
+            reason = _unreadable(cause)[:_SHOWN]
+            return RefusalError(400, f"expected a JSON object in UTF-8, got {reason}").response
         message = f"{error.detail}: {request.method} {request.url.path[:_SHOWN]}"
         return RefusalError(error.status_code, message, error.headers).response
 
@@ -135,18 +145,31 @@ def add_errors(app: FastAPI) -> None:
         return RefusalError(500, "the server has failed", kind="server_error").response
 
 
+def _unreadable(error: Exception) -> str:
+    """Returns what a body is that could not be read as JSON."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return f"the byte 0x{byte:02x} at position {error.start}: {error.reason}"
+    if isinstance(error, RecursionError):
+        return "one that is nested too deeply"
+    return f"one that cannot be read: {error}"
+
+
 def _describe(
     problems: Sequence[Any], body: Any, headers: Mapping[str, str]
 ) -> tuple[str, str | None]:
     """Returns the message of the first field that is wrong, and the field's place."""
     problem = problems[0]
     if problem["type"] == "json_invalid":
-        reason = f"{problem['ctx']['error']} at character {problem['loc'][-1]}"
+        reason = problem["ctx"]["error"].removesuffix(" at")
+        reason = f"{reason} at character {problem['loc'][-1]}"
         return f"expected a JSON object, got broken JSON: {reason}", None
     if len(problem["loc"]) == 1:
         kind, received = headers.get("content-type", "none"), _shown(body)
         if isinstance(body, dict):
             received = f"a wrong one ({problem['msg']})"
+            if problem["type"] == "string_unicode":
+                received = f"a field whose name has {_SURROGATE}"
         if isinstance(body, bytes):
             received = f"the header Content-Type: {kind[:_SHOWN]}, not application/json"
         return f"expected a JSON object, got {'nothing' if body in (None, b'') else received}", None
@@ -161,8 +184,18 @@ def _describe(
         return f"expected fields that this server knows, got {place!r}", place
     if problem["type"] == "missing":
         return f"expected a field {place!r}, got none", place
-    said = dict.fromkeys(_expected(error["msg"]) for where, error in places if where == deepest)
-    return f"{place}: expected {' or '.join(said)}, got {_shown(problem['input'])}", place
+    if problem["type"] == "value_error":  # an `InputError` of a validator
+        return f"{place}: {problem['ctx']['error']}", place
+    there = [error for where, error in places if where == deepest]
+    # What is wrong with a value of one of the types, if its type is right.
+    there = [error for error in there if not error["type"].endswith("_type")] or there
+    said = dict.fromkeys(_expected(error["msg"]) for error in there)
+    received = _shown(problem["input"])
+    if there[0]["type"] == "too_long":
+        received = f"{len(problem['input'])}"
+    if there[0]["type"] == "string_unicode":
+        received = f"{_SURROGATE} in {received}"
+    return f"{place}: expected {' or '.join(said)}, got {received}", place
 
 
 def _expected(said: str) -> str:
@@ -175,7 +208,9 @@ def _expected(said: str) -> str:
 
 def _shown(value: Any) -> str:
     shown = repr(value)
-    return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+    if len(shown) <= _SHOWN:
+        return shown
+    return f"{len(value)} items" if isinstance(value, list) else shown[:_SHOWN] + "..."
 
 
 def _place(problem: Any, value: Any) -> list[str]:

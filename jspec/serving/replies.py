@@ -206,8 +206,12 @@ class TextReply(Reply):
 
     def _named(self, ids: Sequence[int], logprobs: _Logprobs) -> dict[str, Any]:
         num_top, label = self._asked.num_top_logprobs, self._tokenizer.label
-        tops = [logprob and {label(token_id)[0]: value for token_id, value in logprob.top[:num_top]}
-                for logprob in logprobs]  # fmt: skip
+        tops = [
+            # The likeliest, and the token itself, if it is not one of them.
+            known and {label(top_id)[0]: value
+                       for top_id, value in (*known.top[:num_top], (token_id, known.raw))}
+            for token_id, known in zip(ids, logprobs, strict=True)
+        ]  # fmt: skip
         return {
             "tokens": [label(token_id)[0] for token_id in ids],
             "token_logprobs": [logprob and logprob.raw for logprob in logprobs],

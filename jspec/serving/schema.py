@@ -7,11 +7,11 @@ ignored.
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from jspec.common.errors import InputError
 from jspec.generation.request import MAX_SEED, MIN_SEED, MOST_TOP, SamplingParams
-from jspec.serving.conversation import Body, Message, ResponseFormat, unanchored
+from jspec.serving.conversation import Body, Message, ResponseFormat, Text, unanchored
 from jspec.serving.tools import FREE_CHOICES, Tool, ToolChoice, demanded_call
 
 _MAX_INT32 = 2**31 - 1
@@ -141,12 +141,36 @@ class AnswerRequest(Body):
         return dataclasses.replace(defaults, **wanted)
 
 
+_PROMPTS = Field(min_length=1, max_length=128)
+
+
+def _tag_of_prompt(prompt: Any) -> str | None:
+    """Returns which kind a prompt is, by its first part: so each wrong part has its place."""
+    if not isinstance(prompt, list):
+        return "a text" if isinstance(prompt, str) else None
+    if not prompt:
+        return "texts"
+    kinds = ((str, "texts"), (int | float, "ids"), (list, "lists of ids"))
+    return next((tag for kind, tag in kinds if isinstance(prompt[0], kind)), None)
+
+
+_kind_of_prompt = Discriminator(
+    _tag_of_prompt,
+    custom_error_type="prompt_type",
+    custom_error_message="Input should be a text, texts, token ids or lists of token ids",
+)
+
+
 class CompletionRequest(AnswerRequest):
     """A text, or several, to go on with."""
 
-    prompt: _Text | Annotated[list[_Text], Field(min_length=1, max_length=128)] | _Ids | Annotated[
-        list[_Ids], Field(min_length=1, max_length=128)
-    ]  # fmt: skip
+    prompt: Annotated[
+        Annotated[_Text, Tag("a text")]
+        | Annotated[list[_Text], _PROMPTS, Tag("texts")]
+        | Annotated[_Ids, Tag("ids")]
+        | Annotated[list[_Ids], _PROMPTS, Tag("lists of ids")],
+        _kind_of_prompt,
+    ]
     echo: bool | None = False
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
     best_of: _Count = None
@@ -257,7 +281,8 @@ class ChatRequest(AnswerRequest):
         """The most tokens that an answer may have, if the request says; it has two names."""
         new, old = self.max_completion_tokens, self.max_tokens
         if None not in (new, old) and new != old:
-            raise InputError(f"expected max_tokens or max_completion_tokens, got both, {old}/{new}")
+            one = "max_tokens or max_completion_tokens, or both with the same number"
+            raise InputError(f"expected {one}; got {old} and {new}")
         return old if new is None else new
 
 
@@ -265,6 +290,6 @@ class TokenizeRequest(Body):
     """A text or a conversation to be counted."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: _Messages | None = None
     tools: _Tools | None = None

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.sampling.json_schema import schema_pattern
-from jspec.serving.conversation import Body
+from jspec.serving.conversation import Body, Text
 
 FREE_CHOICES = None, "none", "auto"  # by which no call must be made
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -24,7 +24,7 @@ class Function(Body):
     """A function that the model may call; the parameters are a JSON schema."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
+    description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # a call that is demanded is strict, another cannot be
 
@@ -68,9 +68,10 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
       InputError: two of one name.
     """
     names = [tool.function.name for tool in tools]
-    if len(names) > len(set(names)):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"expected tools of different names, got two of {twice!r}")
+    for index, name in enumerate(names):
+        if (first := names.index(name)) < index:
+            both = f"tools[{first}] and tools[{index}]"
+            raise InputError(f"expected tools of different names, got {both} of {name!r}")
     return [tool.plain() for tool in tools]
 
 

@@ -133,17 +133,22 @@ def make_row(
         leaves the choice to it.
 
     Raises:
-      InputError: the models cannot answer it, another drafter, or a number or a drafter where the
-        generator's own are fixed.
+      InputError: the models cannot answer it, another drafter, or fewer drafts or none where the
+        generator's number is fixed.
     """
     row = generator.with_costs(generator.make_row(request))
-    most = generator.num_draft_tokens if most_drafts is None else most_drafts
-    if drafter is None and most >= generator.num_draft_tokens:
+    number = generator.num_draft_tokens
+    most = number if most_drafts is None else most_drafts
+    if drafter in (None, generator.drafter) and most >= number:
         return row
     if row.costs is None:
+        own = f"num_draft_tokens {number} and drafter {generator.drafter!r}"
+        got = (
+            f"num_draft_tokens {most_drafts}" if most < number else f"drafter {str(drafter)[:60]!r}"
+        )
         raise InputError(
-            "expected speculation.num_draft_tokens or drafter only where the server runs with "
-            f"--num_draft_tokens=auto, got {most_drafts if drafter is None else drafter!r}"
+            f"expected in speculation this server's own {own}, which are fixed, or a server with "
+            f"--num_draft_tokens=auto; got {got}"
         )
     assert generator.costs is not None
     names = generator.costs.drafters

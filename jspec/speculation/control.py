@@ -169,13 +169,13 @@ class Control(struct.PyTreeNode):
         By `costs`, see `round_costs`, for proposals of that kind. `lag` is from kinds [b] to the
         tokens that their drafters have to read first; `room`, the tokens that may still be emitted.
         """
-        per_token = self._seconds_per_token(costs, kind, lag(kind), room)
+        per_token = self.seconds_per_token(costs, kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
         for index, rival_kind in enumerate(self.kinds):
             # A drafter that may find nothing is no reason to give up a draft that it has.
             if rival_kind.is_certain and rival_kind.drafter != self.kinds[0].drafter:
                 rival = jnp.full_like(kind, index)
-                promised = self._seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
+                promised = self.seconds_per_token(costs, rival, lag(rival), room).min(axis=-1)
                 gives_way = (kind < index) & (self.drafter_of(kind) != self.drafter_of(rival))
                 best = jnp.where(gives_way & (promised < per_token.min(axis=-1)), 0, best)
         best = jnp.where(self._is_tree(kind) & (best > 0), self.numbers[-1], best)
@@ -306,7 +306,7 @@ class Control(struct.PyTreeNode):
         is_later = (self.drafter_of(kind) > 0) & self._is_new(kind)
         return jnp.maximum(horizon * jnp.where(is_later, share, 1.0), 1.0)
 
-    def _seconds_per_token(
+    def seconds_per_token(
         self, costs: Costs, kind: RowCounts, lag: RowCounts, room: RowCounts
     ) -> Float32[Array, "b c"]:
         """Returns the seconds that each token is expected to take, for every number of drafts."""

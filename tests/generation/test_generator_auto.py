@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from jspec.generation.acceptance_rates import measure_rates
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
+from jspec.generation.no_drafts import explain_no_drafts
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
 from tests.cases import slow_unless
@@ -230,6 +232,28 @@ def test_it_follows_acceptance(drafter, low, high):
     assert low <= mean <= high
     if drafter == "model":
         assert any(a_round.num_proposed == 0 for a_round in late)
+
+
+def test_no_drafts_are_explained_by_costs():
+    """Only where no round drafted, and by the draft's costs, expected tokens and reading."""
+    reasons = {}
+    for per_draft in (0.1, 1.5):
+        generator = make_auto("model", costs=costs_of("model", per_draft))
+        generator.engine = model_engine()
+        result = generator.generate(requests(max_new_tokens=24)[0])
+        assert (result.stats.num_proposed > 0) == (per_draft == 0.1)
+        reasons[per_draft] = explain_no_drafts(
+            result, generator.engine.drafter, generator.known_costs, 512
+        )
+    assert reasons[0.1] is None
+    said = re.fullmatch(
+        r"no drafts: with 1 draft by model a round costs 2.50 plain steps and gives about "
+        r"(1\.\d\d) tokens, (1\.\d\d) times as slow as plain decoding, the reading of the "
+        r"prompt included", reasons[1.5],
+    )  # fmt: skip
+    assert said is not None, reasons
+    tokens, slowdown = map(float, said.groups())
+    assert 2.5 / tokens < slowdown < 2.5 / tokens + 0.05
 
 
 def test_other_costs_compile_nothing():

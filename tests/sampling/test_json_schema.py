@@ -160,10 +160,14 @@ CHAIN = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(1000)}, "
         ({"enum": []}, "a list of 1 or more"),
         ({"type": "integer", "enum": ["a"]}, "a value of the type integer"),
         ({"type": "string", "const": 3}, "at schema.const, got 3"),
-        ({"type": "string", "pattern": "(?=a)"}, "an expression of literals"),
-        ({"type": "string", "pattern": "("}, "an expression of literals"),
-        ({"type": "string", "pattern": "[[a]"}, "an expression of literals"),  # a warning of `re`
-        ({"type": "string", "pattern": 3}, "an expression of literals"),
+        ({"type": "string", "pattern": "(?=a)"}, "expected a regular expression in the JSON schema "
+         "at schema.pattern, got '(?=a)': look-around is not supported"),
+        ({"type": "string", "pattern": "a\\b"}, "^, $ and \\b inside it are not supported"),
+        ({"type": "string", "pattern": "(?i)a"}, "flags are not supported"),
+        ({"type": "string", "pattern": "("}, "got '(': missing ), unterminated subpattern"),
+        ({"type": "string", "pattern": "[[a]"}, "Possible nested set"),  # a warning of `re`
+        ({"type": "string", "pattern": 3}, "a regular expression in the JSON schema at "
+         "schema.pattern, got 3"),
         ({"type": "string", "pattern": "a", "maxLength": 2}, "got 'maxLength'"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "got (3, 2)"),
         ({"type": "array", "maxItems": True}, "as numbers, 0 or more"),

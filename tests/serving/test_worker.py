@@ -159,9 +159,14 @@ def test_drafts_are_as_few_and_of_whom_a_request_asks(choosing):
 
 
 def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):
+    """A row has no choice of its own there; what the server does anyway may be asked for."""
     generator, _ = scheduler
-    with pytest.raises(InputError, match="only where the server runs with --num_draft_tokens=auto"):
-        make_row(generator, Request([1], SamplingParams()), 0)
+    request = Request([1], SamplingParams())
+    for asked, got in (((0,), "num_draft_tokens 0"), ((None, "none"), "drafter 'none'")):
+        with pytest.raises(InputError, match=f"--num_draft_tokens=auto; got {got}$"):
+            make_row(generator, request, *asked)
+    make_row(generator, request, generator.num_draft_tokens, generator.drafter)
+    make_row(shared_generator("none"), request, 0, "none")
 
 
 def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
