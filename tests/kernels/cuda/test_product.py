@@ -167,12 +167,14 @@ def test_blocks_fit_the_gpus_with_the_least_shared_memory(emulator):
     assert 0 < emulator.check_shared_bytes() <= 99 << 10
 
 
-@pytest.mark.parametrize("kind", [slow_unless(kind in ("bfloat16", "q6_k"), kind) for kind in KINDS])
 @pytest.mark.parametrize(
-    ("num_processors", "inputs", "activation"),
+    "kind", [slow_unless(kind in ("bfloat16", "q6_k"), kind) for kind in KINDS]
+)
+@pytest.mark.parametrize(
+    ("processors", "inputs", "activation"),
     [(2, 5120, None), (4, 2048, None), (132, 4096, None), (132, 1024, "silu")],
 )
-def test_blocks_that_share_inputs(emulator, on_processors, kind, num_processors, inputs, activation):
+def test_blocks_that_share_inputs(emulator, on_processors, kind, processors, inputs, activation):
     """One block takes several units; two or four of a cluster share one, in slices of the inputs.
 
     However many tokens there are: the first row is the same, bit for bit.
@@ -182,7 +184,7 @@ def test_blocks_that_share_inputs(emulator, on_processors, kind, num_processors,
     rows, norm = normal(4, 16, inputs), 1 + normal(1, inputs) / 4
     bias = normal(2, len(weights))
     options = {"norm": norm, "epsilon": 1e-5, "bias": bias, "activation": activation}
-    with on_processors(num_processors):
+    with on_processors(processors):
         result = multiply(rows, kernel, Fused(**options))
         alone = multiply(rows[3:4], kernel, Fused(**options))
     others = {"residual": None, "scale": 1.0, "dtype": jnp.float32}
