@@ -2,7 +2,7 @@
 //
 // A tile is 16 outputs. A warp takes it in steps of a format's kStep inputs, 32 of them at a time: a
 // piece. Lane 4g + t holds outputs 2g and 2g + 1, the rows g and g + 8 of the instruction, and of each
-// piece 8 inputs, two fours that lie together, as 4 pairs of bfloat16 of each output. In which order
+// piece 8 inputs, two fours of neighbours, as 4 pairs of bfloat16 of each output. In which order
 // inputs are multiplied is free, as long as the rows' are taken in the same one.
 //
 // A format is: kStep; kTiles and kDepth, the tiles that a warp takes together and the steps of them
