@@ -254,7 +254,7 @@ def why_no_drafts(loaded: Generator, result: Result) -> str | None:
     costs, drafter = loaded.known_costs, loaded.engine.drafter
     if costs is None or drafter is None or result.settings.num_beams > 1:
         return None
-    if result.stats.num_proposed or not result.stats.rounds:
+    if result.stats.num_proposed:
         return None
     from jspec.generation.no_drafts import explain_no_drafts  # few answers need it
 

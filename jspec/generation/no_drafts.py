@@ -5,11 +5,11 @@ import numpy as np
 
 from jspec.generation.costs import RoundCosts
 from jspec.generation.result import Result
-from jspec.speculation.control import Control, drafters_of
+from jspec.speculation.control import FREE_STEPS, Control, drafters_of
 from jspec.speculation.types import Drafter
 
 _NUM_MOMENTS = 8  # of the answer, for which a row's choice is computed again
-_MOST_TRIED = 2.0  # plain steps: a first round that costs more is not tried; see `Control`
+_MOST_TRIED = 1 + FREE_STEPS  # plain steps of a first round that is tried; see `Control`
 
 
 def explain_no_drafts(

@@ -176,7 +176,7 @@ class SamplingParams:
         is_texts = _is_list(self.stop) and all(isinstance(text, str) for text in self.stop)
         _expect(is_texts, "stop as a tuple of texts", repr(self.stop))
         _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
-        _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
+        _expect(all(map(is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
         for name in ("allowed_token_ids", "forbidden_token_ids", "stop_token_ids"):
             ids: Any = getattr(self, name)
             is_list = _is_list(ids) or (ids is None and name == "allowed_token_ids")
@@ -209,7 +209,7 @@ def _pairs(bias: Any) -> dict[int, float]:
     return pairs
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Returns whether a text can be encoded: invalid bytes in an argument become surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 

@@ -14,6 +14,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from jspec.common.errors import InputError
+from jspec.generation.request import is_unicode
 from jspec.sampling.json_schema import schema_pattern
 
 
@@ -39,7 +40,7 @@ def unanchored(pattern: str) -> str:
 
 
 def _whole(text: str) -> str:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_unicode(text):
         raise PydanticCustomError("string_unicode", "Input should be Unicode text")
     return text
 

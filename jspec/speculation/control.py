@@ -73,7 +73,7 @@ _PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
 _DOUBT = 1.5  # where nothing is assumed, this many refused drafts are added instead
 _PATIENCE = 8  # tokens that count as drafted by the first drafter, before there are others
 _MORE_TO_COME = 16  # tokens that an answer is taken to have left, beside as many as it has
-_FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
+FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
 
 LagFn = Callable[[RowCounts], RowCounts]
 Costs = Float32[Array, "b m c"]
@@ -320,7 +320,7 @@ class Control(struct.PyTreeNode):
         # At worst a round emits one token, as a plain step does.
         worst = (self.owed + self._charged(kind, lag))[:, None] + most - plain
         num_emitted = self.num_emitted[:, None].astype(jnp.float32)
-        allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
+        allowed = plain * (FREE_STEPS + _FREE_SHARE * num_emitted)
         hoped, proven = (self.expected_tokens(kind, is_proven) for is_proven in (False, True))
         # A round without drafts needs no catching up.
         return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(

@@ -188,7 +188,7 @@ double ErrorOf(const Memory& memory, const Product& product) {
     error = distance <= error ? error : distance;  // NaN stays
     largest = std::max(largest, std::fabs(double(expected[i])));
   }
-  return error / largest;
+  return error == error ? error / largest : 1e30;  // JSON has no NaN
 }
 
 void TimeProducts(const Memory& memory, const Model& model, int num_rows) {
@@ -277,7 +277,10 @@ int main() {
     });
     bytes_a_microsecond = std::max(bytes_a_microsecond, kWeightBytes / 3 / time);
   }
-  printf("{\"gigabytes_a_second\": %.0f}\n", bytes_a_microsecond / 1e3);
+  cudaDeviceProp device;
+  Check(cudaGetDeviceProperties(&device, 0), "the device");
+  printf("{\"device\": \"%s\", \"gigabytes_a_second\": %.0f}\n", device.name,
+         bytes_a_microsecond / 1e3);
   const Model models[] = {{"1b", 2048, 8192, 32, 8, 64, 16}, {"3b", 3072, 8192, 24, 8, 128, 28}};
   for (const Model& model : models) {
     for (int tokens : {1, 6, 16}) {

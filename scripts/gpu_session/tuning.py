@@ -13,8 +13,10 @@ It needs nvcc; the GPU is the first one, an H100 or H200.
 
 import concurrent.futures
 import datetime
+import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import jax
@@ -23,6 +25,7 @@ from absl import flags
 from jspec.cli import program as cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
+from jspec.generation.provenance import git_state
 from jspec.kernels import library
 
 VARIANTS = (4, 2), (4, 3), (4, 4), (2, 4), (2, 6)  # tiles, steps
@@ -40,7 +43,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             programs = list(pool.map(lambda variant: build(folder, *variant), VARIANTS))
-        lines = [f'{{"date": "{datetime.date.today()}", "architecture": "sm_90a"}}']
+        command = ["python", "-m", "scripts.gpu_session.tuning", *sys.argv[1:]]
+        about = {"date": str(datetime.date.today()), "command": command, **(git_state() or {})}
+        lines = [json.dumps(about)]
         for program in programs:
             lines += run(program)
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")

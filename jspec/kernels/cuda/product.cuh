@@ -50,7 +50,7 @@ struct Product {
   void* result = nullptr;               // [r p]
   bool has_bfloat16_result = false;
   int num_rows = 0;                     // r: any number; 16 of them are a tile that reads all weights
-  int num_inputs = 0;                   // i: a multiple of 32; of a block where the format has blocks
+  int num_inputs = 0;                   // i: a multiple of 32, of a format's block, of 128 of int4
   int num_outputs = 0;                  // p: a multiple of 16
   bool overlaps = false;                // see Shape
 };

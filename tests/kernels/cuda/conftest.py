@@ -1,6 +1,7 @@
 """The CUDA C++ kernels, compiled by g++ to run in the emulator (`emulation.h`), on a CPU."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -46,34 +47,28 @@ def emulator(request, tmp_path_factory):
     return emulated
 
 
+@contextlib.contextmanager
+def _set_within(change, usual, value):
+    """Within it a setting of the emulator has a value."""
+    change(value)
+    try:
+        yield
+    finally:
+        change(usual)
+
+
 @pytest.fixture
 def in_order(emulator):
     """Returns a context in which fibers run in an order: 0, from the last (1), or by a seed."""
 
-    @contextlib.contextmanager
-    def run(order):
-        emulator.jspec_set_order(order)
-        try:
-            yield
-        finally:
-            emulator.jspec_set_order(0)
-
-    return run
+    return functools.partial(_set_within, emulator.jspec_set_order, 0)
 
 
 @pytest.fixture
 def on_processors(emulator):
     """Returns a context in which the emulated GPU has a number of multiprocessors; usually two."""
 
-    @contextlib.contextmanager
-    def run(number):
-        emulator.jspec_set_processors(number)
-        try:
-            yield
-        finally:
-            emulator.jspec_set_processors(2)
-
-    return run
+    return functools.partial(_set_within, emulator.jspec_set_processors, 2)
 
 
 @pytest.fixture
