@@ -26,10 +26,10 @@ the cache."""
 
 def cache_dir() -> pathlib.Path:
     """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the home's cache folder."""
-    import platformdirs
-
     if folder_name := os.environ.get("JSPEC_CACHE"):
         return pathlib.Path(folder_name).expanduser()
+    import platformdirs  # which a machine that runs scripts.gpu_session may not have
+
     with contextlib.suppress(RuntimeError):  # which newer versions raise; older ones keep the ~
         folder = platformdirs.user_cache_path("jspec", appauthor=False)
         if folder.is_absolute():
