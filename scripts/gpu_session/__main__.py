@@ -15,7 +15,7 @@ steps may.
 | products | 95 | times layers of 1B and 3B with each choice of `JSPEC_KERNELS`, and their products by XLA, by XLA with rows padded to 16, and by CUDA C++ |
 | why | 0 | where rounds are wrong, and time was saved: tries what may be the cause |
 | torch starts | 5 | starts the process in which torch compiles |
-| models | 205 | times 1B and 3B with the best two choices of kernels: calls on 1, 6 and 16 tokens, rounds without drafts, 8 and 16 rounds a visit, 8 and 32 rows, the host |
+| models | 205 | times 1B and 3B with the best kernels in CUDA C++ and the best by XLA: calls on 1, 6 and 16 tokens, rounds without drafts, 8 and 16 rounds a visit, 8 and 32 rows, the host |
 | drafts | 120 | times 3B with a quantised 1B (4 drafts) at given rates of acceptance, with a head of EAGLE's shape, and with a lookup |
 | torch | 110 | times one step of transformers' Llama, compiled by torch, on a static cache, while nothing else runs |
 | aims | 10 | prints each aim beside what was measured |

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jspec.kernels.backend import XLA
+from scripts.gpu_session.products import WITHOUT_CUDA_PRODUCTS
 from scripts.gpu_session.session import Session, Work
 from scripts.gpu_session.subjects import SIZES
 
@@ -114,9 +114,9 @@ def _torch(session: Session) -> list[str]:
 AIMS = (
     Aim("correctness, with one graph", "all pass", _correctness),
     Aim("plain, of the bandwidth that the machine reaches, XLA's products", "70 %",
-        lambda session: _plain(session, lambda choice: choice in (XLA, "attention"))),
+        lambda session: _plain(session, lambda choice: choice in WITHOUT_CUDA_PRODUCTS)),
     Aim("the same, CUDA C++", "80 %",
-        lambda session: _plain(session, lambda choice: choice not in (XLA, "attention"))),
+        lambda session: _plain(session, lambda choice: choice not in WITHOUT_CUDA_PRODUCTS)),
     Aim("verify of 6 and of 16 tokens, of one", "1.05", _wide_calls),
     Aim("3B with a quantised 1B, 4 drafts, times plain, at 0.6, 0.75, 0.9", "1.2, 1.6, 2.2",
         lambda session: _drafts(session, "1B", (0.6, 0.75, 0.9))),

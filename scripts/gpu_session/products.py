@@ -35,6 +35,7 @@ from scripts.gpu_session.subjects import SIZES, random_model, shape_of
 Product = Callable[..., jax.Array]
 """(rows [r i], weights [o i], what is fused with the product) -> [r o or o/2]."""
 
+WITHOUT_CUDA_PRODUCTS = XLA, "attention"  # choices by which XLA multiplies
 _TILE = 16  # rows that tensor cores multiply at once
 _ROWS = 1, 6, 16
 _COLD_BYTES = 1.6e8  # of weights: three times the largest cache

@@ -26,7 +26,12 @@ from jspec.lab.benchmarking.roofline import call_loop, model_cost
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.speculation.types import SpecState
 from jspec.weights.resolver import LoadedModel
-from scripts.gpu_session.products import bandwidth, chosen, kernels_by
+from scripts.gpu_session.products import (
+    WITHOUT_CUDA_PRODUCTS,
+    bandwidth,
+    chosen,
+    kernels_by,
+)
 from scripts.gpu_session.session import Work
 from scripts.gpu_session.subjects import SIZES, llama
 
@@ -114,10 +119,16 @@ def plain(size: str, *, is_rehearsal: bool) -> Generator:
 
 
 def measure_models(work: Work) -> str:
-    """Measures by the best two choices of kernels that the step `products` has measured."""
+    """Measures by the best kernels of the step `products`, and by the best of the other language.
+
+    CUDA C++ and XLA each have an aim.
+    """
     bandwidth(work)
     shares = {}
-    for number, choice in enumerate(chosen(work.session)[:2]):
+    choices = chosen(work.session)
+    in_cuda = [choice for choice in choices if choice not in WITHOUT_CUDA_PRODUCTS]
+    by_xla = [choice for choice in choices if choice in WITHOUT_CUDA_PRODUCTS]
+    for number, choice in enumerate(sorted([*in_cuda[:1], *by_xla[:1]], key=choices.index)):
         with kernels_by(choice):
             shares[choice] = _measure(work, choice, is_first=number == 0)
     best = max(shares, key=lambda choice: min(shares[choice].values(), default=0.0))
