@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jspec.common.timing import Loop, seconds_each, timed
+from jspec.common.timing import TurnLoop, seconds_each, timed
 from jspec.drafters.registry import REGISTRY
 from jspec.generation.batch import needed_switches
 from jspec.generation.generator import Generator
@@ -68,6 +69,13 @@ class Batch:
         self._engine, self._params = generator.engine, generator.params
         self._settings, self._num_rows = settings, num_rows
         self._state: SpecState | None = None
+
+    def compile(self) -> None:
+        """Compiles the rounds into the cache of programs, in any thread; nothing is run."""
+        engine, switches = self._engine, needed_switches([self._settings])
+        capacity = engine.capacity_for(LENGTH)
+        state = engine.empty_state.eval_shape(self._num_rows, capacity, switches)
+        engine._run.lower(self._params, state, np.int32(1)).compile()
 
     def visit(self, num_rounds: int) -> tuple[float, int, float]:
         """Returns the seconds of a visit, its rounds, and a row's tokens in each round."""
@@ -144,7 +152,7 @@ def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
     plain.cache_clear()
     generators = {size: plain(size, is_rehearsal=work.is_rehearsal) for size in SIZES}
     greedy = SamplingParams(temperature=0.0, max_new_tokens=64)
-    calls: dict[tuple[str, int, int], Loop] = {
+    calls: dict[tuple[str, int, int], TurnLoop] = {
         (size, width, rows): call_loop(model, width, CONTEXT, rows)
         for size, model in models.items()
         for width, rows in (_CALLS if is_first else _FEW_CALLS)
@@ -155,10 +163,10 @@ def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
         for rows in (_ROWS if is_first else _ROWS[:1])
     }
     jobs: dict[str, Callable[[], Any]] = {
-        f"{size}: call {width} x {rows}": functools.partial(loop, jnp.int32(1))
+        f"{size}: call {width} x {rows}": functools.partial(_compile_loop, loop)
         for (size, width, rows), loop in calls.items()
     }
-    jobs |= {f"{size}: rounds of {rows}": functools.partial(batch.visit, 1)
+    jobs |= {f"{size}: rounds of {rows}": batch.compile
              for (size, rows), batch in batches.items()}  # fmt: skip
     ready = work.together(jobs, f"compiled, {choice}", share=0.5 if is_first else 0.7)
     shares = _time_rounds(work, choice, models, batches, ready)
@@ -166,6 +174,10 @@ def _measure(work: Work, choice: str, *, is_first: bool) -> dict[str, float]:
     if is_first:
         _time_host(work, choice, generators)
     return shares
+
+
+def _compile_loop(loop: TurnLoop) -> None:
+    loop.trace()()
 
 
 def _time_rounds(
@@ -190,7 +202,7 @@ def _time_rounds(
 
 
 def _time_calls(
-    work: Work, choice: str, models: Any, calls: dict[tuple[str, int, int], Loop], ready: Any
+    work: Work, choice: str, models: Any, calls: dict[tuple[str, int, int], TurnLoop], ready: Any
 ) -> None:
     first: dict[str, float] = {}
     for (size, width, rows), loop in calls.items():
@@ -233,7 +245,7 @@ def measure_drafts(work: Work) -> str:
     choice = chosen(work.session)[0]
     with kernels_by(choice):
         batches = _draft_batches(work.is_rehearsal)
-        jobs = {name: functools.partial(batch.visit, 1) for name, batch in batches.items()}
+        jobs = {name: batch.compile for name, batch in batches.items()}
         ready = work.together(jobs)
         plain_batch = batches.pop("plain")
         decisions = [
