@@ -22,9 +22,10 @@ from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Chunk
 from jspec.generation.rows import Row
+from jspec.generation.visits import VisitLength
 
 STOPPED = "stopped"  # a reason why an answer ends, besides those of `Result`
-_ROUNDS_PER_VISIT = 2  # so that the text comes smoothly
+_ROUNDS_PER_VISIT = 2  # at least, so that the text comes smoothly
 
 
 class Visit(NamedTuple):
@@ -53,6 +54,7 @@ class Conversation:
         self._batch: Batch | None = None
         self._committed: list[int] = []  # the tokens in its caches
         self._is_stopped = False
+        self._visit_length = VisitLength(_ROUNDS_PER_VISIT)
 
     def stop(self) -> None:
         """Ends the answer in progress after what is being computed; a signal handler may call."""
@@ -104,8 +106,9 @@ class Conversation:
                 generator.remember(answer, batch)
                 return
             self._forget()  # until the visit has gone well
-            seconds = batch.run(_ROUNDS_PER_VISIT)
+            seconds = batch.run(self._visit_length.num_rounds)
             rounds = list(batch.rounds(0))
+            self._visit_length.note(seconds, len(rounds))
             answer.add_visit(seconds, rounds)
             tokens += (token for a_round in rounds for token in a_round.token_ids)
 

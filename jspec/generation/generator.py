@@ -40,6 +40,7 @@ from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
+from jspec.generation.visits import VisitLength
 from jspec.sampling.settings import COLDEST, Processor, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams
@@ -47,6 +48,7 @@ from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model, model_name
 
 _DEFAULTS = SamplingParams()
+_ROUNDS_PER_VISIT = 8  # at least
 
 
 class Generator:
@@ -69,7 +71,8 @@ class Generator:
       batch_size: maximum number of requests answered together.
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
-      rounds_per_visit: number of rounds on the device before the host reads their tokens.
+      rounds_per_visit: number of rounds on the device before the host reads their tokens; None: 8,
+        or as many as take 40 ms.
       processors: your own logits processors, applied after jspec's and before the temperature.
       notify: called with a line, for instance `print`, that names the device and the memory of a
         run, where it has changed, or says what programs are compiled for.
@@ -102,7 +105,7 @@ class Generator:
         *,
         batch_size: int = 1,
         max_seq_len: int | None = None,
-        rounds_per_visit: int = 8,
+        rounds_per_visit: int | None = None,
         processors: Sequence[Processor] = (),
         notify: Callable[[str], object] | None = None,
         **options: Any,
@@ -125,10 +128,15 @@ class Generator:
         self.max_seq_len = context if max_seq_len is None else max_seq_len
         check_count("max_seq_len", self.max_seq_len, 2, context)
         check_count("batch_size", batch_size, 1, 4096)
-        check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        if rounds_per_visit is not None:
+            check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
         self.target, self._draft, self.batch_size = target, draft, batch_size
         self.drafter, self.rule = name_of(method.drafter), method.rule
-        self._rounds_per_visit, self._processors = rounds_per_visit, tuple(processors)
+        self._visit_length = VisitLength(
+            rounds_per_visit or _ROUNDS_PER_VISIT,
+            is_fixed=rounds_per_visit is not None or jax.process_count() > 1,
+        )
+        self._processors = tuple(processors)
         self.compile_notice, self._notify = CompileNotice(notify), notify
         self._announced = ""  # the last line about memory
 
@@ -329,9 +337,13 @@ class Generator:
                     answers[row] = Answer(index, requests[index], priced[index], *models)
                     answers[row].add_first(batch.fill(row, priced[index]))
                     yield self._take_chunk(row, answers, batch)
-            seconds = batch.run(self._rounds_per_visit) if answers else 0.0
-            for row in list(answers):
-                answers[row].add_visit(seconds, batch.rounds(row))
+            if not answers:
+                continue
+            seconds = batch.run(self._visit_length.num_rounds)
+            rounds = {row: [*batch.rounds(row)] for row in answers}
+            self._visit_length.note(seconds, max(map(len, rounds.values())))
+            for row, of_row in rounds.items():
+                answers[row].add_visit(seconds, of_row)
                 yield self._take_chunk(row, answers, batch)
 
     def check(

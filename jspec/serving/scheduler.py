@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jspec.generation.answer import Answer, Round
 from jspec.generation.result import RoundCounts
+from jspec.generation.visits import VisitLength
 from jspec.serving.fair_queue import FairQueue
 from jspec.serving.job import CANCELLED, EXPIRED, DrainingError, Job, QueueFullError, Slots, Update
 from jspec.weights.resolver import LoadedModel
 
+_ROUNDS_PER_VISIT = 2  # at least
 _MEMORY = 0.9  # what is left of the mean seconds of an answer when another one has ended
 _LONGEST_WAIT = 120  # seconds that a client is told to wait, at most
 
@@ -29,7 +31,8 @@ class Scheduler:
       target: the model whose tokenizer and ends the answers have.
       num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
       max_queue: maximum number of requests that wait while all slots are taken.
-      rounds_per_visit: number of rounds on the device in a visit.
+      rounds_per_visit: number of rounds on the device in a visit; None: 2, or as many as take 40 ms
+        while no request waits and there is memory for them.
       prefill_budget: tokens of prompts to read between two visits, for each slot that could run
         and does not; the chunk that reaches this number is the last.
       clock: returns the seconds of a clock.
@@ -42,13 +45,16 @@ class Scheduler:
         num_draft_tokens: int,
         *,
         max_queue: int,
-        rounds_per_visit: int,
+        rounds_per_visit: int | None,
         prefill_budget: int,
         clock: Callable[[], float],
     ) -> None:
         self.clock, self.max_queue = clock, max_queue
         self.slots, self._target, self._num_draft_tokens = slots, target, num_draft_tokens
-        self._rounds_per_visit, self._prefill_budget = rounds_per_visit, prefill_budget
+        self._visit_length = VisitLength(
+            rounds_per_visit or _ROUNDS_PER_VISIT, is_fixed=rounds_per_visit is not None
+        )
+        self._prefill_budget = prefill_budget
         self._lock = threading.Lock()  # of `_waiting` and `_running` as a whole, and `_drained_at`
         self._waiting = FairQueue()
         self._running: dict[int, tuple[Job, Answer]] = {}  # by slot
@@ -119,12 +125,14 @@ class Scheduler:
         """Makes one visit: ends requests, reads prompts, runs all slots. Yields what is new."""
         yield from self._end_unwanted()
         yield from self._read_prompts()
-        self._make_room()
+        num_rounds = self._make_room()
         decoding = [slot for slot in self._running if slot != self._reading]
         if decoding:
-            seconds = self.slots.run(self._rounds_per_visit)
-            for slot in decoding:
-                answer, rounds = self._running[slot][1], list(self.slots.rounds(slot))
+            seconds = self.slots.run(num_rounds)
+            by_slot = {slot: [*self.slots.rounds(slot)] for slot in decoding}
+            self._visit_length.note(seconds, max(map(len, by_slot.values())))
+            for slot, rounds in by_slot.items():
+                answer = self._running[slot][1]
                 num_known = len(answer.rounds)
                 answer.add_visit(seconds, rounds)
                 yield self._update(slot, rounds, answer.rounds[num_known:])
@@ -169,8 +177,12 @@ class Scheduler:
             self._reading, job.paused = free[0], None
         return True
 
-    def _make_room(self) -> None:
-        """Gives all answers memory for the next visit; pauses the last ones until it is enough."""
+    def _make_room(self) -> int:
+        """Gives all answers memory for the next visit; pauses the last ones until it is enough.
+
+        Returns:
+          The number of rounds of the visit.
+        """
 
         def rank(slot: int) -> tuple[int, float]:
             job = self._running[slot][0]
@@ -179,9 +191,14 @@ class Scheduler:
         slots = sorted(self._running, key=rank)
         for slot in list(slots):
             while slot in self._running and slot != self._reading:
-                if self.slots.reserve(slot, self._rounds_per_visit):
+                if self.slots.reserve(slot, self._visit_length.least):
                     break
                 self._pause(slots.pop())
+        if self._waiting or self._reading is not None:
+            return self._visit_length.least
+        most = self._visit_length.num_rounds
+        has_room = all(self.slots.reserve(slot, most) for slot in self._running)
+        return most if has_room else self._visit_length.least
 
     def _pause(self, slot: int) -> None:
         """Lets an answer wait that has a slot."""

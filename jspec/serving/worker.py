@@ -59,7 +59,7 @@ def make_scheduler(
     generator: Generator,
     *,
     max_queue: int,
-    rounds_per_visit: int,
+    rounds_per_visit: int | None,
     prefill_budget: int = PREFILL_BUDGET,
     cache_bytes: int | None = None,
     prefix_cache_bytes: int | None = None,

@@ -429,6 +429,29 @@ def test_keys_that_have_left_are_forgotten():
     assert len(simulation.results()) == 300
 
 
+def test_visits_are_long_where_rounds_are_fast_while_nobody_waits_and_memory_lasts(monkeypatch):
+    """Guards against prompts, read a part a visit, that wait for long visits; and early pauses."""
+    monkeypatch.setattr(f"{__name__}._ROUND", 0.004)
+    simulation = Simulation(1, rounds_per_visit=None, memory=130)
+    first, second = simulation.job(0, 120), simulation.job(1, 5)
+
+    def visit():
+        simulation.step()
+        return simulation.last
+
+    simulation.scheduler.submit([first])
+    assert [visit(), visit()] == [2, 10]
+    simulation.scheduler.submit([second])
+    assert visit() == 2
+    simulation.scheduler.cancel(second)
+    lengths = []
+    while simulation.scheduler.is_busy:
+        lengths.append(visit())
+    assert lengths == [10, 10, 10, 10, 2, 2, 2]  # the prompt's tokens, 109, and 20 fit no more
+    assert simulation.scheduler.num_paused == 0
+    assert len(simulation.results()[0].token_ids) == 120
+
+
 def test_a_failed_device_fails_every_answer():
     simulation = Simulation(1)
     simulation.scheduler.submit([simulation.job(seed) for seed in range(3)])
