@@ -151,6 +151,17 @@ JSPEC_BOTH inline uint32_t MultiplyAddPairs(uint32_t a, uint32_t b, uint32_t c) 
 #endif
 }
 
+// Returns (bits & mask) | more, which takes one instruction.
+JSPEC_BOTH inline uint32_t MaskOr(uint32_t bits, uint32_t mask, uint32_t more) {
+#ifdef __CUDA_ARCH__
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(bits), "r"(mask), "r"(more));
+  return result;
+#else
+  return (bits & mask) | more;
+#endif
+}
+
 // Starts to copy 4, 8 or 16 bytes to shared memory, or zeros where they are not there. A thread may
 // read what it copies itself once WaitForCopies says that it has come.
 template <int kBytes>
@@ -261,8 +272,7 @@ JSPEC_BOTH inline float FloatOfHalf(uint16_t bits) {
 __device__ inline void MultiplyAdd(float (&sums)[4], const uint32_t (&a)[4],
                                    const uint32_t (&b)[2]) {
 #ifdef __CUDA_ARCH__
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

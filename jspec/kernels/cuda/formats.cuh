@@ -5,8 +5,9 @@
 // piece 8 inputs, two fours of neighbours, as 4 pairs of bfloat16 of each output. In which order
 // inputs are multiplied is free, as long as the rows' are taken in the same one.
 //
-// A format is: kStep; kTiles and kDepth, the tiles that a warp takes together and the steps of them
-// that are under way at once; First, the first of the four inputs that a lane takes of each half of a
+// A format is: kStep; TileBytes, the bytes of a tile with its steps, and BytesBefore, how far apart in
+// them steps lie; kTiles and kDepth, the tiles that a warp takes together and the steps of them that
+// are under way at once; First, the first of the four inputs that a lane takes of each half of a
 // piece, and whether they are spread over the pairs (kSpread); Raw, what a lane has of a step, fields
 // of 4, 8 or 16 bytes, of which the first kRawBytes are copied; Load, which visits each with its
 // address; Pairs, the decoded integers or floats; and, where kHasFactors, Factors: what the sums of a
@@ -24,9 +25,16 @@ constexpr int kTile = 16;
 
 struct Weights {
   const uint8_t* values;
-  const int8_t* multipliers;
-  int num_inputs;
+  const int8_t* multipliers;  // of 4-bit integers, a byte for 16 of the values
+  int num_inputs;             // of each output
 };
+
+// Returns the weights that begin some tiles and some steps of a tile later.
+template <class Format>
+JSPEC_BOTH Weights From(const Weights& weights, int64_t tiles, int steps) {
+  const int64_t bytes = tiles * Format::TileBytes(weights.num_inputs) + Format::BytesBefore(steps);
+  return {weights.values + bytes, weights.multipliers + bytes / 16, weights.num_inputs};
+}
 
 // Which lane it is: g and t.
 struct Lane {
@@ -45,26 +53,42 @@ struct Factor {
   float factor[2], minimum[2];  // of each output
 };
 
-// Adds 128 to each of 4 codes below 128, which gives the upper bits of bfloat16s, and takes that and
-// the offset away again: all exact.
-JSPEC_BOTH inline void ToPairs(uint32_t codes, int offset, uint32_t& even, uint32_t& odd) {
-  const uint32_t bits = BitsOf(-128.0f - offset), less = bits | bits >> 16;
-  even = MultiplyAddPairs((codes & 0x00ff00ffu) | 0x43004300u, 0x3f803f80u, less);
-  odd = MultiplyAddPairs((codes >> 8 & 0x00ff00ffu) | 0x43004300u, 0x3f803f80u, less);
+// Returns two bfloat16s: the bits of the mask in each half of a word are the integers, below 128, that
+// are added to 128. That makes them its last bits. The pair `less` is added, exactly.
+JSPEC_BOTH inline uint32_t PairOf(uint32_t word, uint32_t mask, uint32_t less) {
+  return MultiplyAddPairs(MaskOr(word, mask | mask << 16, 0x43004300u), 0x3f803f80u, less);
 }
 
-JSPEC_BOTH inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& odd) {
-  const auto number = [bytes](int i) { return float(int32_t(bytes << (24 - 8 * i)) >> 24); };
-  even = ToPair(number(0), number(2));
-  odd = ToPair(number(1), number(3));
+// Of 4 codes below 128, one in each byte's bits of the mask, takes an offset away.
+JSPEC_BOTH inline void ToPairs(uint32_t codes, uint32_t mask, int offset, uint32_t& even,
+                               uint32_t& odd) {
+  const uint32_t bits = BitsOf(-128.0f - offset), less = bits | bits >> 16;
+  even = PairOf(codes, mask, less);
+  odd = PairOf(codes >> 8, mask, less);
 }
+
+// A signed byte is its lower 7 bits, less 128 if the eighth is set. That bit, in -128's exponent,
+// makes -256 of it.
+JSPEC_BOTH inline void SignedToPairs(uint32_t bytes, uint32_t& even, uint32_t& odd) {
+  even = PairOf(bytes, 0x7f, MaskOr(bytes, 0x00800080u, 0xc300c300u));
+  odd = PairOf(bytes >> 8, 0x7f, MaskOr(bytes >> 8, 0x00800080u, 0xc300c300u));
+}
+
+// Of outputs that lie one after another, each with 64 bytes a step.
+template <int kInputBits>
+struct Plain {
+  JSPEC_BOTH static int64_t TileBytes(int num_inputs) {
+    return int64_t(num_inputs) * (kTile * kInputBits / 8);
+  }
+  JSPEC_BOTH static int64_t BytesBefore(int steps) { return 64 * steps; }
+};
 
 struct Unscaled {
   static constexpr bool kHasFactors = false, kHalves = false, kHasMinimum = false;
   static constexpr bool kSharesHeader = false;
 };
 
-struct Bfloat16Format : Unscaled {
+struct Bfloat16Format : Unscaled, Plain<16> {
   static constexpr int kStep = 32, kTiles = 4, kDepth = 2;
   static constexpr bool kSpread = false;
   struct Raw {
@@ -73,9 +97,9 @@ struct Bfloat16Format : Unscaled {
   static constexpr int kRawBytes = sizeof(Raw);
   JSPEC_BOTH static int First(int, int t, int half) { return 8 * t + 4 * half; }
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + step * kStep + 8 * lane.t;
+    const int64_t first = int64_t(2 * lane.g) * weights.num_inputs + 8 * lane.t;
     visit(raw.outputs[0], weights.values + 2 * first, true);
     visit(raw.outputs[1], weights.values + 2 * (first + weights.num_inputs), true);
   }
@@ -84,7 +108,7 @@ struct Bfloat16Format : Unscaled {
   }
 };
 
-struct Int8Format : Unscaled {
+struct Int8Format : Unscaled, Plain<8> {
   static constexpr int kStep = 64, kTiles = 4, kDepth = 2;
   static constexpr bool kSpread = true;
   struct Raw {
@@ -93,13 +117,11 @@ struct Int8Format : Unscaled {
   static constexpr int kRawBytes = sizeof(Raw);
   JSPEC_BOTH static int First(int piece, int t, int half) { return 16 * t + 8 * piece + 4 * half; }
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const int input = step * kStep + 16 * lane.t;
-    const int64_t first = (tile * kTile + 2 * lane.g) * weights.num_inputs + input;
-    const bool is_input = input < weights.num_inputs;
-    visit(raw.outputs[0], weights.values + first, is_input);
-    visit(raw.outputs[1], weights.values + first + weights.num_inputs, is_input);
+    const int64_t first = int64_t(2 * lane.g) * weights.num_inputs + 16 * lane.t;
+    visit(raw.outputs[0], weights.values + first, true);
+    visit(raw.outputs[1], weights.values + first + weights.num_inputs, true);
   }
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
@@ -111,7 +133,7 @@ struct Int8Format : Unscaled {
 };
 
 // A lane takes a group of 32 inputs, which share a multiplier. A row has whole steps.
-struct Int4Format : Unscaled {
+struct Int4Format : Unscaled, Plain<4> {
   static constexpr int kStep = 128, kTiles = 2, kDepth = 2;
   static constexpr bool kSpread = true;
   struct Raw {
@@ -121,11 +143,11 @@ struct Int4Format : Unscaled {
   static constexpr int kRawBytes = 40;
   JSPEC_BOTH static int First(int piece, int t, int half) { return 32 * t + 4 * piece + 16 * half; }
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
     const int num_groups = weights.num_inputs / 32;
     for (int k = 0; k < 2; ++k) {
-      const int64_t place = (tile * kTile + 2 * lane.g + k) * num_groups + step * 4;
+      const int64_t place = int64_t(2 * lane.g + k) * num_groups;
       visit(raw.outputs[k], weights.values + 16 * (place + lane.t), true);
       visit(raw.multipliers[k], weights.multipliers + place, true);
     }
@@ -134,8 +156,8 @@ struct Int4Format : Unscaled {
     for (int k = 0; k < 2; ++k) {
       const uint4& w = raw.outputs[k];
       const uint32_t words[4] = {w.x, w.y, w.z, w.w}, codes = words[at.piece] ^ 0x88888888u;
-      ToPairs(codes & 0x0f0f0f0fu, 8, pairs[k][0], pairs[k][1]);
-      ToPairs(codes >> 4 & 0x0f0f0f0fu, 8, pairs[k][2], pairs[k][3]);
+      ToPairs(codes, 15, 8, pairs[k][0], pairs[k][1]);
+      ToPairs(codes >> 4, 15, 8, pairs[k][2], pairs[k][3]);
       // The products are int8, which bfloat16 holds exactly.
       const auto multiplier = int8_t(raw.multipliers[k] >> 8 * at.lane.t & 255);
       const uint32_t multipliers = ToPair(multiplier, multiplier);
@@ -180,9 +202,11 @@ struct Strips {
                               int byte, const Visit& visit) {
     visit.Take(field, header, block, kTile * byte + int(sizeof(Field)) * lane.g);
   }
-  JSPEC_BOTH static const uint8_t* Block(const Weights& weights, int64_t tile, int step) {
-    const int64_t block = tile * (weights.num_inputs / kBlock) + step / (kBlock / kStep);
-    return weights.values + block * (kTile * kBytes);
+  JSPEC_BOTH static int64_t TileBytes(int num_inputs) {
+    return int64_t(num_inputs / kBlock) * (kTile * kBytes);
+  }
+  JSPEC_BOTH static int64_t BytesBefore(int steps) {
+    return int64_t(steps / (kBlock / kStep)) * (kTile * kBytes);
   }
   // What a block of 32 inputs has.
   template <class Raw>
@@ -202,9 +226,9 @@ struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
   };
   static constexpr int kRawBytes = kFifth ? 20 : 12;
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const uint8_t* block = Base::Block(weights, tile, step);
+    const uint8_t* block = weights.values;
     Base::Get(raw.halves, block, lane, 0, visit);
     // The two outputs' lie together, 8 bytes.
     for (int k = 0; kFifth && k < 2; ++k) {
@@ -215,12 +239,12 @@ struct NibblesFormat : Strips<32, kFifth ? 22 : 18, false, false> {
   JSPEC_BOTH static void Pairs(const Raw& raw, Place at, Pieces& pairs) {
     for (int k = 0; k < 2; ++k) {
       for (int half = 0; half < 2; ++half) {
-        uint32_t codes = Word(raw.codes, k) >> 4 * half & 0x0f0f0f0fu;
+        uint32_t codes = Word(raw.codes, k) >> 4 * half;
         if (kFifth) {  // bit i is of input i: the multiplication spreads four over the bytes
           const uint32_t bits = raw.fifths[k] >> (16 * half + 4 * at.lane.t) & 15;
-          codes |= (bits * 0x00204081u & 0x01010101u) << 4;
+          codes = MaskOr(codes, 0x0f0f0f0fu, (bits * 0x00204081u & 0x01010101u) << 4);
         }
-        ToPairs(codes, kFifth ? 16 : 8, pairs[k][2 * half], pairs[k][2 * half + 1]);
+        ToPairs(codes, kFifth ? 31 : 15, kFifth ? 16 : 8, pairs[k][2 * half], pairs[k][2 * half + 1]);
       }
     }
   }
@@ -236,9 +260,9 @@ struct Q80Format : Strips<32, 34, false, false> {
   };
   static constexpr int kRawBytes = 20;
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const uint8_t* block = Block(weights, tile, step);
+    const uint8_t* block = weights.values;
     Get(raw.halves, block, lane, 0, visit);
     for (int i = 0; i < 2; ++i) Get(raw.codes[i], block, lane, 2 + 4 * (lane.t + 4 * i), visit);
   }
@@ -266,9 +290,9 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
   };
   static constexpr int kRawBytes = kFifth ? 64 : 48;
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const uint8_t* block = Base::Block(weights, tile, step);
+    const uint8_t* block = weights.values;
     Base::GetHeader(raw.header, block, lane, 16, visit);
     Base::Take(raw.factors, raw.header, block, lane, 0, visit);
     Base::Take(raw.minimums, raw.header, block, lane, 2, visit);
@@ -283,9 +307,12 @@ struct SixBitScalesFormat : Strips<256, kFifth ? 176 : 144, true, false> {
     const int group = at.step % 2 * 4 + at.piece;
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 2; ++i) {
-        uint32_t codes = Word(raw.codes[at.piece / 2][i], k) >> at.piece % 2 * 4 & 0x0f0f0f0fu;
-        if (kFifth) codes |= (Word(raw.fifths[i], k) >> group & 0x01010101u) << 4;
-        ToPairs(codes, 0, pairs[k][2 * i], pairs[k][2 * i + 1]);
+        uint32_t codes = Word(raw.codes[at.piece / 2][i], k) >> at.piece % 2 * 4;
+        if (kFifth) {
+          const uint32_t fifths = (Word(raw.fifths[i], k) >> group & 0x01010101u) << 4;
+          codes = MaskOr(codes, 0x0f0f0f0fu, fifths);
+        }
+        ToPairs(codes, kFifth ? 31 : 15, 0, pairs[k][2 * i], pairs[k][2 * i + 1]);
       }
     }
   }
@@ -317,9 +344,9 @@ struct Q6KFormat : Strips<256, 210, false, true> {
   };
   static constexpr int kRawBytes = 64;
   template <class Visit>
-  JSPEC_BOTH static void Load(const Weights& weights, int64_t tile, int step, Lane lane, Raw& raw,
+  JSPEC_BOTH static void Load(const Weights& weights, int step, Lane lane, Raw& raw,
                               const Visit& visit) {
-    const uint8_t* block = Block(weights, tile, step);
+    const uint8_t* block = weights.values;
     const int half = step % 2;
     // The half's scales and, after all scales, the factors.
     const uint8_t* header = block + kTile * (192 + 8 * half);
@@ -339,8 +366,8 @@ struct Q6KFormat : Strips<256, 210, false, true> {
       for (int i = 0; i < 2; ++i) {
         const uint32_t low = Word(raw.low[at.piece % 2][i], k) >> at.piece / 2 * 4;
         const uint32_t high = Word(raw.high[i], k) >> 2 * at.piece;
-        const uint32_t codes = (low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4;
-        ToPairs(codes, 32, pairs[k][2 * i], pairs[k][2 * i + 1]);
+        const uint32_t codes = MaskOr(low, 0x0f0f0f0fu, (high & 0x03030303u) << 4);
+        ToPairs(codes, 63, 32, pairs[k][2 * i], pairs[k][2 * i + 1]);
       }
     }
   }

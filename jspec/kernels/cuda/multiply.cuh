@@ -159,46 +159,47 @@ struct Block {
     return (AllSteps(num_inputs) + kCluster - 1) / kCluster;
   }
 
-  // The tile of the kernel that is tile i of a unit; those after the last one are not there.
-  __device__ int TileOf(int unit, int i) const {
-    const int own = unit * kOwnTiles + i % kOwnTiles;
-    return own < num_tiles ? own + i / kOwnTiles * num_tiles : -1;
-  }
-
   __device__ int StepOf(int turn) const { return first_step + turn * kWarps + warp; }
 
   __device__ unsigned char* PlaceOf(int slot, int i) const {
     return copies + ((warp * kDepth + slot) * kTiles + i) * kTileBytes;
   }
 
-  // A turn of a unit, in which each warp takes a step, and the slot of its copies.
-  struct Turn {
-    int unit, turn, slot;
+  // What is copied next: a turn of a unit, in which each warp takes a step of every tile. Of the unit
+  // and those after it num_tiles are left.
+  struct Source {
+    int unit, turn, num_left;
+    Weights tiles[kTiles];
   };
 
-  __device__ void Advance(Turn& at) const {
-    if (++at.slot == kDepth) at.slot = 0;
-    if (++at.turn < num_steps) return;
-    at.turn = 0;
-    at.unit += gridDim.x / kCluster;
-  }
-
-  // Starts to copy this lane's weights of a turn, and of the turn after it next time.
-  __device__ void Copy(Turn& at) const {
-    const int step = StepOf(at.turn);
+  __device__ void BeginUnit(Source& source, int unit) const {
+    source.unit = unit, source.turn = 0, source.num_left = num_tiles - unit * kOwnTiles;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const int tile = at.unit < num_units ? TileOf(at.unit, i) : -1;
-      const bool is_there = tile >= 0 && step < end_step;
-      Raw raw;
-      const CopyFields<Raw> visit = {{raw, PlaceOf(at.slot, i), lane_index}, is_there};
-      Format::Load(weights, is_there ? tile : 0, is_there ? step : 0, lane, raw, visit);
+      const int tile = unit * kOwnTiles + i % kOwnTiles + i / kOwnTiles * num_tiles;
+      source.tiles[i] = From<Format>(weights, tile, StepOf(0));
     }
-    EndCopies();
-    Advance(at);
   }
 
-  // The rows' inputs of a piece, and the norm's scales.
+  // Starts to copy this lane's weights of a turn to a slot, and of the turn after it next time. Zeros
+  // are copied of what is not there.
+  __device__ void Copy(Source& source, int slot) const {
+    const int step = StepOf(source.turn);
+    const bool is_input = step * Format::kStep + Format::First(0, lane.t, 0) < product.num_inputs;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const bool is_there = step < end_step && is_input && i % kOwnTiles < source.num_left;
+      Raw raw;
+      const CopyFields<Raw> visit = {{raw, PlaceOf(slot, i), lane_index}, is_there};
+      Format::Load(source.tiles[i], StepOf(0), lane, raw, visit);
+      source.tiles[i] = From<Format>(source.tiles[i], 0, kWarps);
+    }
+    EndCopies();
+    if (++source.turn == num_steps) BeginUnit(source, source.unit + gridDim.x / kCluster);
+  }
+
+  // The rows' inputs of a piece, and the norm's scales. Of rows and inputs that are not there others
+  // are taken: weights are zeros there, or the results are not written.
   struct Inputs {
     Four rows[kFragments][2], norm[2];
     bool is_there[2];
@@ -208,16 +209,14 @@ struct Block {
     const int step = StepOf(turn);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int input = step * Format::kStep + Format::First(piece, lane.t, half);
-      inputs.is_there[half] = turn < num_steps && step < end_step && input < product.num_inputs;
-      if (!inputs.is_there[half]) continue;
+      int input = step * Format::kStep + Format::First(piece, lane.t, half);
+      inputs.is_there[half] = step < end_step && input < product.num_inputs;
+      if (!inputs.is_there[half]) input = 0;
       if (product.norm.data != nullptr) inputs.norm[half].Load(product.norm, input);
 #pragma unroll
       for (int fragment = 0; fragment < kFragments; ++fragment) {
-        const int row = fragment * 8 + lane.g;
-        if (row >= num_rows) continue;
-        inputs.rows[fragment][half].Load(product.rows,
-                                         int64_t(first_row + row) * product.num_inputs + input);
+        const int row = first_row + min(fragment * 8 + lane.g, num_rows - 1);
+        inputs.rows[fragment][half].Load(product.rows, int64_t(row) * product.num_inputs + input);
       }
     }
   }
@@ -232,19 +231,18 @@ struct Block {
   __device__ void Round(const Inputs& inputs, Piece& piece, float (&row_squares)[kFragments]) const {
 #pragma unroll
     for (int fragment = 0; fragment < kFragments; ++fragment) {
-      const bool is_row = fragment * 8 + lane.g < num_rows;
       float x[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float* four = x + 4 * half;
         inputs.rows[fragment][half].ToFloats(product.rows.is_bfloat16, four);
-        const bool is_there = is_row && inputs.is_there[half];
-        for (int i = 0; i < 4; ++i) four[i] = is_there ? four[i] : 0;
-        if (product.norm.data == nullptr || !is_there) continue;
+        if (product.norm.data == nullptr) continue;
         float scales[4];
         inputs.norm[half].ToFloats(product.norm.is_bfloat16, scales);
         for (int i = 0; i < 4; ++i) {
-          row_squares[fragment] = fmaf(four[i], four[i], row_squares[fragment]);
+          if (inputs.is_there[half]) {
+            row_squares[fragment] = fmaf(four[i], four[i], row_squares[fragment]);
+          }
           four[i] *= scales[i];
         }
       }
@@ -323,15 +321,16 @@ struct Block {
   using Sums = float[kTiles][kFragments][4];
 
   __device__ void Run() const {
-    Turn copied = {int(blockIdx.x) / kCluster, 0, 0};
-    for (int i = 0; i < kDepth; ++i) Copy(copied);
+    const int first_unit = blockIdx.x / kCluster;
+    Source source;
+    BeginUnit(source, first_unit);
+    for (int slot = 0; slot < kDepth; ++slot) Copy(source, slot);
     LetNextStart();
     WaitForPrevious();
-    Turn at = {int(blockIdx.x) / kCluster, 0, 0};
     Inputs next;
     LoadInputs(0, 0, next);
-    while (at.unit < num_units) {
-      const int unit = at.unit;
+    int slot = 0;
+    for (int unit = first_unit; unit < num_units; unit += gridDim.x / kCluster) {
       Sums unit_sums = {};
       float row_squares[kFragments] = {};
       for (int turn = 0; turn < num_steps; ++turn) {
@@ -349,14 +348,14 @@ struct Block {
 #pragma unroll
           for (int i = 0; i < kTiles; ++i) {
             Raw raw;
-            const ReadFields<Raw> visit = {{raw, PlaceOf(at.slot, i), lane_index}};
-            Format::Load(weights, 0, StepOf(turn), lane, raw, visit);
+            const ReadFields<Raw> visit = {{raw, PlaceOf(slot, i), lane_index}};
+            Format::Load(weights, StepOf(0), lane, raw, visit);
             MultiplyPiece(raw, {StepOf(turn), number, lane}, piece, unit_sums[i]);
           }
         }
         if (Format::kSharesHeader) __syncwarp();
-        Copy(copied);
-        Advance(at);
+        Copy(source, slot);
+        slot = slot + 1 < kDepth ? slot + 1 : 0;
       }
       const float start = StartOf(unit, threadIdx.x);  // comes while the warps' sums are added
       AddWarps(unit_sums, row_squares);

@@ -55,7 +55,8 @@ void Decode(const jspec::Weights& weights, float* result) {
     for (int lane_index = 0; lane_index < jspec::kWarp; ++lane_index) {
       const jspec::Lane lane = {lane_index / 4, lane_index % 4};
       typename Format::Raw raw;
-      Format::Load(weights, 0, step, lane, raw, LoadField());
+      if (step * Format::kStep + Format::First(0, lane.t, 0) >= num_inputs) continue;
+      Format::Load(jspec::From<Format>(weights, 0, step), step, lane, raw, LoadField());
       for (int piece = 0; piece < Format::kStep / jspec::kGroup; ++piece) {
         DecodePiece<Format>(raw, {step, piece, lane}, num_inputs, result);
       }
