@@ -45,8 +45,8 @@ _MAX_SEQ_LEN = flags.DEFINE_integer(
 )  # fmt: skip
 _ROUNDS_PER_VISIT = flags.DEFINE_integer(
     "rounds_per_visit", None, "Rounds between two looks of the scheduler: fewer stream more "
-    "smoothly and admit requests sooner, more save the host's time. Default: 2, or as many as take "
-    "40 ms while no request waits."
+    "smoothly and admit requests sooner, more save the host's time. Default: as many as take "
+    "40 ms, from 2 on; 2 while a request waits."
 )  # fmt: skip
 _PREFILL_BUDGET = flags.DEFINE_integer(
     "prefill_budget", 64, "Tokens of new prompts that are read between two visits, for each free "

@@ -37,7 +37,7 @@ from jspec.speculation.types import (
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
-MAX_ROUNDS_PER_VISIT = 64
+MAX_ROUNDS_PER_VISIT = 32
 _DRAFTS_OF_BEAMS = 2
 _SHORTEST_SOURCE = 64  # to which shorter ones are padded, in tokens
 # The longest prompt, in tokens, that is read in narrow chunks.

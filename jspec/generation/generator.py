@@ -71,8 +71,8 @@ class Generator:
       batch_size: maximum number of requests answered together.
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
-      rounds_per_visit: number of rounds on the device before the host reads their tokens; None: 8,
-        or as many as take 40 ms.
+      rounds_per_visit: number of rounds on the device before the host reads their tokens; None:
+        as many as take 40 ms, from 8 on; 8 while a request waits for a row.
       processors: your own logits processors, applied after jspec's and before the temperature.
       notify: called with a line, for instance `print`, that names the device and the memory of a
         run, where it has changed, or says what programs are compiled for.
@@ -339,9 +339,11 @@ class Generator:
                     yield self._take_chunk(row, answers, batch)
             if not answers:
                 continue
-            seconds = batch.run(self._visit_length.num_rounds)
+            # A row whose answer ends is idle until the visit ends.
+            length = self._visit_length
+            seconds = batch.run(length.least if waiting else length.num_rounds)
             rounds = {row: [*batch.rounds(row)] for row in answers}
-            self._visit_length.note(seconds, max(map(len, rounds.values())))
+            length.note(seconds, max(map(len, rounds.values())))
             for row, of_row in rounds.items():
                 answers[row].add_visit(seconds, of_row)
                 yield self._take_chunk(row, answers, batch)

@@ -10,8 +10,8 @@ _SECONDS = 0.04  # of a visit: text comes 25 times a second
 class VisitLength:
     """The number of rounds of the next visit of the device.
 
-    A visit takes a millisecond or two of the host's time, whatever is done in it: on a GPU as long
-    as a round of a small model. So it has as many rounds as take 40 ms, by the visit before.
+    A visit takes a millisecond or two besides its rounds: on a GPU as long as a round of a small
+    model. So it has as many rounds as take 40 ms, by the visit before, at most twice as many as it.
 
     Attributes:
       least: number of rounds, however long they take.
@@ -25,6 +25,9 @@ class VisitLength:
 
     def note(self, seconds: float, num_rounds: int) -> None:
         """Takes in how long a visit took, and how many rounds were run in it."""
-        if num_rounds and not self._is_fixed:
-            wanted = math.ceil(_SECONDS * num_rounds / max(seconds, 1e-6))
-            self.num_rounds = min(max(wanted, self.least), MAX_ROUNDS_PER_VISIT)
+        # None of a visit's seconds is left where a clock counts too much of compiling.
+        if seconds <= 0 or num_rounds == 0 or self._is_fixed:
+            return
+        wanted = math.ceil(_SECONDS * num_rounds / seconds)
+        most = min(2 * self.num_rounds, MAX_ROUNDS_PER_VISIT)  # one short visit may be an accident
+        self.num_rounds = max(min(wanted, most), self.least)

@@ -41,8 +41,11 @@ class Slots(Protocol):
         """
         ...
 
-    def reserve(self, row: int, num_rounds: int) -> bool:
-        """Gives a slot whose prompt was read memory for its next rounds; False if there is none."""
+    def reserve(self, row: int, num_rounds: int, is_extra: bool = False) -> bool:
+        """Gives a slot whose prompt was read memory for its next rounds; False if there is none.
+
+        What is `is_extra` costs no cached prompt, and is taken back by the next call.
+        """
         ...
 
     def pause(self, row: int) -> Any:

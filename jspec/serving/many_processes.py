@@ -91,9 +91,9 @@ class LeadingSlots:
         """See `BatchSlots.begin`."""
         return self._call("begin", row, request, saved and saved.number)
 
-    def reserve(self, row: int, num_rounds: int) -> bool:
+    def reserve(self, row: int, num_rounds: int, is_extra: bool = False) -> bool:
         """See `BatchSlots.reserve`."""
-        return self._call("reserve", row, num_rounds)
+        return self._call("reserve", row, num_rounds, is_extra)
 
     def pause(self, row: int) -> _Saved | None:
         """See `BatchSlots.pause`."""

@@ -31,8 +31,8 @@ class Scheduler:
       target: the model whose tokenizer and ends the answers have.
       num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
       max_queue: maximum number of requests that wait while all slots are taken.
-      rounds_per_visit: number of rounds on the device in a visit; None: 2, or as many as take 40 ms
-        while no request waits and there is memory for them.
+      rounds_per_visit: number of rounds on the device in a visit; None: as many as take 40 ms,
+        from 2 on; 2 while a request waits, or where there is no memory for more.
       prefill_budget: tokens of prompts to read between two visits, for each slot that could run
         and does not; the chunk that reaches this number is the last.
       clock: returns the seconds of a clock.
@@ -194,11 +194,11 @@ class Scheduler:
                 if self.slots.reserve(slot, self._visit_length.least):
                     break
                 self._pause(slots.pop())
-        if self._waiting or self._reading is not None:
-            return self._visit_length.least
-        most = self._visit_length.num_rounds
-        has_room = all(self.slots.reserve(slot, most) for slot in self._running)
-        return most if has_room else self._visit_length.least
+        least, most = self._visit_length.least, self._visit_length.num_rounds
+        if most == least or self._waiting or self._reading is not None:
+            return least
+        has_room = all(self.slots.reserve(slot, most, is_extra=True) for slot in self._running)
+        return most if has_room else least
 
     def _pause(self, slot: int) -> None:
         """Lets an answer wait that has a slot."""

@@ -122,7 +122,7 @@ class BatchSlots:
         # A page for each row that runs stays free: else it would be taken back at once.
         num_others = len(self._held)
         self._held[row] = held
-        if not self._grow(held, len(request.prompt), 1, spare=num_others):
+        if not self._resize(held, len(request.prompt), 1, spare=num_others):
             self.tree.unpin(self._held.pop(row).node)
             return None
         snapshots = [node.page.snapshot for node in nodes]
@@ -165,18 +165,27 @@ class BatchSlots:
         shared = [node.page.draft_pages for node in nodes[1:]]
         return [page for pages in itertools.takewhile(bool, shared) for page in pages]
 
-    def _grow(self, held: _Held, length: int, num_rounds: int, spare: int = 0) -> bool:
-        """Gives a row of this length pages for rounds; False, and none, where there are too few."""
+    def _resize(
+        self, held: _Held, length: int, num_rounds: int, *, spare: int = 0, is_extra: bool = False
+    ) -> bool:
+        """Gives a row of this length pages for rounds, and takes back what it has beyond that.
+
+        Returns False, and gives none, where there are too few; where they are extra, too few free
+        ones: what the tree has stays there.
+        """
         needed = self._batch.needed(length, held.request.max_length, num_rounds)
         counts = [n - len(pages) for n, pages in zip(needed, held.pages, strict=True)]
         for count, num_held in zip(counts, self._num_held(), strict=True):
             if count > 0 and num_held + count + spare > self._batch.num_pages:
                 return False
         while any(pool.num_free < n for pool, n in zip(self.pools, counts, strict=True)):
+            if is_extra:
+                return False
             is_dropped = self.tree.drop_one() or self._drop_draft_pages()
             assert is_dropped, "pages that no row has are neither free nor in the tree"
         for pool, pages, count in zip(self.pools, held.private, counts, strict=True):
             pages += pool.take(max(count, 0))
+            pool.truncate_to(pages, max(len(pages) + min(count, 0), 0))
         return True
 
     def _drop_draft_pages(self) -> bool:
@@ -193,10 +202,13 @@ class BatchSlots:
             self.pools[1].truncate_to(node.page.draft_pages, 0)
         return bool(unused)
 
-    def reserve(self, row: int, num_rounds: int) -> bool:
-        """Gives a row that runs pages for this many rounds; False where there are too few."""
-        held = self._held[row]
-        if not self._grow(held, int(self._batch.lengths[row]), num_rounds):
+    def reserve(self, row: int, num_rounds: int, is_extra: bool = False) -> bool:
+        """Gives a row that runs pages for this many rounds; False where there are too few.
+
+        Those that are `is_extra` are none of the tree's, and the next call takes them back.
+        """
+        held, length = self._held[row], int(self._batch.lengths[row])
+        if not self._resize(held, length, num_rounds, is_extra=is_extra):
             return False
         self._batch.set_pages(row, held.pages)
         return True

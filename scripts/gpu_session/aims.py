@@ -90,11 +90,15 @@ def _rows(session: Session) -> list[str]:
         lines = [
             figure for figure in session.figures("models", "rounds") if figure["model"] == size
         ]
-        alone = [figure["tokens_a_second"] for figure in lines if figure["rows"] == 1]
+        alone: dict[str, float] = {}  # by choice
         for figure in lines:
-            if alone and figure["rows"] > 1:
-                ratio = figure["tokens_a_second"] / max(alone)
-                texts.append(f"{size}, {figure['rows']} rows {ratio:.1f}")
+            if figure["rows"] == 1:
+                speed = max(alone.get(figure["choice"], 0.0), figure["tokens_a_second"])
+                alone[figure["choice"]] = speed
+        for figure in lines:
+            if figure["rows"] > 1 and (choice := figure["choice"]) in alone:
+                ratio = figure["tokens_a_second"] / alone[choice]
+                texts.append(f"{size}, {figure['rows']} rows {ratio:.1f} by {choice}")
     return texts
 
 

@@ -246,8 +246,8 @@ class Work:
     ) -> dict[str, Any]:
         """Runs jobs in threads, such as programs to be compiled: XLA releases Python's lock.
 
-        Large programs had better be compiled in them, and run later: while one thread records a
-        CUDA graph, what cuDNN loads in another can fail.
+        Compile large programs in these threads, and run them later: while one thread records a CUDA
+        graph, what cuDNN loads in another can fail.
 
         They have a share of the time that is left, so that what has ended can still be measured.
 

@@ -206,7 +206,7 @@ def test_bad_settings_are_refused(settings, message):
         ({"max_seq_len": "9"}, "max_seq_len to be a whole number, got '9'"),
         ({"max_seq_len": 201}, "max_seq_len from 2 to 200, got 201"),
         ({"max_seq_len": 1}, "max_seq_len"),
-        ({"rounds_per_visit": 65}, "rounds_per_visit"),
+        ({"rounds_per_visit": 33}, "rounds_per_visit"),
         ({"acceptance": "magic"}, "acceptance rule among"),
         ({"drafter": "magic"}, "drafter among"),
     ],

@@ -445,16 +445,16 @@ def test_aims_without_a_figure_are_unknown(start):
     """And each has a place for its figure: nothing is made up."""
     begun = start()
     assert [measured for *_, measured in aim_rows(begun)] == [UNKNOWN] * len(AIMS)
-    rounds = {"choice": "xla", "rounds_a_visit": 16, "share_of_bandwidth": 0.61, "model": "1b"}
-    for rows, speed in ((1, 100.0), (8, 650.0)):
-        begun.write("figure", "", step="models", name="rounds", rows=rows, tokens_a_second=speed,
-                    milliseconds=1.0, **rounds)  # fmt: skip
+    rounds = {"rounds_a_visit": 16, "share_of_bandwidth": 0.61, "model": "1b"}
+    for rows, speed, choice in ((1, 100.0, "xla"), (8, 650.0, "xla"), (1, 130.0, "attention")):
+        figure = rounds | {"rows": rows, "tokens_a_second": speed, "choice": choice}
+        begun.write("figure", "", step="models", name="rounds", milliseconds=1.0, **figure)
     measured = {title: text for title, _, text in aim_rows(begun)}
     assert measured["plain, of the bandwidth that the machine reaches, XLA's products"] == (
         "1b 61% by xla"
     )
     assert measured["the same, CUDA C++"] == UNKNOWN
-    assert measured["8 and 32 rows, tokens a second of one row's"] == "1b, 8 rows 6.5"
+    assert measured["8 and 32 rows, tokens a second of one row's"] == "1b, 8 rows 6.5 by xla"
 
 
 def write_parts(folder, content, number):

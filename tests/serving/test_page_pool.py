@@ -170,13 +170,18 @@ class Machine(RuleBasedStateMachine):
         if self.reading is not None and self.slots.read(self.reading[0])[1] is not None:
             self.reading = None
 
-    @rule(num_rounds=st.integers(1, 20))
-    def visit(self, num_rounds):
+    @rule(num_rounds=st.integers(1, 20), more=st.integers(0, 40))
+    def visit(self, num_rounds, more=0):
         left = list(self.order)
         for row in list(left):
             is_reading = self.reading is not None and row == self.reading[0]
             while row in self.order and not is_reading and not self.slots.reserve(row, num_rounds):
                 self.pause(left.pop())
+        read = [row for row in self.order if self.reading is None or row != self.reading[0]]
+        before = self.slots.tree.num_bytes
+        if all(self.slots.reserve(row, num_rounds + more, is_extra=True) for row in read):
+            num_rounds += more
+        assert self.slots.tree.num_bytes == before, "a longer visit costs cached prompts"
         self.slots.run(num_rounds)
 
     def pause(self, row):
@@ -251,7 +256,7 @@ def drive(num_steps, seed, tree_pages=100):
         elif action < 6:
             machine.read()
         else:
-            machine.visit(1 + number % 20)
+            machine.visit(1 + number % 20, more=number % 3 * 10)
         if step % 100 == 0:
             machine.every_page_is_free_or_has_one_owner()
             machine.every_node_holds_its_tokens()
@@ -264,6 +269,19 @@ def drive(num_steps, seed, tree_pages=100):
 @pytest.mark.parametrize("tree_pages", [7, 100])
 def test_thousands_of_operations(tree_pages):
     drive(3_000 if tree_pages == 100 else 1_000, seed=0, tree_pages=tree_pages)
+
+
+def test_what_a_long_visit_did_not_need_is_taken_back():
+    """Guards against answers that are paused because others hold pages that they may never need."""
+    slots = BatchSlots(Device(1), 0, PAGE)
+    slots.begin(0, Row(SamplingParams(), [1, 2], (0,), MOST))
+    slots.read(0)
+    assert slots.reserve(0, 1)
+    held = slots.usage
+    assert slots.reserve(0, 2 * PAGE, is_extra=True)
+    assert slots.usage > held
+    assert slots.reserve(0, 1)
+    assert slots.usage == held
 
 
 def test_answers_of_drafters_that_count_are_not_kept():

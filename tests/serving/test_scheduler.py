@@ -67,7 +67,7 @@ class Simulation:
         self.held[row] = count
         return True
 
-    def reserve(self, row, num_rounds):
+    def reserve(self, row, num_rounds, is_extra=False):
         _, num_prompt, num_tokens = self.states[row]
         return self._hold(row, num_prompt + num_tokens + 2 * num_rounds)
 
@@ -440,14 +440,14 @@ def test_visits_are_long_where_rounds_are_fast_while_nobody_waits_and_memory_las
         return simulation.last
 
     simulation.scheduler.submit([first])
-    assert [visit(), visit()] == [2, 10]
+    assert [visit() for _ in range(4)] == [2, 4, 8, 10]
     simulation.scheduler.submit([second])
     assert visit() == 2
     simulation.scheduler.cancel(second)
     lengths = []
     while simulation.scheduler.is_busy:
         lengths.append(visit())
-    assert lengths == [10, 10, 10, 10, 2, 2, 2]  # the prompt's tokens, 109, and 20 fit no more
+    assert lengths == [10, 10, 10, 2, 2]  # the prompt's tokens, 113, and 20 fit no more
     assert simulation.scheduler.num_paused == 0
     assert len(simulation.results()[0].token_ids) == 120
 

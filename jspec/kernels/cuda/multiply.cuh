@@ -165,8 +165,8 @@ struct Block {
     return copies + ((warp * kDepth + slot) * kTiles + i) * kTileBytes;
   }
 
-  // What is copied next: a turn of a unit, in which each warp takes a step of every tile. Of the unit
-  // and those after it num_tiles are left.
+  // What is copied next: a turn of a unit, in which each warp takes a step of every tile. From this
+  // unit on, num_left tiles are left.
   struct Source {
     int unit, turn, num_left;
     Weights tiles[kTiles];
@@ -198,8 +198,8 @@ struct Block {
     if (++source.turn == num_steps) BeginUnit(source, source.unit + gridDim.x / kCluster);
   }
 
-  // The rows' inputs of a piece, and the norm's scales. Of rows and inputs that are not there others
-  // are taken: weights are zeros there, or the results are not written.
+  // The rows' inputs of a piece, and the norm's scales. Missing rows and inputs are replaced by others:
+  // their results are not written, or their weights are zero.
   struct Inputs {
     Four rows[kFragments][2], norm[2];
     bool is_there[2];
