@@ -175,9 +175,10 @@ class BatchSlots:
         """
         needed = self._batch.needed(length, held.request.max_length, num_rounds)
         counts = [n - len(pages) for n, pages in zip(needed, held.pages, strict=True)]
-        for count, num_held in zip(counts, self._num_held(), strict=True):
-            if count > 0 and num_held + count + spare > self._batch.num_pages:
-                return False
+        if max(counts) > 0:  # else nothing is counted: that takes a while
+            for count, num_held in zip(counts, self._num_held(), strict=True):
+                if count > 0 and num_held + count + spare > self._batch.num_pages:
+                    return False
         while any(pool.num_free < n for pool, n in zip(self.pools, counts, strict=True)):
             if is_extra:
                 return False
