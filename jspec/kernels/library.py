@@ -40,6 +40,7 @@ from jspec.kernels.backend import backend, is_foreign
 
 _LOCK = threading.Lock()  # so that a library is built and loaded once
 _CPP = pathlib.Path(__file__).parent / "cpp"
+_PACKED_PRODUCT = "packed_product.cc"  # compiled for each format by itself
 # -ffp-contract=off: the compiler must not fuse a multiplication and an addition in one loop and not
 # in another, or results would depend on the number of rows. -fno-strict-aliasing: vectors are read
 # where numbers of other types were written.
@@ -49,12 +50,12 @@ _CPP_OPTIONS = (
 )  # fmt: skip
 _CPP_COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 240  # of a compilation at most
+_COMPILERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)  # ahead of their use
 _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
     "smallest_rank", "first_argmax", "table_rows", "write_rows", "grouped_product", "attend_pages",
     "write_pages", "unwritten",
 )  # fmt: skip
-_PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 _IN_PLACE = {"write_rows": {0: 0}, "write_pages": {0: 0}}  # operands that are changed and returned
 
 _CUDA = pathlib.Path(__file__).parent / "cuda"
@@ -167,11 +168,19 @@ def cpp_recipe() -> Recipe:
         language="C++",
         compiler=_cpp_compiler(),
         variable="CXX",
-        sources=sorted(_CPP.glob("*.cc")),
-        headers=sorted(_CPP.glob("*.h")),
+        sources=[path for path in sorted(_CPP.glob("*.cc")) if path.name != _PACKED_PRODUCT],
+        # Its fingerprint stands for all that is in C++.
+        headers=[*sorted(_CPP.glob("*.h")), *_CPP.glob(_PACKED_PRODUCT)],
         options=_CPP_OPTIONS,
         machine=_processor(),
     )
+
+
+def packed_recipe(kind: str) -> Recipe:
+    """Returns how the products with kernels of a format are made; see `packed.FORMATS`."""
+    recipe, source = cpp_recipe(), _CPP / _PACKED_PRODUCT
+    options = *recipe.options, f"-DJSPEC_KIND={kind}"
+    return dataclasses.replace(recipe, name=f"jspec-{kind}", sources=[source], options=options)
 
 
 def _cpp_compiler() -> str | None:
@@ -211,6 +220,21 @@ def has_packed() -> bool:
     return library is not None and library.jspec_has_packed()
 
 
+def begin_packed(kind: str) -> None:
+    """Begins to build the products with kernels of a format, if they are in C++ here."""
+    if has_packed():
+        with _LOCK:
+            _begun_packed(kind)
+
+
+def is_packed_available(kind: str) -> bool:
+    """Returns whether C++ multiplies kernels of a format; builds its library first if need be."""
+    if not has_packed():
+        return False
+    with _LOCK:
+        return _prepare_packed(kind) is not None
+
+
 def host_function(name: str) -> Callable[..., None] | None:
     """Returns a function of the library that the host calls, on pointers; None without it."""
     library = _cpp_library()
@@ -232,11 +256,20 @@ def _prepare_cpp() -> ctypes.CDLL | None:
         library = load_library(cpp_recipe())
         for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
             has.restype = ctypes.c_bool
-        kinds = _PACKED if library.jspec_has_packed() else ()
-        packed = (f"{kind}_{name}" for kind in kinds for name in ("product", "byte_product"))
-        return library, [f"jspec_{function}" for function in (*_FUNCTIONS, *packed)]
+        return library, [f"jspec_{function}" for function in _FUNCTIONS]
 
     return _prepare(load, "cpu")
+
+
+@functools.cache
+def _begun_packed(kind: str) -> concurrent.futures.Future[ctypes.CDLL]:
+    return _COMPILERS.submit(load_library, packed_recipe(kind))
+
+
+@functools.cache
+def _prepare_packed(kind: str) -> ctypes.CDLL | None:
+    names = [f"jspec_{kind}_{name}" for name in ("product", "byte_product")]
+    return _prepare(lambda: (_begun_packed(kind).result(), names), "cpu")
 
 
 def _prepare(

@@ -226,6 +226,7 @@ def pack(
     Returns:
       The strips, uint8 [s bytes], in memory that JAX can use without copying it.
     """
+    library.begin_packed(kind)  # it will soon be multiplied
     num_strips, row_bytes = -(-len(order) // STRIP), tensors[0].shape[1]
     strips = _empty_strips(num_strips, STRIP * row_bytes)
     padding = np.zeros(row_bytes, np.uint8)
@@ -314,7 +315,7 @@ def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[A
         rows, strips = jax.lax.optimization_barrier((rows, strips))
         return dot(rows, unpack(strips, kernel.kind)[:num_outputs].astype(rows.dtype))
 
-    if library.has_packed():
+    if library.is_packed_available(kernel.kind):
         result = library.floats(rows.shape[0], num_outputs)
         return library.call(name, reference, result, rows, kernel.strips)
     return reference(rows, kernel.strips)

@@ -15,7 +15,7 @@ from jspec.common.user_cache import is_offline, note
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
-from jspec.weights.published import MODELS, SMOLLM2, fetch
+from jspec.weights.published import MODELS, fetch
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
 from jspec.weights.tokenizers.tokenizer import TokenizerLike
 
@@ -178,8 +178,7 @@ def load_model(
     check_device()
     is_asked = quantization not in (None, "auto")
     if not is_asked:
-        # The figures published for the small preset are those of bfloat16.
-        is_file = path is not None and path.suffix == ".gguf" and name != SMOLLM2
+        is_file = path is not None and path.suffix == ".gguf"
         quantization = PACKED if is_file and has_fast_packed_products() else None
     quantization = None if quantization == "none" else quantization
     if mesh is not None and not is_asked:

@@ -1,5 +1,6 @@
 """The library: built once, built again when damaged, and done without where it cannot be built."""
 
+import dataclasses
 import shutil
 import subprocess
 
@@ -71,6 +72,14 @@ def test_without_a_compiler_xla_computes_and_one_line_says_so(
     assert (prepare_cuda("9.0") if is_cuda else prepare()) is None
     check_line(capsys, reason)
     assert not list(cache.glob("native/*"))
+
+
+def test_a_format_that_does_not_compile_is_left_to_xla(cache, monkeypatch, capsys):
+    recipe = dataclasses.replace(native.packed_recipe("q4_0"), compiler="false")
+    monkeypatch.setattr(native, "packed_recipe", lambda kind: recipe)
+    monkeypatch.setattr(native, "_begun_packed", native._begun_packed.__wrapped__)
+    assert native._prepare_packed.__wrapped__("q4_0") is None
+    check_line(capsys, "false failed: status 1")
 
 
 def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, capsys):

@@ -199,11 +199,14 @@ def test_products_are_the_same_on_other_processors(options, monkeypatch, tmp_pat
     if not library.has_packed():
         pytest.skip("no C++ for packed kernels on this processor")
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    recipe = library.cpp_recipe()
+    source = tmp_path / "all_formats.cc"
+    products = "".join(f"JSPEC_PACKED({kind});\n" for kind in FORMATS)
+    source.write_text(f'#include "packed_product.h"\n{products}')
+    folder = f"-I{library._CPP}"
     recipe = dataclasses.replace(
-        recipe,
-        sources=[path for path in recipe.sources if path.name == "packed_product.cc"],
-        options=("-std=gnu++17", "-O0", "-ffp-contract=off", "-fPIC", "-w", *options),
+        library.cpp_recipe(),
+        sources=[source],
+        options=("-std=gnu++17", "-O0", "-ffp-contract=off", "-fPIC", "-w", folder, *options),
     )
     elsewhere = library.load_library(recipe)
     rows = jnp.asarray(np.random.default_rng(5).normal(size=(9, NUM_INPUTS)), jnp.bfloat16)

@@ -11,6 +11,10 @@
 
 #include "lanes.h"
 
+#if defined(__AVX512BW__) || defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#define JSPEC_HAS_PACKED  // kernels packed as in GGUF files are fast on this processor
+#endif
+
 namespace jspec {
 
 #ifdef __AVX512BF16__

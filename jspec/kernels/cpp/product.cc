@@ -241,3 +241,12 @@ extern "C" bool jspec_has_tiles() {
   return false;
 #endif
 }
+
+// Whether kernels packed as in GGUF files are multiplied here.
+extern "C" bool jspec_has_packed() {
+#ifdef JSPEC_HAS_PACKED
+  return true;
+#else
+  return false;
+#endif
+}

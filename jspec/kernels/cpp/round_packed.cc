@@ -4,7 +4,7 @@
 
 #include "multiply.h"
 
-#if defined(__AVX512BW__) || defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#ifdef JSPEC_HAS_PACKED
 #include "packed_formats.h"
 
 namespace {
