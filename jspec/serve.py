@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from absl import flags
 from jax.sharding import Mesh
 
@@ -157,16 +156,13 @@ def _load(settings: SamplingParams, mesh: Mesh | None) -> Generator:
     if flags.FLAGS["max_new_tokens"].present and settings.max_new_tokens >= max_seq_len:
         say(f"note: --max_new_tokens={settings.max_new_tokens} is reduced to what --max_seq_len, "
             f"{max_seq_len}, leaves after the prompt")  # fmt: skip
-    generator = Generator(
+    return Generator(
         target, draft, method,
         batch_size=_MAX_SLOTS.value,
         max_seq_len=max_seq_len,
         rounds_per_visit=_ROUNDS_PER_VISIT.value,
         notify=say,
     )  # fmt: skip
-    if jax.process_count() > 1:
-        generator.costs  # noqa: B018  # measured here, by all together
-    return generator
 
 
 def _memory() -> dict[str, Any]:

@@ -9,17 +9,16 @@ as there may be.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.common import processes
-from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.batch import Batch
+from jspec.generation.costs import LONGEST_MEASURED
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT
 from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import Row, make_row
-from jspec.sampling.settings import Switches
-from jspec.speculation.types import ModelParams, SpecState
 from jspec.weights.resolver import LoadedModel
 
 _MAX_NEW_TOKENS = 96
@@ -48,10 +47,8 @@ class AcceptanceRates(NamedTuple):
     answer_tokens: int
 
 
-def measure_rates(
-    engine: Engine, params: ModelParams, target: LoadedModel, batch_size: int, max_seq_len: int
-) -> AcceptanceRates:
-    """Answers the prompts in batches of that size; the engine's rows choose numbers of drafts.
+def measure_rates(batch: Batch, num_rows: int, target: LoadedModel) -> AcceptanceRates:
+    """Answers the prompts by the first rows of a batch, which choose numbers of drafts.
 
     A model that hears answers none of them: nothing is known of it before its first answer.
     """
@@ -59,13 +56,13 @@ def measure_rates(
     if encoder is not None and encoder.is_audio:
         return AcceptanceRates((), (), 0)
     settings = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0)
-    rows = []
+    rows, longest = [], min(batch.max_length, LONGEST_MEASURED)
     for text in _PROMPTS:
-        prompt = encode_text(target, text, chat=None, system=None)[-(max_seq_len // 2) :]
+        prompt = encode_text(target, text, chat=None, system=None)[-(longest // 2) :]
         prompt, source = read_prompt(target, Request(prompt, settings), chat=None, system=None)
-        rows.append(make_row(prompt, settings, target, max_seq_len, source))
-    groups = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
-    counts = [_answer(engine, params, group, batch_size) for group in groups]
+        rows.append(make_row(prompt, settings, target, longest, source))
+    groups = [rows[first : first + num_rows] for first in range(0, len(rows), num_rows)]
+    counts = [_answer(batch, group) for group in groups]
     accepted, decided, lengths = (np.concatenate(leaves) for leaves in zip(*counts, strict=True))
     return AcceptanceRates(
         tuple(map(tuple, accepted.sum(axis=0).tolist())),
@@ -74,21 +71,19 @@ def measure_rates(
     )
 
 
-def _answer(
-    engine: Engine, params: ModelParams, rows: Sequence[Row], batch_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _answer(batch: Batch, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns accepted and decided drafts, [rows k 2], and lengths of the answers, [rows]."""
-    capacity = engine.capacity_for(max(row.max_length for row in rows))
-    states = [engine.prefill(params, row, capacity, Switches()) for row in rows]
-    # Every batch is full, so that its program is that of the run.
-    states += [jax.tree.map(jnp.copy, states[0]) for _ in range(batch_size - len(rows))]
-    state: SpecState = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
-    assert state.control is not None
-    most = jnp.full_like(state.control.forced, engine.numbers[-1])
-    state = state.replace(control=state.control.replace(forced=most))
-    while not np.all(processes.fetch(state.is_done)):
-        state, _ = engine.run(params, state, MAX_ROUNDS_PER_VISIT)
-    control = state.control
+    for number, row in enumerate(rows):
+        batch.fill(number, row)
+    control = batch.state.control
+    assert control is not None
+    most = jnp.full_like(control.forced, batch.engine.numbers[-1])
+    batch.state = batch.state.replace(control=control.replace(forced=most))
+    while not np.all(processes.fetch(batch.state.is_done)):
+        batch.run(MAX_ROUNDS_PER_VISIT)
+    control = batch.state.control
     assert control is not None
     counts = processes.fetch((control.kept, control.tried, control.num_emitted))
+    for number in range(len(rows)):
+        batch.finish(number)
     return tuple(leaf[: len(rows)] for leaf in counts)  # type: ignore[return-value]

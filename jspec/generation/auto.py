@@ -17,9 +17,10 @@ from jspec.common.json_lines import read_json
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir, keep, note, read_kept
-from jspec.generation.acceptance_rates import measure_rates
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
+from jspec.generation.acceptance_rates import AcceptanceRates, measure_rates
+from jspec.generation.costs import RoundCosts, contexts_of, make_batch, measure_costs, texts_for
 from jspec.generation.engine import Engine
+from jspec.generation.paged_batch import PagedBatch
 from jspec.kernels import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
@@ -96,6 +97,8 @@ def recall_costs(
     batch_size: int,
     max_seq_len: int,
     length: int,
+    pages: PagedBatch | None = None,
+    known: RoundCosts | None = None,
 ) -> RoundCosts:
     """Returns the costs of rounds on this machine from the user's cache; measures missing ones.
 
@@ -108,6 +111,9 @@ def recall_costs(
       length: the most tokens of the texts for which they are needed at once. Those of longer texts
         are measured when they are needed, beside what is known: a short text's choices stay the
         same.
+      pages: the batch whose rows will answer, for texts of every length: its first `batch_size`
+        rows are timed. None: such as a Generator makes.
+      known: costs of other numbers of rows, whose accepted drafts, if any, are taken.
     """
     here = environment()
     machine = {
@@ -125,17 +131,23 @@ def recall_costs(
         machine["mesh"] = engine.layout.shape
     if jax.process_count() > 1:
         machine["processes"] = jax.process_count()
+    if pages is not None:
+        machine["pages"] = True
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
 
     def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
+        batch = pages or make_batch(engine, params, batch_size, contexts[-1])
         texts = texts_for(engine.drafter, target.tokenizer)
-        costs = measure_costs(engine, params, batch_size, contexts[-1:], show, texts)
+        costs = measure_costs({contexts[-1]: batch}, batch_size, show, texts)
         if shorter is not None:
             return shorter.followed_by(costs)
         if jax.process_count() > 1:
             return costs
+        if known is not None and known.decided:
+            names = AcceptanceRates._fields
+            return dataclasses.replace(costs, **{name: getattr(known, name) for name in names})
         try:
-            rates = measure_rates(engine, params, target, batch_size, max_seq_len)
+            rates = measure_rates(batch, batch_size, target)
         except InputError:  # such as a chat template that refuses the prompts
             return costs
         return dataclasses.replace(costs, **rates._asdict())
@@ -143,6 +155,8 @@ def recall_costs(
     check = functools.partial(check_costs, engine=engine)
     path, costs = cache_dir() / "costs.json", None
     contexts = contexts_of(engine, max_seq_len)
+    if pages is not None:  # one program for texts of any length
+        contexts = (engine.capacity_for(max_seq_len),)
     num_needed = 1 + sum(context < engine.capacity_for(length) for context in contexts[:-1])
     for number in range(1, num_needed + 1):
         name = key | machine | {"contexts": contexts[:number]}

@@ -338,6 +338,7 @@ class Batch:
     """Rows that are filled with requests, run together, and filled again.
 
     Attributes:
+      engine: its programs.
       rows: indices of the rows.
       cache_size: memory that their caches take.
       params: parameters of target and drafter, the latter with the answers that it remembers.
@@ -357,10 +358,10 @@ class Batch:
         Raises:
           InputError: if there is not enough memory.
         """
-        self._engine, self.params = engine, params
-        drafter = self._engine.drafter
+        self.engine, self.params = engine, params
+        drafter = self.engine.drafter
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
-        self._capacity, self._switches = self._engine.capacity_for(max_length), switches
+        self._capacity, self._switches = self.engine.capacity_for(max_length), switches
         self.rows = range(num_rows)
         num_bytes, temporary = self._needs(self._capacity)
         self.cache_size = CacheSize(num_rows, self._capacity, num_bytes)
@@ -377,24 +378,38 @@ class Batch:
             self._state = self._empty_state(num_rows)
 
     def _empty_state(self, num_rows: int) -> SpecState:
-        return self._engine.empty_state(num_rows, self._capacity, self._switches)
+        return self.engine.empty_state(num_rows, self._capacity, self._switches)
 
     def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states, and of what programs need beside them."""
         # Several rows need one state more: that of the prompt that is being read.
         counts = (1,) if len(self.rows) == 1 else (len(self.rows), 1)
-        sizes = (self._engine.state_bytes(n, capacity, self._switches) for n in counts)
-        return sum(sizes), self._engine.temporary_bytes(sum(counts), capacity)
+        sizes = (self.engine.state_bytes(n, capacity, self._switches) for n in counts)
+        return sum(sizes), self.engine.temporary_bytes(sum(counts), capacity)
 
     def _advise(self) -> str:
         """Returns what would fit, where the caches do not."""
         capacity = next_smaller(self._capacity)
         while capacity and not fits(sum(self._needs(capacity))):
             capacity = next_smaller(capacity)
-        tokens = capacity - self._engine.num_draft_tokens - 1
+        tokens = capacity - self.engine.num_draft_tokens - 1
         most = f"{tokens} tokens of prompt and answer (max_new_tokens) fit" if capacity else ""
         fewer = "fewer rows (batch_size)" * (len(self.rows) > 1)
         return ", or ".join(filter(None, (most, fewer))) or "a smaller model takes less"
+
+    @property
+    def state(self) -> SpecState:
+        """The rows' state, without what lies in pages. The next call that runs them deletes it."""
+        assert self._state is not None  # a row was filled
+        return self._state
+
+    @state.setter
+    def state(self, state: SpecState) -> None:
+        self._state = state
+
+    def change(self, do: Callable[[ModelParams, SpecState], SpecState]) -> None:
+        """Replaces the state by what a function makes of it, which must donate it."""
+        self._state = do(self.params, self.state)
 
     def fill(self, row: int, request: Row) -> Round:
         """Reads a request's prompt into a row; returns the answer's first token."""
@@ -407,17 +422,17 @@ class Batch:
         """Begins to read a prompt, as `insert` takes it; one at a time."""
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
-        state = self._engine.begin(request, self._capacity, self._switches)
-        state = self._engine.read_source(self.params, state, request)
+        state = self.engine.begin(request, self._capacity, self._switches)
+        state = self.engine.read_source(self.params, state, request)
         is_scored = request.settings.prompt_logprobs
         # Of a wide chunk the logits of each token would take too much memory.
-        calls = self._engine.chunks(len(request.prompt), widest=0 if is_scored else None)
-        return Reading(self._engine, self.params, request.prompt, state, calls, is_scored)
+        calls = self.engine.chunks(len(request.prompt), widest=0 if is_scored else None)
+        return Reading(self.engine, self.params, request.prompt, state, calls, is_scored)
 
     @property
     def max_length(self) -> int:
         """The most tokens that a row may have."""
-        return self._capacity - self._engine.num_draft_tokens - 1
+        return self._capacity - self.engine.num_draft_tokens - 1
 
     def fits(self, max_length: int, switches: Switches) -> bool:
         """Returns whether its programs answer requests of this length that need these switches."""
@@ -429,7 +444,7 @@ class Batch:
         Both have one row. `before` may be this batch itself, and has no state from then on; its
         caches are taken over, or copied where those of this batch are larger.
         """
-        engine, state = self._engine, before._state
+        engine, state = self.engine, before._state
         assert state is not None
         texts, before._state = (state.target_cache, state.draft), None
         if before._capacity < self._capacity:
@@ -457,7 +472,7 @@ class Batch:
             self._state = prefilled
         else:
             assert self._state is not None
-            self._state = self._engine.insert(self._state, row, prefilled)
+            self._state = self.engine.insert(self._state, row, prefilled)
         with kernels.explained_failures():
             token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         if self._is_told and self._infos is None:
@@ -470,9 +485,8 @@ class Batch:
     def run(self, num_rounds: int) -> float:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
         begin = Instant()
-        assert self._state is not None  # a row was filled
         with self._tell():
-            self._state, self._infos = self._engine.run(self.params, self._state, num_rounds)
+            self._state, self._infos = self.engine.run(self.params, self.state, num_rounds)
         return Instant().run_seconds_since(begin)
 
     def rounds(self, row: int) -> Iterator[Round]:
@@ -484,7 +498,7 @@ class Batch:
         if self._infos is None:
             return
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
-        depth = 0 if self._engine.drafter is None else self._engine.drafter.tree_depth
+        depth = 0 if self.engine.drafter is None else self.engine.drafter.tree_depth
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
             num_proposed, drafter, drafts = int(info.num_proposed), "", Drafts()
@@ -503,22 +517,22 @@ class Batch:
     def finish(self, row: int) -> None:
         """Marks a row as done: it emits nothing until it is filled again."""
         assert self._state is not None
-        self._state = self._engine.finish(self._state, row)
+        self._state = self.engine.finish(self._state, row)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Lets the next rounds look up an answer that has ended, if the drafter does so."""
         if self.has_memory:
-            self.params = self._engine.remember(self.params, token_ids)
+            self.params = self.engine.remember(self.params, token_ids)
 
     def forget(self) -> None:
         """Forgets the answers that the drafter remembers."""
         if self.has_memory:
-            self.params = self._engine.forget(self.params)
+            self.params = self.engine.forget(self.params)
 
     @property
     def has_memory(self) -> bool:
         """Whether the drafter looks up earlier answers."""
-        return self._engine.keeps_answers
+        return self.engine.keeps_answers
 
 
 def drafts_of(tokens: np.ndarray, parents: np.ndarray | None, number: int) -> Drafts:

@@ -19,17 +19,18 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from jspec.common.errors import InputError
 from jspec.common.progress import Progress
-from jspec.common.timing import timed
-from jspec.generation.engine import Engine
+from jspec.generation.batch import Batch
+from jspec.generation.engine import CompileNotice, Engine
 from jspec.generation.request import SamplingParams
 from jspec.generation.result import RoundCounts
 from jspec.generation.rows import Row
@@ -192,8 +193,10 @@ def read_costs(path: str) -> RoundCosts:
         raise InputError(f"{path}: {reason}") from None
 
 
+_Change: TypeAlias = Callable[[ModelParams, SpecState], SpecState]
 _CONTEXTS = (512, 2048)
 PROMPT_TOKENS = 129
+LONGEST_MEASURED = 448  # tokens of prompt and answer of a row, at most, while rounds are measured
 _REPEATS = 9
 _READING_REPEATS = 5
 _TOKEN_ID = 1
@@ -216,44 +219,41 @@ def contexts_of(engine: Engine, max_seq_len: int) -> tuple[int, ...]:
     return tuple(sorted({min(context, largest) for context in _CONTEXTS}))
 
 
+def make_batch(engine: Engine, params: ModelParams, num_rows: int, context: int) -> Batch:
+    """Returns rows with this many slots, such as greedy requests have."""
+    sizes = num_rows, context - engine.num_draft_tokens - 1
+    return Batch(engine, params, CompileNotice(None), *sizes, Switches())
+
+
 def measure_costs(
-    engine: Engine,
-    params: ModelParams,
-    batch_size: int,
-    contexts: Sequence[int],
+    batches: Mapping[int, Batch],
+    num_rows: int,
     on_start: Callable[[int], Progress] | None = None,
     texts: MeasuredTexts = MeasuredTexts(),  # noqa: B008
 ) -> RoundCosts:
-    """Measures rounds of a whole batch with these numbers of slots, which rise.
+    """Measures rounds of the first `num_rows` rows of batches, which are empty afterwards.
 
-    The rows of the engine choose among numbers of drafts. `on_start` is called with the number of
-    timings; it returns what shows how many are done. The rows repeat `texts`; see `texts_for`.
+    The batches stand under their contexts, which rise; their rows choose among numbers of drafts.
+    `on_start` is called with the number of timings; it returns what shows how many are done. The
+    rows repeat `texts`; see `texts_for`.
     """
-    drafter = engine.drafter
+    engine = next(iter(batches.values())).engine
+    drafter, numbers = engine.drafter, engine.numbers
     assert drafter is not None
     drafters = drafters_of(drafter.kinds)
     seconds, reading = [], []
-    num_each = (_REPEATS + 1) * len(drafters) * len(engine.numbers)
-    progress = None if on_start is None else on_start(len(contexts) * num_each)
-    for place, context in enumerate(contexts):
-
-        def ready_and_lagging(text: Sequence[int], context: int = context) -> list[SpecState]:
-            lagging = ready = _start_row(engine, params, context, text)
-            for name in drafters:
-                ready = _catch_up(engine, params, ready, drafter, name)
-            return [
-                jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
-                for row in (ready, lagging)
-            ]
-
-        ready, lagging = ready_and_lagging(texts.rounds)
-        seconds.append(_time_rounds(engine, params, ready, drafter, progress, place * num_each))
+    num_each = (_REPEATS + 1) * len(drafters) * len(numbers)
+    progress = None if on_start is None else on_start(len(batches) * num_each)
+    catch_up = _catch_up(engine)
+    for place, batch in enumerate(batches.values()):
+        states = _start(batch, num_rows, texts.rounds, catch_up)
+        seconds.append(_time_rounds(batch, states[1], progress, place * num_each))
         if drafter.has_lag and texts.reading != texts.rounds:
-            ready, lagging = ready_and_lagging(texts.reading)
-        reading.append(_time_reading(engine, params, ready, lagging, drafter))
-    return RoundCosts(
-        tuple(contexts), engine.numbers, tuple(drafters), tuple(seconds), tuple(reading)
-    )
+            states = _start(batch, num_rows, texts.reading, catch_up)
+        reading.append(_time_reading(batch, *states))
+        for row in range(num_rows):
+            batch.finish(row)
+    return RoundCosts(tuple(batches), numbers, tuple(drafters), tuple(seconds), tuple(reading))
 
 
 def texts_for(drafter: Drafter | None, tokenizer: TokenizerLike) -> MeasuredTexts:
@@ -263,58 +263,75 @@ def texts_for(drafter: Drafter | None, tokenizer: TokenizerLike) -> MeasuredText
     return MeasuredTexts(english if reads_text else (_TOKEN_ID,), english)
 
 
-def _start_row(engine: Engine, params: ModelParams, context: int, text: Sequence[int]) -> SpecState:
-    """Returns a row in the middle of its text."""
+def _start(
+    batch: Batch, num_rows: int, text: Sequence[int], catch_up: _Change
+) -> tuple[SpecState, SpecState]:
+    """Returns rows in the middle of their text: with drafters that lag, and with none that does."""
+    engine = batch.engine
     assert engine.drafter is not None
     width = engine.num_draft_tokens
-    room = context - width - 1
-    length = min(PROMPT_TOKENS, room - 2 * width - 4)
+    length = min(PROMPT_TOKENS, batch.max_length - 2 * width - 4)
     *prompt, newest, following = itertools.islice(itertools.cycle(text), length + 2)
-    row = Row(SamplingParams(), prompt, stop_ids=(), max_length=room)
-    prefilled = engine.prefill(params, row, context, Switches())
-    last = jnp.full_like(prefilled.last_token, newest)
+    row = Row(SamplingParams(), prompt, stop_ids=(), max_length=length + 2 * width + 4)
+    for number in range(num_rows):
+        batch.fill(number, row)
+    state = batch.state
+    last_token = jnp.full_like(state.last_token, newest)
     # A drafter that learns from the target has learned what follows this token: itself, usually.
-    block = last[:, None]
+    block = last_token[:, None]
     logits = jax.nn.one_hot(jnp.full_like(block, following), max(text) + 1)
     is_fed = jnp.ones_like(block, bool)
-    draft = engine.drafter.observe_logits(prefilled.draft, block, logits, is_fed, is_fed)
-    return prefilled.replace(last_token=last, draft=draft)
+
+    def learn(params: ModelParams, state: SpecState) -> SpecState:
+        del params
+        assert engine.drafter is not None
+        draft = engine.drafter.observe_logits(state.draft, block, logits, is_fed, is_fed)
+        return state.replace(last_token=last_token, draft=draft)
+
+    batch.change(learn)
+    lagging = jax.tree.map(jnp.copy, batch.state)
+    if engine.drafter.has_lag:
+        batch.change(catch_up)
+    return lagging, jax.tree.map(jnp.copy, batch.state)
 
 
-def _catch_up(
-    engine: Engine, params: ModelParams, state: SpecState, drafter: Drafter, name: str
-) -> SpecState:
-    """Returns the row after one drafter of a cascade has caught up by a proposal, now dropped."""
-    width = drafter.num_draft_tokens
-    is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
+def _catch_up(engine: Engine) -> _Change:
+    """Returns what has each drafter of a cascade catch up by a proposal, which is dropped."""
+    drafter = engine.drafter
+    assert drafter is not None
+    width, kinds = drafter.num_draft_tokens, [kind.drafter for kind in drafter.kinds]
 
-    def propose(params: ModelParams, state: SpecState) -> SpecState:
+    def propose(params: ModelParams, state: SpecState, is_asked: Bool[Array, "k"]) -> SpecState:
         inputs = RoundInputs(
             state.last_token,
-            limit=lambda kind: jnp.where(is_own[kind], width, 0),
+            limit=lambda kind: jnp.where(is_asked[kind], width, 0),
             rng_keys=INDEPENDENT.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, engine.apply, state.target_cache),
         )
         return state.replace(draft=drafter.propose(params.draft, state.draft, inputs)[1])
 
-    return jax.jit(engine.layout.spread(propose))(params, state)
+    def catch_up(params: ModelParams, state: SpecState) -> SpecState:
+        for name in drafters_of(drafter.kinds):
+            is_asked = np.array([kind == name for kind in kinds])
+            state = program(params, state, is_asked)
+        return state
+
+    program = jax.jit(engine.layout.spread(propose), donate_argnums=1)
+    return catch_up
 
 
 def _time_rounds(
-    engine: Engine,
-    params: ModelParams,
-    state: SpecState,
-    drafter: Drafter,
-    progress: Progress | None,
-    num_before: int,
+    batch: Batch, state: SpecState, progress: Progress | None, num_before: int
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the usual seconds of a round, [drafters][numbers]; more drafts never cost less."""
-    drafters, numbers = drafters_of(drafter.kinds), engine.numbers
+    drafter, numbers = batch.engine.drafter, batch.engine.numbers
+    assert drafter is not None
+    drafters = drafters_of(drafter.kinds)
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
     for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
         wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
-        overhead, total = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
+        overhead, total = (_time_visit(batch, state, wanted, rounds) for rounds in (0, 1))
         samples[repeat, row, column] = total - overhead
         if progress is not None:
             progress.show(count)
@@ -327,33 +344,30 @@ def _time_rounds(
     return tuple(map(tuple, (np.median(plain) * times_plain).tolist()))
 
 
-def _time_reading(
-    engine: Engine, params: ModelParams, ready: SpecState, lagging: SpecState, drafter: Drafter
-) -> tuple[float, ...]:
+def _time_reading(batch: Batch, lagging: SpecState, ready: SpecState) -> tuple[float, ...]:
     """Returns the median seconds for each token that a drafter has missed, [drafters]."""
+    drafter, numbers = batch.engine.drafter, batch.engine.numbers
+    assert drafter is not None
     kinds, reading = [kind.drafter for kind in drafter.kinds], []
     for name in drafters_of(drafter.kinds):
         kind = jnp.full_like(lagging.last_token, kinds.index(name))
         lag = int(drafter.lag(lagging.draft, kind)[0])
-        wanted = [engine.numbers[1] * (drafter_name == name) for drafter_name in kinds]
+        wanted = [numbers[1] * (drafter_name == name) for drafter_name in kinds]
         more = [0.0]
         if lag > 0:
             more = [
-                _time_visit(engine, params, lagging, wanted, 1)
-                - _time_visit(engine, params, ready, wanted, 1)
+                _time_visit(batch, lagging, wanted, 1) - _time_visit(batch, ready, wanted, 1)
                 for _ in range(_READING_REPEATS)
             ]
         reading.append(max(statistics.median(more), 0.0) / max(lag, 1))
     return tuple(reading)
 
 
-def _time_visit(
-    engine: Engine, params: ModelParams, state: SpecState, forced: Sequence[int], num_rounds: int
-) -> float:
+def _time_visit(batch: Batch, state: SpecState, forced: Sequence[int], num_rounds: int) -> float:
     """Returns the seconds of one visit to a copy of the state: a run gives its state away."""
     state = jax.tree.map(jnp.copy, state)
     assert state.control is not None
     rows = jnp.asarray(np.broadcast_to(np.array(forced, np.int32), state.control.forced.shape))
     state = state.replace(control=state.control.replace(forced=rows))
-    jax.block_until_ready(state)
-    return timed(lambda: engine.run(params, state, num_rounds))[0]
+    batch.state = jax.block_until_ready(state)
+    return batch.run(num_rounds)

@@ -26,7 +26,14 @@ from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
 from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
-from jspec.generation.costs import RoundCosts, contexts_of, measure_costs, texts_for
+from jspec.generation.costs import (
+    LONGEST_MEASURED,
+    RoundCosts,
+    contexts_of,
+    make_batch,
+    measure_costs,
+    texts_for,
+)
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.options import (
     Method,
@@ -36,6 +43,7 @@ from jspec.generation.options import (
     choose_method,
     make_spec,
 )
+from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
@@ -500,12 +508,24 @@ class Generator:
             return costs is not None
         return contexts_of(self.engine, length)[-1] <= costs.contexts[-1]
 
-    def recall_costs_alone(self) -> None:
-        """Has the costs of rounds of one row known, too, unless costs were given."""
-        if self.engine.numbers:
-            self._costs_alone(self.max_seq_len)
+    def know_costs(self, pages: PagedBatch) -> None:
+        """Has the costs of all rounds known, unless costs were given: measured with these rows.
 
-    def _recall_costs(self, batch_size: int, length: int) -> RoundCosts:
+        Where texts depend on the costs of one row, these are those of a row without pages: a server
+        gives the same texts.
+        """
+        if not self.engine.numbers or self.method.costs is not None:
+            return
+        is_free = self.rule.noise.is_shared and self.rule.is_lossless
+        length = self.max_seq_len
+        batch = pages if pages.has_shares(min(LONGEST_MEASURED, length)) else None
+        self._costs = self._recall_costs(self.batch_size, length, batch)
+        if self.batch_size > 1:
+            self.alone_costs = self._recall_costs(1, length, batch if is_free else None)
+
+    def _recall_costs(
+        self, batch_size: int, length: int, pages: PagedBatch | None = None
+    ) -> RoundCosts:
         self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
         key = {
             "models": [_describe(self.target), self._draft and _describe(self._draft)],
@@ -516,8 +536,11 @@ class Generator:
             "kernels": self._kernels(),
             "is_one_graph": kernels.run_options() is not None,
         }
-        sizes = {"batch_size": batch_size, "max_seq_len": self.max_seq_len, "length": length}
-        return recall_costs(self.engine, self.params, self.target, key, **sizes)
+        return recall_costs(
+            self.engine, self.params, self.target, key, batch_size=batch_size,
+            max_seq_len=self.max_seq_len, length=length, pages=pages,
+            known=self._costs or self.alone_costs,
+        )  # fmt: skip
 
     def measure_costs(self) -> RoundCosts | None:
         """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
@@ -531,9 +554,11 @@ class Generator:
         if not engine.numbers:
             numbers = 0, self.num_draft_tokens
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
+        rows = engine, self.params, self.batch_size
         contexts = contexts_of(engine, self.max_seq_len)
+        batches = {context: make_batch(*rows, context) for context in contexts}
         texts = texts_for(engine.drafter, self.target.tokenizer)
-        return measure_costs(engine, self.params, self.batch_size, contexts, texts=texts)
+        return measure_costs(batches, self.batch_size, texts=texts)
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""

@@ -1,6 +1,6 @@
 """A batch whose caches lie in pages, so that its rows take memory for the tokens they have."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,7 @@ class PagedBatch(Batch):
           InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
         """
         layout, capacity = engine.layout, engine.capacity_for(max_length)
+        self._max_length = max_length
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
         shard = layout.own_shapes(shape)  # one device's
@@ -137,9 +138,9 @@ class PagedBatch(Batch):
     def _needs(self, capacity: int) -> tuple[int, int]:
         """Returns the bytes of states and pages, and of what programs need beside them."""
         num_states = len(self.rows) + (len(self.rows) > 1)  # a prompt that is being read has one
-        size = self._engine.layout.num_bytes(self._empty.eval_shape(num_states))
+        size = self.engine.layout.num_bytes(self._empty.eval_shape(num_states))
         size += (self.num_pages + 1) * sum(self.page_bytes)
-        return size, self._engine.temporary_bytes(num_states, capacity)
+        return size, self.engine.temporary_bytes(num_states, capacity)
 
     def _advise(self) -> str:
         return "fewer rows (batch_size), or less memory for pages (cache_bytes)"
@@ -170,7 +171,7 @@ class PagedBatch(Batch):
 
     def chunks(self, num_tokens: int, widest: int) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: each call's first token, and its width."""
-        return self._engine.chunks(num_tokens, widest=widest)
+        return self.engine.chunks(num_tokens, widest=widest)
 
     def begin_in(
         self,
@@ -189,9 +190,9 @@ class PagedBatch(Batch):
         given. The pages are those of each part. `draft_length` says how many slots in them the
         drafter's caches have already.
         """
-        state = self._engine.put_request(self._empty(1), request)
+        state = self.engine.put_request(self._empty(1), request)
         calls = calls or self.chunks(len(request.prompt), widest)
-        reading = Reading(self._engine, self.params, request.prompt, state, calls, is_scored)
+        reading = Reading(self.engine, self.params, request.prompt, state, calls, is_scored)
         reading.put(self._snapshots, snapshots)
         if snapshots:
             self._set_draft_length(reading, draft_length)
@@ -218,7 +219,7 @@ class PagedBatch(Batch):
         """Says how many slots the drafter's caches have, whatever snapshots told of others."""
 
         def cut(cache: Any) -> Any:
-            return cache.rollback(self._engine.layout.place(jnp.asarray([length], jnp.int32)))
+            return cache.rollback(self.engine.layout.place(jnp.asarray([length], jnp.int32)))
 
         reading.state = reading.state.replace(draft=map_caches(cut, reading.state.draft))
 
@@ -229,7 +230,7 @@ class PagedBatch(Batch):
         See `Drafter.can_roll_back`; and on a mesh, what an answer adds to pages is known to its own
         row of the mesh alone, see `rows.page_spec`.
         """
-        drafter, shape = self._engine.drafter, self._engine.layout.shape or {}
+        drafter, shape = self.engine.drafter, self.engine.layout.shape or {}
         is_everywhere = shape.get(DATA_AXIS, 1) == 1
         return is_everywhere and (drafter is None or drafter.can_roll_back)
 
@@ -239,7 +240,7 @@ class PagedBatch(Batch):
         What is left to read is among the costs by which a row chooses its numbers of drafts: where
         its tokens depend on these, it must find what it would find alone.
         """
-        engine = self._engine
+        engine = self.engine
         if engine.drafter is None or not self.page_bytes[1] or not self.keeps_answers:
             return False
         if not engine.drafter.has_slot_per_token:
@@ -259,6 +260,26 @@ class PagedBatch(Batch):
         assert self._state is not None
         return self._snapshots.copy_row(self._state, row, begin, width)
 
+    def fill(self, row: int, request: Row) -> Round:
+        """Reads a request's prompt into a row and its share of all pages; see `has_shares`."""
+        share = self.num_pages // len(self.rows)
+        needed = self.needed(request.max_length, request.max_length)
+        pages = [range(1 + row * share, 1 + row * share + count) for count in needed]
+        reading = self.begin_in(request, pages, 0, ())
+        while not reading.is_done:
+            self.read(reading)
+        return self.insert(row, reading)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that a row may have: its table has no more pages."""
+        return self._max_length
+
+    def has_shares(self, max_length: int) -> bool:
+        """Returns whether all rows at once may have such a length, each in as many pages."""
+        needed = max(self.needed(max_length, max_length))
+        return needed * len(self.rows) <= self.num_pages
+
     def insert(self, row: int, reading: Reading) -> Round:
         """Puts a request whose prompt was read into a row; returns the answer's first token."""
         self._fill(row, reading)
@@ -274,9 +295,9 @@ class PagedBatch(Batch):
             alone = self._alone(self._state, row, reading.state, saved)
             is_row = np.arange(len(self._state.last_token))[:, None] == row
             tables = [np.where(is_row, table[: len(is_row)], 0) for table in self.tables]
-            after, _ = self._engine.run(self.params, self._join(alone, tables), 1)
+            after, _ = self.engine.run(self.params, self._join(alone, tables), 1)
             saved = self._settle(saved, self._part(after), row)
-        self._state = self._engine.insert(self._state, row, saved)
+        self._state = self.engine.insert(self._state, row, saved)
 
     def save(self, row: int) -> SpecState:
         """Returns a row's state, all but keys and values."""
@@ -290,22 +311,31 @@ class PagedBatch(Batch):
 
     def run(self, num_rounds: int) -> float:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
-        self._fit()
-        assert self._state is not None
-        count = len(self._state.last_token)
-        self._state = self._join(self._state, [table[:count] for table in self.tables])
+        self._join_all()
         seconds = super().run(num_rounds)
         assert self._infos is not None
-        self._state = self._part(self._state)
-        self.lengths[:count] += self._infos.num_tokens.sum(axis=0, dtype=np.int32)
+        self.state = self._part(self.state)
+        num_tokens = self._infos.num_tokens.sum(axis=0, dtype=np.int32)
+        self.lengths[: len(num_tokens)] += num_tokens
         return seconds
+
+    def change(self, do: Callable[[ModelParams, SpecState], SpecState]) -> None:
+        """Replaces the state and all pages; see `Batch.change`."""
+        self._join_all()
+        super().change(do)
+        self.state = self._part(self.state)
+
+    def _join_all(self) -> None:
+        self._fit()
+        count = len(self.state.last_token)
+        self.state = self._join(self.state, [table[:count] for table in self.tables])
 
     def finish(self, row: int) -> None:
         """Marks a row as done: it emits nothing until it is filled again, and has no pages."""
         if len(self.rows) == 1:
             super().finish(row)
         elif self._state is not None:
-            self._state = emptied(self._engine.insert, self._state, row, self._nothing)
+            self._state = emptied(self.engine.insert, self._state, row, self._nothing)
         self.set_pages(row, [[]] * len(_PARTS))
 
     def _join(self, state: SpecState, tables: Sequence[Int32[np.ndarray, "b m"]]) -> SpecState:

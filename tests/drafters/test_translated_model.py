@@ -13,7 +13,7 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import _start_row, texts_for
+from jspec.generation.costs import _catch_up, _start, make_batch, texts_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -217,7 +217,8 @@ def test_its_costs_are_measured_on_ordinary_text():
     )
     ids = texts_for(generator.engine.drafter, target.tokenizer).rounds
     assert target.tokenizer.stream().push(ids[0]).strip() in "The committee"
-    row = _start_row(generator.engine, generator.params, 512, ids)
+    batch = make_batch(generator.engine, generator.params, 1, 512)
+    row, _ = _start(batch, 1, ids, _catch_up(generator.engine))
     text = row.draft[1].text.history
     read = [*text.tokens[0, : int(text.length[0])].tolist(), int(row.last_token[0])]
     assert read == list(itertools.islice(itertools.cycle(ids), len(read)))

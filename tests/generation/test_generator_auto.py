@@ -14,7 +14,7 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
 from jspec.generation.acceptance_rates import measure_rates
-from jspec.generation.costs import RoundCosts
+from jspec.generation.costs import RoundCosts, make_batch
 from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
 from jspec.generation.no_drafts import explain_no_drafts
@@ -285,6 +285,11 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     assert "measuring" not in capsys.readouterr().err
 
 
+def rates_of(generator, num_rows=1):
+    batch = make_batch(generator.engine, generator.params, num_rows, 512)
+    return measure_rates(batch, num_rows, generator.target)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_rates_are_those_of_a_few_answers(batch_size):
     """The target as its own draft has every draft accepted, a stranger has not; in any batches."""
@@ -293,13 +298,12 @@ def test_rates_are_those_of_a_few_answers(batch_size):
         batch_size=batch_size,
     )  # fmt: skip
     itself.engine = model_engine()
-    sizes = itself.target, batch_size, itself.max_seq_len
-    rates = measure_rates(itself.engine, itself.params, *sizes)
+    rates = rates_of(itself, batch_size)
     assert rates.accepted == rates.decided
     assert rates.decided[0][0] > 10
     assert 10 < rates.answer_tokens <= 4 * 96
     stranger = make_stranger(CHEAP["model"])
-    rates = measure_rates(stranger.engine, stranger.params, stranger.target, 1, itself.max_seq_len)
+    rates = rates_of(stranger)
     assert rates.accepted[0][0] < 0.9 * rates.decided[0][0]
 
 
@@ -311,7 +315,7 @@ def test_answers_that_were_cut_count_as_longer(monkeypatch):
         "jspec.generation.acceptance_rates._answer", lambda *_: (*counts, np.array([next(lengths)]))
     )
     made = make_auto("prompt_lookup", costs=None, max_seq_len=200)
-    assert measure_rates(made.engine, made.params, made.target, 1, 200).answer_tokens == 128
+    assert rates_of(made).answer_tokens == 128
 
 
 def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, monkeypatch):
@@ -352,10 +356,10 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "capacity_for", lambda engine, length: length + 8)
     measured = []
 
-    def measure(engine, params, batch_size, contexts, show, text):
-        measured.append(tuple(contexts))
+    def measure(batches, num_rows, show, text):
+        measured.append(tuple(batches))
         costs = costs_of("prompt_lookup", 0.1)
-        return dataclasses.replace(costs, contexts=tuple(contexts))
+        return dataclasses.replace(costs, contexts=tuple(batches))
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
     first = make_auto("prompt_lookup", costs=None, max_seq_len=200)
@@ -375,7 +379,7 @@ def test_the_batch_size_changes_no_sampled_answer(monkeypatch):
     On a made-up machine whose rounds of several rows cost much more with drafts.
     """
 
-    def recall(engine, params, target, key, *, batch_size, max_seq_len, length):
+    def recall(engine, params, target, key, *, batch_size, **options):
         return costs_of("model", 0.1 if batch_size == 1 else 9.0)
 
     monkeypatch.setattr("jspec.generation.generator.recall_costs", recall)
@@ -395,8 +399,8 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
     """On a made-up machine: 0.002 s for each token that the draft model has missed."""
     texts = {}
 
-    def visit(engine, params, state, forced, num_rounds):
-        del engine, params
+    def visit(batch, state, forced, num_rounds):
+        del batch
         missed = int(state.draft.history.length[0] - 1 - state.draft.cache.length[0])
         if forced[0] == 1:
             texts[missed > 0] = len(np.unique(state.draft.history.tokens[0, : missed or 99]))
@@ -418,9 +422,9 @@ def test_other_work_on_the_machine_slows_no_number_more_than_another(monkeypatch
     """
     count = 0
 
-    def visit(engine, params, state, forced, num_rounds):
+    def visit(batch, state, forced, num_rounds):
         nonlocal count
-        del engine, params, state
+        del batch, state
         count += num_rounds
         return num_rounds * (1 + 0.1 * forced[0]) * (2 if count <= 5 * 4 + 2 else 1)
 

@@ -156,7 +156,7 @@ def test_sampled_rows_that_choose_find_what_they_would_find_alone(made):
     batch = made[1].slots._batch
     row = Row(SETTINGS["sampled"], QUESTION, (0,), 100)
     assert batch.shares_drafter_pages(row)
-    engine = batch._engine
+    engine = batch.engine
     try:
         engine.numbers = (0, 1, 2)
         assert not batch.shares_drafter_pages(row)

@@ -11,11 +11,13 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
-from jspec.generation.batch import row_counts
-from jspec.generation.costs import RoundCosts
+from jspec.generation import costs as costs_module
+from jspec.generation.batch import Batch, row_counts
+from jspec.generation.costs import RoundCosts, measure_costs
+from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
-from jspec.serving.worker import Worker, make_row, make_scheduler
+from jspec.serving.worker import Worker, make_row, make_scheduler, make_slots
 from tests.serving.served import answer_all, generate_by_one_program, run, step, submit
 from tests.serving.test_slots import CACHED, make
 from tests.serving.test_slots import PROMPTS as BEGUN_ALIKE
@@ -108,6 +110,40 @@ def choosing():
     seconds = tuple(1 + 0.1 * number for number in numbers)
     costs = RoundCosts((64,), numbers, CASCADE, ((seconds,) * 2,), ((0.0,) * 2,))
     return make_generator("+".join(CASCADE), costs=costs, **options), np.array(numbers)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_path):
+    """By programs that a server compiles anyway; but texts of a seed are those of a Generator.
+
+    Guards against pages and rows that stay taken, and against a second measurement at each start.
+    """
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs_module, "_REPEATS", 1)
+    timed = []
+
+    def measure(batches, num_rows, *options):
+        timed.append((type(*batches.values()), num_rows))
+        return measure_costs(batches, num_rows, *options)
+
+    monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
+    options = {"num_draft_tokens": "auto", "batch_size": 3, "max_seq_len": 200}
+    generator = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
+    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
+    alone = PagedBatch if rule == "coupled" else Batch
+    assert timed == [(PagedBatch, 3), (alone, 1)]
+    longest = generator.engine.capacity_for(200)
+    assert generator.known_costs.contexts == ((longest,) if rule == "coupled" else (512,))
+    assert generator.known_costs.decided == generator.costs.decided != ()
+    assert len(timed) == 2, "requests only look the costs up"
+    assert scheduler.slots.usage == 0
+    assert not any(table.any() for table in scheduler.slots._batch.tables)
+    (answer,) = answers(generator, scheduler, [3])
+    plain = shared_generator("none").generate(PROMPTS[3], SETTINGS[3])
+    assert answer.token_ids == plain.token_ids
+    again = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
+    make_slots(again)
+    assert len(timed) == 2
 
 
 @pytest.mark.parametrize(
