@@ -29,10 +29,9 @@ from jspec.kernels.split import MODEL_AXIS, SplitKernel
 CompactKernel: TypeAlias = QuantizedKernel | PackedKernel | JoinedKernel
 Kernel: TypeAlias = Float[Array, "..."] | CompactKernel | SplitKernel
 
-# Up to this many rows the C++ is faster than XLA on any CPU, but for some float32 products near the
+# Up to this many rows the C++ is at least as fast as XLA, but for some float32 products near the
 # limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
-_FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 64}
-_MANY_ROWS = 512  # the same limit where the processor multiplies pairs of bfloat16 numbers
+_MOST_ROWS = {jnp.dtype(jnp.bfloat16): 512, jnp.dtype(jnp.float32): 64}
 NARROW_CHUNK, _WIDE_CHUNK = 64, 256  # tokens of a prompt that one call reads
 # Which axes are summed over, rows and kernels; which one of the rows is grouped, which of the
 # kernels counts the groups.
@@ -78,7 +77,7 @@ def table_rows(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
 @library.in_cpp(
     "table_rows",
     lambda table, ids: jax.ShapeDtypeStruct((*ids.shape, table.shape[1]), table.dtype),
-    lambda table, ids: table.dtype in _FEW_ROWS and ids.dtype == jnp.int32 and len(table) > 0,
+    lambda table, ids: table.dtype in _MOST_ROWS and ids.dtype == jnp.int32 and len(table) > 0,
 )
 def _float_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     return table[ids]
@@ -87,7 +86,7 @@ def _float_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Arr
 @library.in_cpp(
     "product",
     lambda rows, kernel: library.floats(rows.shape[0], kernel.shape[0]),
-    lambda rows, kernel: rows.shape[0] <= _most_native_rows(kernel.dtype),
+    lambda rows, kernel: rows.shape[0] <= _MOST_ROWS.get(kernel.dtype, 0),
 )
 def float_product(
     rows: Float32[Array, "r i"], kernel: Float[Array, "o i"]
@@ -101,12 +100,6 @@ def float_product(
     return dot(padded(rows), kernel)[:num_rows]
 
 
-def _most_native_rows(dtype: jnp.dtype) -> int:
-    if dtype == jnp.bfloat16 and library.has_pairs():
-        return _MANY_ROWS
-    return _FEW_ROWS.get(dtype, 0)
-
-
 def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
 
@@ -114,13 +107,12 @@ def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     multiplied in C++, but not in tiles, it takes four times as long, and one width is enough. One
     of the model's kernels tells the type of all.
     """
-    if isinstance(kernel, QuantizedKernel):
-        is_one_enough = library.is_available()
-    elif isinstance(kernel, PackedKernel):
+    if isinstance(kernel, PackedKernel):
         is_one_enough = library.has_packed()
     else:
-        is_native = _most_native_rows(kernel.dtype) >= _WIDE_CHUNK
-        is_one_enough = is_native and not library.has_tiles()
+        is_native = isinstance(kernel, QuantizedKernel) or kernel.dtype == jnp.bfloat16
+        has_tiles = not isinstance(kernel, QuantizedKernel) and library.has_tiles()
+        is_one_enough = is_native and library.is_available() and not has_tiles
     return (NARROW_CHUNK,) if is_one_enough else (NARROW_CHUNK, _WIDE_CHUNK)
 
 

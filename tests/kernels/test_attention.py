@@ -62,6 +62,13 @@ def test_a_query_alone_is_as_in_its_block(shape):
         np.testing.assert_array_equal(alone, together[:, place])
 
 
+def test_a_prompts_queries_are_many_and_see_few_slots():
+    """Guards against XLA, which computes every slot of a long cache for each token of a chunk."""
+    queries, keys, values, visible = draw((1, 256, 2, 1, 512, 32), "bfloat16")
+    program = jax.jit(attention.attend).lower(queries, keys, values, visible).as_text()
+    assert "jspec_attention" in program
+
+
 def test_slots_behind_the_last_visible_one_are_not_read():
     queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "float32")
     behind = ~visible.any(axis=1)[:, None, :, None]

@@ -70,12 +70,8 @@ def test_rows_are_rounded_to_the_weights_type():
     assert rounded[0] != rows[0, 0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_pairs", "most"),
-    [("float32", True, 64), ("bfloat16", False, 16), ("bfloat16", True, 512)],
-)
-def test_the_model_uses_them_where_they_are_faster(dtype, has_pairs, most, monkeypatch):
-    monkeypatch.setattr(native, "has_pairs", lambda: has_pairs)
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 64), ("bfloat16", 512)])
+def test_the_model_uses_them_where_they_are_faster(dtype, most):
     kernel = draw((8, 32), 1, dtype)
 
     def calls(num_tokens):
@@ -176,7 +172,6 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
 
 
 def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
-    monkeypatch.setattr(native, "has_pairs", lambda: True)
     monkeypatch.setattr(native, "has_tiles", lambda: False)
     model = tiny_models.make_model()
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
@@ -191,9 +186,6 @@ def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
     monkeypatch.setattr(native, "has_tiles", lambda: True)
     assert prefill_widths(models["bfloat16"].params["embedding"]) == (64, 256)
     assert prefill_widths(models["int8"].params["embedding"]) == (64,)
-    monkeypatch.setattr(native, "has_tiles", lambda: False)
-    monkeypatch.setattr(native, "has_pairs", lambda: False)
-    assert prefill_widths(models["bfloat16"].params["embedding"]) == (64, 256)
-    assert prefill_widths(models["int8"].params["embedding"]) == (64,)
     monkeypatch.setattr(native, "is_available", lambda: False)
-    assert prefill_widths(models["int8"].params["embedding"]) == (64, 256)
+    for model in models.values():
+        assert prefill_widths(model.params["embedding"]) == (64, 256)
