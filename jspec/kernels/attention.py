@@ -19,8 +19,8 @@ _MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
 def takes_queries(queries: Array, keys: Array, *others: Array) -> bool:
     """Returns whether the C++ attends, from the shapes and types of queries and keys.
 
-    XLA computes all slots of the cache, whatever the length of the text. With 64 queries it takes up
-    to 25 times as long as the C++; only where the cache is full it may be a fifth faster.
+    XLA computes all slots of the cache, whatever the length of the text. With 64 queries it takes
+    up to 25 times as long as the C++; only where the cache is full it may be a fifth faster.
     """
     del others
     has_types = queries.dtype == jnp.float32 and keys.dtype in (jnp.bfloat16, jnp.float32)
