@@ -1,16 +1,17 @@
 """What rounds cost on this machine, by context, drafter and number of drafts: measured.
 
-The compiled rounds of the run itself are timed, at temperature 0, where no distributions are made.
-The text of the rows is one token over and over, so that a drafter that looks back always finds a
-match, and one that learns from the target has learned the same; draft models have consumed it. For
-a draft model of another vocabulary it is an English text over and over, as what it reads and drafts
-depends on it. A
-round is the time of a visit of one round minus that of a visit of none. The numbers of drafts take
-turns, and each is compared with the plain round of its turn, so that a machine that slows down for
-a while slows both alike. A drafter that proposes nothing for such a text (`pattern`), or stops by
-itself (`draft_confidence`), is taken to cost what it then costs. The cost of catching up is a round
-of a drafter that lags minus the same round of one that does not, of an English text: packed weights
-read one token over and over in two thirds of the time.
+The compiled rounds of the run itself are timed, a server's in its own rows and pages, at
+temperature 0, where no distributions are made. The text of the rows is one token over and over, so
+that a drafter that looks back always finds a match, and one that learns from the target has learned
+the same; draft models have consumed it. For a draft model of another vocabulary it is an English
+text over and over, as what it reads and drafts depends on it.
+
+A round is the time of a visit of one round minus that of a visit of none. The numbers of drafts
+take turns, and each is compared with the plain round of its turn, so that a machine that slows down
+for a while slows both alike. A drafter that proposes nothing for such a text (`pattern`), or stops
+by itself (`draft_confidence`), is taken to cost what it then costs. The cost of catching up is a
+round of a drafter that lags minus the same round of one that does not, of an English text: packed
+weights read one token over and over in two thirds of the time.
 """
 
 import dataclasses
@@ -292,7 +293,7 @@ def _start(
     lagging = jax.tree.map(jnp.copy, batch.state)
     if engine.drafter.has_lag:
         batch.change(catch_up)
-    return lagging, jax.tree.map(jnp.copy, batch.state)
+    return lagging, batch.state
 
 
 def _catch_up(engine: Engine) -> _Change:
@@ -365,6 +366,7 @@ def _time_reading(batch: Batch, lagging: SpecState, ready: SpecState) -> tuple[f
 
 def _time_visit(batch: Batch, state: SpecState, forced: Sequence[int], num_rounds: int) -> float:
     """Returns the seconds of one visit to a copy of the state: a run gives its state away."""
+    batch.state = state  # what the last visit has left goes, before there is a copy
     state = jax.tree.map(jnp.copy, state)
     assert state.control is not None
     rows = jnp.asarray(np.broadcast_to(np.array(forced, np.int32), state.control.forced.shape))
