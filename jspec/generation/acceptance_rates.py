@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common import processes
+from jspec.common.errors import InputError
 from jspec.generation.batch import Batch
 from jspec.generation.costs import LONGEST_MEASURED
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT
@@ -47,21 +48,23 @@ class AcceptanceRates(NamedTuple):
     answer_tokens: int
 
 
-def measure_rates(batch: Batch, num_rows: int, target: LoadedModel) -> AcceptanceRates:
+def measure_rates(
+    batch: Batch, num_rows: int, target: LoadedModel, max_seq_len: int
+) -> AcceptanceRates:
     """Answers the prompts by the first rows of a batch, which choose numbers of drafts.
 
-    A model that hears answers none of them: nothing is known of it before its first answer.
+    A model that hears, or whose chat template refuses the prompts, answers none of them: nothing is
+    known of it before its first answer.
     """
     encoder = target.config.encoder
     if encoder is not None and encoder.is_audio:
         return AcceptanceRates((), (), 0)
-    settings = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0)
-    rows, longest = [], min(batch.max_length, LONGEST_MEASURED)
-    for text in _PROMPTS:
-        prompt = encode_text(target, text, chat=None, system=None)[-(longest // 2) :]
-        prompt, source = read_prompt(target, Request(prompt, settings), chat=None, system=None)
-        rows.append(make_row(prompt, settings, target, longest, source))
-    groups = [rows[first : first + num_rows] for first in range(0, len(rows), num_rows)]
+    try:
+        rows = _rows(target, min(batch.max_length, max_seq_len, LONGEST_MEASURED))
+    except InputError:
+        return AcceptanceRates((), (), 0)
+    size = min(num_rows, batch.num_apart)
+    groups = [rows[first : first + size] for first in range(0, len(rows), size)]
     counts = [_answer(batch, group) for group in groups]
     accepted, decided, lengths = (np.concatenate(leaves) for leaves in zip(*counts, strict=True))
     return AcceptanceRates(
@@ -69,6 +72,15 @@ def measure_rates(batch: Batch, num_rows: int, target: LoadedModel) -> Acceptanc
         tuple(map(tuple, decided.sum(axis=0).tolist())),
         round(float(lengths.sum()) / max(int((lengths < _MAX_NEW_TOKENS).sum()), 1)),
     )
+
+
+def _rows(target: LoadedModel, longest: int) -> list[Row]:
+    settings, rows = SamplingParams(max_new_tokens=_MAX_NEW_TOKENS, temperature=0.0), []
+    for text in _PROMPTS:
+        prompt = encode_text(target, text, chat=None, system=None)[-(longest // 2) :]
+        prompt, source = read_prompt(target, Request(prompt, settings), chat=None, system=None)
+        rows.append(make_row(prompt, settings, target, longest, source))
+    return rows
 
 
 def _answer(batch: Batch, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

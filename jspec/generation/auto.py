@@ -132,13 +132,13 @@ def recall_costs(
     if jax.process_count() > 1:
         machine["processes"] = jax.process_count()
     if pages is not None:
-        machine["pages"] = True
+        machine["pages"] = len(pages.rows)  # of its programs
     show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
 
     def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
         batch = pages or make_batch(engine, params, batch_size, contexts[-1])
         texts = texts_for(engine.drafter, target.tokenizer)
-        costs = measure_costs({contexts[-1]: batch}, batch_size, show, texts)
+        costs = measure_costs(batch, contexts[-1], batch_size, show, texts)
         if shorter is not None:
             return shorter.followed_by(costs)
         if jax.process_count() > 1:
@@ -146,10 +146,7 @@ def recall_costs(
         if known is not None and known.decided:
             names = AcceptanceRates._fields
             return dataclasses.replace(costs, **{name: getattr(known, name) for name in names})
-        try:
-            rates = measure_rates(batch, batch_size, target)
-        except InputError:  # such as a chat template that refuses the prompts
-            return costs
+        rates = measure_rates(batch, batch_size, target, max_seq_len)
         return dataclasses.replace(costs, **rates._asdict())
 
     check = functools.partial(check_costs, engine=engine)

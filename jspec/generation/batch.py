@@ -407,8 +407,13 @@ class Batch:
     def state(self, state: SpecState) -> None:
         self._state = state
 
+    @property
+    def num_apart(self) -> int:
+        """How many rows `fill` can give requests of their own, while rounds are measured."""
+        return len(self.rows)
+
     def change(self, do: Callable[[ModelParams, SpecState], SpecState]) -> None:
-        """Replaces the state by what a function makes of it, which must donate it."""
+        """Replaces the state by what a function makes of it; it is the function's to donate."""
         self._state = do(self.params, self.state)
 
     def fill(self, row: int, request: Row) -> Round:

@@ -1,7 +1,7 @@
 """What rounds cost on this machine, by context, drafter and number of drafts: measured.
 
-The compiled rounds of the run itself are timed, a server's in its own rows and pages, at
-temperature 0, where no distributions are made. The text of the rows is one token over and over, so
+The compiled rounds of the run itself are timed at temperature 0, a server's in its own rows and
+pages. The text of the rows is one token over and over, so
 that a drafter that looks back always finds a match, and one that learns from the target has learned
 the same; draft models have consumed it. For a draft model of another vocabulary it is an English
 text over and over, as what it reads and drafts depends on it.
@@ -20,7 +20,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
@@ -47,7 +47,8 @@ class RoundCosts:
     """Seconds that rounds take, by context, drafter and number of drafts.
 
     Attributes:
-      contexts: numbers of cache slots for which they were measured, in increasing order.
+      contexts: numbers of cache slots for which they were measured, in increasing order; a server's
+        pages have one, for texts of all lengths.
       numbers: numbers of drafts.
       drafters: names of the drafters.
       seconds: seconds of a round, drafts and verify call, by context, drafter and number.
@@ -227,34 +228,30 @@ def make_batch(engine: Engine, params: ModelParams, num_rows: int, context: int)
 
 
 def measure_costs(
-    batches: Mapping[int, Batch],
+    batch: Batch,
+    context: int,
     num_rows: int,
     on_start: Callable[[int], Progress] | None = None,
     texts: MeasuredTexts = MeasuredTexts(),  # noqa: B008
 ) -> RoundCosts:
-    """Measures rounds of the first `num_rows` rows of batches, which are empty afterwards.
+    """Measures rounds of the first rows of a batch of that context; it is empty afterwards.
 
-    The batches stand under their contexts, which rise; their rows choose among numbers of drafts.
-    `on_start` is called with the number of timings; it returns what shows how many are done. The
-    rows repeat `texts`; see `texts_for`.
+    Its rows choose among numbers of drafts. `on_start` is called with the number of timings; it
+    returns what shows how many are done. The rows repeat `texts`; see `texts_for`.
     """
-    engine = next(iter(batches.values())).engine
-    drafter, numbers = engine.drafter, engine.numbers
+    drafter, numbers = batch.engine.drafter, batch.engine.numbers
     assert drafter is not None
-    drafters = drafters_of(drafter.kinds)
-    seconds, reading = [], []
-    num_each = (_REPEATS + 1) * len(drafters) * len(numbers)
-    progress = None if on_start is None else on_start(len(batches) * num_each)
-    catch_up = _catch_up(engine)
-    for place, batch in enumerate(batches.values()):
-        states = _start(batch, num_rows, texts.rounds, catch_up)
-        seconds.append(_time_rounds(batch, states[1], progress, place * num_each))
-        if drafter.has_lag and texts.reading != texts.rounds:
-            states = _start(batch, num_rows, texts.reading, catch_up)
-        reading.append(_time_reading(batch, *states))
-        for row in range(num_rows):
-            batch.finish(row)
-    return RoundCosts(tuple(batches), numbers, tuple(drafters), tuple(seconds), tuple(reading))
+    drafters, catch_up = drafters_of(drafter.kinds), _catch_up(batch.engine)
+    num_timings = (_REPEATS + 1) * len(drafters) * len(numbers)
+    progress = None if on_start is None else on_start(num_timings)
+    states = _start(batch, num_rows, texts.rounds, catch_up)
+    seconds = _time_rounds(batch, states[1], progress)
+    if drafter.has_lag and texts.reading != texts.rounds:
+        states = _start(batch, num_rows, texts.reading, catch_up)
+    reading = _time_reading(batch, *states)
+    for row in range(num_rows):
+        batch.finish(row)
+    return RoundCosts((context,), numbers, tuple(drafters), (seconds,), (reading,))
 
 
 def texts_for(drafter: Drafter | None, tokenizer: TokenizerLike) -> MeasuredTexts:
@@ -323,14 +320,14 @@ def _catch_up(engine: Engine) -> _Change:
 
 
 def _time_rounds(
-    batch: Batch, state: SpecState, progress: Progress | None, num_before: int
+    batch: Batch, state: SpecState, progress: Progress | None
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the usual seconds of a round, [drafters][numbers]; more drafts never cost less."""
     drafter, numbers = batch.engine.drafter, batch.engine.numbers
     assert drafter is not None
     drafters = drafters_of(drafter.kinds)
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
-    for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
+    for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1):
         wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
         overhead, total = (_time_visit(batch, state, wanted, rounds) for rounds in (0, 1))
         samples[repeat, row, column] = total - overhead

@@ -150,9 +150,11 @@ class Engine:
     def await_kernels(self, params: ModelParams, batch_size: int, max_seq_len: int) -> None:
         """Has what computes rounds chosen, where kernels compete: a trial, if there was none."""
         sizes = batch_size, self.capacity_for(max_seq_len), Switches()
-        kernels.await_choices(
-            lambda: self._run.eval_shape(params, self.empty_state.eval_shape(*sizes), np.int32(0))
-        )
+        self.await_choices(params, lambda: self.empty_state.eval_shape(*sizes))
+
+    def await_choices(self, params: ModelParams, make_state: Callable[[], Any]) -> None:
+        """Does so for rounds of a state, of which shapes are enough."""
+        kernels.await_choices(lambda: self._run.eval_shape(params, make_state(), np.int32(0)))
 
     def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
         """Returns the size of an empty state in bytes, without making it."""

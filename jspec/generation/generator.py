@@ -27,7 +27,6 @@ from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.batch import Batch, check_processor, needed_switches
 from jspec.generation.costs import (
-    LONGEST_MEASURED,
     RoundCosts,
     contexts_of,
     make_batch,
@@ -508,25 +507,28 @@ class Generator:
             return costs is not None
         return contexts_of(self.engine, length)[-1] <= costs.contexts[-1]
 
-    def know_costs(self, pages: PagedBatch) -> None:
+    def know_costs(self, pages: PagedBatch | None = None) -> None:
         """Has the costs of all rounds known, unless costs were given: measured with these rows.
 
-        Where texts depend on the costs of one row, these are those of a row without pages: a server
-        gives the same texts.
+        For rows with pages texts must be the same whatever the costs: they are other costs than
+        those of a Generator.
         """
         if not self.engine.numbers or self.method.costs is not None:
             return
-        is_free = self.rule.noise.is_shared and self.rule.is_lossless
         length = self.max_seq_len
-        batch = pages if pages.has_shares(min(LONGEST_MEASURED, length)) else None
-        self._costs = self._recall_costs(self.batch_size, length, batch)
+        if length <= 2 * self.num_draft_tokens + 6:
+            pages = None  # they have no room for the text that is measured
+        self._costs = self._recall_costs(self.batch_size, length, pages)
         if self.batch_size > 1:
-            self.alone_costs = self._recall_costs(1, length, batch if is_free else None)
+            self.alone_costs = self._recall_costs(1, length, pages)
 
     def _recall_costs(
         self, batch_size: int, length: int, pages: PagedBatch | None = None
     ) -> RoundCosts:
-        self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
+        if pages is None:
+            self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
+        else:
+            pages.await_kernels()
         key = {
             "models": [_describe(self.target), self._draft and _describe(self._draft)],
             "drafter": self.drafter,
@@ -539,7 +541,7 @@ class Generator:
         return recall_costs(
             self.engine, self.params, self.target, key, batch_size=batch_size,
             max_seq_len=self.max_seq_len, length=length, pages=pages,
-            known=self._costs or self.alone_costs,
+            known=None if pages is None else self._costs,
         )  # fmt: skip
 
     def measure_costs(self) -> RoundCosts | None:
@@ -555,10 +557,12 @@ class Generator:
             numbers = 0, self.num_draft_tokens
             engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
         rows = engine, self.params, self.batch_size
-        contexts = contexts_of(engine, self.max_seq_len)
-        batches = {context: make_batch(*rows, context) for context in contexts}
         texts = texts_for(engine.drafter, self.target.tokenizer)
-        return measure_costs(batches, self.batch_size, texts=texts)
+        measured = [
+            measure_costs(make_batch(*rows, context), context, self.batch_size, texts=texts)
+            for context in contexts_of(engine, self.max_seq_len)
+        ]
+        return functools.reduce(RoundCosts.followed_by, measured)
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""

@@ -25,6 +25,7 @@ from jspec.generation.batch import (
     settle,
     take_row,
 )
+from jspec.generation.costs import LONGEST_MEASURED
 from jspec.generation.engine import CompileNotice, Engine
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
@@ -152,7 +153,7 @@ class PagedBatch(Batch):
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
         self._snapshots.copy_row(state, 0, 0, PAGE)
-        for count in self._counts if self._state is not None else ():
+        for count in self._counts if len(self.rows) > 1 else ():
             # Into a page that nobody has yet.
             reading = self.begin_in(
                 Row(SamplingParams(), [0], (), 2), [[1]] * len(_PARTS), widest, ()
@@ -261,24 +262,36 @@ class PagedBatch(Batch):
         return self._snapshots.copy_row(self._state, row, begin, width)
 
     def fill(self, row: int, request: Row) -> Round:
-        """Reads a request's prompt into a row and its share of all pages; see `has_shares`."""
-        share = self.num_pages // len(self.rows)
+        """Reads a short request's prompt into a row; to measure, before there are other requests.
+
+        Of rows beyond `num_apart` several have the same pages, and must have the same request.
+        """
+        begin = 1 + row % self.num_apart * self._num_measured
         needed = self.needed(request.max_length, request.max_length)
-        pages = [range(1 + row * share, 1 + row * share + count) for count in needed]
-        reading = self.begin_in(request, pages, 0, ())
+        reading = self.begin_in(request, [range(begin, begin + n) for n in needed], 0, ())
         while not reading.is_done:
             self.read(reading)
         return self.insert(row, reading)
+
+    @property
+    def num_apart(self) -> int:
+        """See `Batch.num_apart`: as many as there are pages for."""
+        return min(len(self.rows), self.num_pages // self._num_measured)
+
+    @property
+    def _num_measured(self) -> int:
+        longest = min(LONGEST_MEASURED, self.max_length)
+        return max(self.needed(longest, longest))
 
     @property
     def max_length(self) -> int:
         """The most tokens that a row may have: its table has no more pages."""
         return self._max_length
 
-    def has_shares(self, max_length: int) -> bool:
-        """Returns whether all rows at once may have such a length, each in as many pages."""
-        needed = max(self.needed(max_length, max_length))
-        return needed * len(self.rows) <= self.num_pages
+    def await_kernels(self) -> None:
+        """Has what computes rounds chosen, where kernels compete: a trial, if there was none."""
+        state = self._join(self._empty(len(self.rows)), self.tables)
+        self.engine.await_choices(self.params, lambda: state)
 
     def insert(self, row: int, reading: Reading) -> Round:
         """Puts a request whose prompt was read into a row; returns the answer's first token."""

@@ -203,7 +203,7 @@ def is_available() -> bool:
 
 
 def has_pairs() -> bool:
-    """Returns whether bfloat16 products are fast in C++ for many rows, too (AVX-512 BF16)."""
+    """Returns whether the processor multiplies pairs of bfloat16 numbers (AVX-512 BF16)."""
     library = _cpp_library()
     return library is not None and library.jspec_has_pairs()
 
@@ -256,6 +256,7 @@ def _prepare_cpp() -> ctypes.CDLL | None:
         library = load_library(cpp_recipe())
         for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
             has.restype = ctypes.c_bool
+        library.jspec_team.restype = ctypes.c_void_p
         return library, [f"jspec_{function}" for function in _FUNCTIONS]
 
     return _prepare(load, "cpu")
@@ -269,7 +270,14 @@ def _begun_packed(kind: str) -> concurrent.futures.Future[ctypes.CDLL]:
 @functools.cache
 def _prepare_packed(kind: str) -> ctypes.CDLL | None:
     names = [f"jspec_{kind}_{name}" for name in ("product", "byte_product")]
-    return _prepare(lambda: (_begun_packed(kind).result(), names), "cpu")
+
+    def load() -> tuple[ctypes.CDLL, Iterable[str]]:
+        library, main = _begun_packed(kind).result(), _prepare_cpp()
+        assert main is not None
+        library.jspec_take_team(ctypes.c_void_p(main.jspec_team()))
+        return library, names
+
+    return _prepare(load, "cpu")
 
 
 def _prepare(

@@ -43,12 +43,16 @@ def make_slots(
     Raises:
       InputError: if there is not enough memory for the slots.
     """
+    # Now, by all processes together and before anything else runs: requests only look them up.
+    is_coupled = generator.engine.is_coupled
+    if not is_coupled:  # then texts depend on the costs, which are those that a Generator measures
+        generator.know_costs()
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *generator.processors))
     compiled = generator.engine, generator.params, generator.compile_notice
     sizes = generator.batch_size, generator.max_seq_len
     batch = PagedBatch(*compiled, *sizes, switches, cache_bytes)
-    # Now, by all processes together and before anything else runs: requests only look them up.
-    generator.know_costs(batch)
+    if is_coupled:
+        generator.know_costs(batch)
     if prefix_cache_bytes is None:
         prefix_cache_bytes = batch.num_pages * sum(batch.page_bytes)
     return BatchSlots(batch, prefix_cache_bytes, prefill_budget)

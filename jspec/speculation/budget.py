@@ -68,8 +68,7 @@ def smallest_call(
 def grant(demand: Demand, sizes: Sequence[CallSize]) -> RowCounts:
     """Returns how many drafts each row gets, [b], at most what it wants; see `call_sizes`."""
     control, _, kind, wanted, is_running, is_free = demand
-    is_forced = control.forced[jnp.arange(kind.shape[0]), kind] >= 0
-    is_shared = is_running & is_free & ~is_forced
+    is_shared = is_running & is_free & ~control.is_forced(kind)
     # In the call in any case: a token of each row, and the drafts of rows that do not share.
     fixed = jnp.where(is_running & ~is_shared, wanted, 0)
     kept = control.kept_probs(kind)

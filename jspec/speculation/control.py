@@ -270,6 +270,10 @@ class Control(struct.PyTreeNode):
             tried=fade(self.tried, num_tried),
         )
 
+    def is_forced(self, kind: RowCounts) -> RowFlags:
+        """Returns which rows are told how many drafts of a kind they get."""
+        return self.forced[jnp.arange(kind.shape[0]), kind] >= 0
+
     def drafter_of(self, kind: RowCounts) -> RowCounts:
         """Returns the places of the kinds' drafters in `costs`, [b]."""
         drafters = drafters_of(self.kinds)
@@ -381,7 +385,8 @@ class Demand(NamedTuple):
 def agree(demand: Demand) -> RowCounts:
     """Returns how many drafts each row gets, [b], where all rows have blocks of one width.
 
-    That is at most what a row wants; all of it where the batch, or the control, has one row.
+    That is at most what a row wants; all of it where the batch, or the control, has one row, and
+    where its number is forced.
     """
     control, costs, kind, wanted, is_running, is_free = demand
     if control.num_rows == 1 or kind.shape[0] == 1:
@@ -401,4 +406,4 @@ def agree(demand: Demand) -> RowCounts:
 
     # Rows differ in seconds by their contexts alone; where none runs, nothing is chosen.
     most = numbers[jnp.argmax(total(tokens) / jnp.maximum(total(seconds), 1e-9))]
-    return jnp.where(is_free, jnp.minimum(wanted, most), wanted)
+    return jnp.where(is_free & ~control.is_forced(kind), jnp.minimum(wanted, most), wanted)

@@ -287,7 +287,7 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
 
 def rates_of(generator, num_rows=1):
     batch = make_batch(generator.engine, generator.params, num_rows, 512)
-    return measure_rates(batch, num_rows, generator.target)
+    return measure_rates(batch, num_rows, generator.target, generator.max_seq_len)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -356,10 +356,10 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "capacity_for", lambda engine, length: length + 8)
     measured = []
 
-    def measure(batches, num_rows, show, text):
-        measured.append(tuple(batches))
+    def measure(batch, context, num_rows, show, text):
+        measured.append((context,))
         costs = costs_of("prompt_lookup", 0.1)
-        return dataclasses.replace(costs, contexts=tuple(batches))
+        return dataclasses.replace(costs, contexts=(context,))
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
     first = make_auto("prompt_lookup", costs=None, max_seq_len=200)

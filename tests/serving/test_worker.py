@@ -122,16 +122,16 @@ def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_pat
     monkeypatch.setattr(costs_module, "_REPEATS", 1)
     timed = []
 
-    def measure(batches, num_rows, *options):
-        timed.append((type(*batches.values()), num_rows))
-        return measure_costs(batches, num_rows, *options)
+    def measure(batch, context, num_rows, *options):
+        timed.append((type(batch), num_rows))
+        return measure_costs(batch, context, num_rows, *options)
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
     options = {"num_draft_tokens": "auto", "batch_size": 3, "max_seq_len": 200}
     generator = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
-    alone = PagedBatch if rule == "coupled" else Batch
-    assert timed == [(PagedBatch, 3), (alone, 1)]
+    kind = PagedBatch if rule == "coupled" else Batch
+    assert timed == [(kind, 3), (kind, 1)]
     longest = generator.engine.capacity_for(200)
     assert generator.known_costs.contexts == ((longest,) if rule == "coupled" else (512,))
     assert generator.known_costs.decided == generator.costs.decided != ()
@@ -144,6 +144,30 @@ def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_pat
     again = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
     make_slots(again)
     assert len(timed) == 2
+
+
+def test_a_server_of_short_texts_is_measured_too(monkeypatch, tmp_path):
+    """Guards against a prompt of fewer tokens than none."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs_module, "_REPEATS", 1)
+    options = {"num_draft_tokens": "auto", "batch_size": 2, "max_seq_len": 18}
+    generator = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
+    make_slots(generator)
+    assert generator.known_costs is not None
+
+
+def test_rows_may_share_pages_while_they_are_measured(monkeypatch, tmp_path):
+    """Guards against a server with little memory that takes pages which are not there."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs_module, "_REPEATS", 1)
+    options = {"num_draft_tokens": "auto", "batch_size": 3, "max_seq_len": 200}
+    generator = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
+    page = sum(make_slots(generator)._batch.page_bytes)
+    few = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "again"))
+    batch = make_slots(few, cache_bytes=5 * page)._batch
+    assert (batch.num_pages, batch.num_apart) == (5, 1)
+    assert sum(few.costs.decided[0]) > 0
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,14 @@ def test_a_row_that_is_not_free_has_what_it_wants_whatever_its_company():
     assert (costs[1:] < STEEP).all()
 
 
+def test_a_row_that_is_told_its_number_has_it():
+    """While rounds are measured: else those of a bad drafter would be timed without its drafts."""
+    forced = as_rows(7, -1, -1, -1)[:, None] * jnp.ones([1, len(shared(STEEP).kinds)], jnp.int32)
+    control = shared(STEEP).replace(forced=forced)
+    actual = agreed(control, as_rows(0, 0, 0, 0), as_rows(7, 7, 0, 0), ALL, ALL)
+    assert actual.tolist() == [7, 0, 0, 0]
+
+
 def test_where_nothing_is_shared_all_is_as_it_was():
     """A Generator's batch, and the rows that were measured."""
     control = make_control(4)

@@ -250,3 +250,6 @@ extern "C" bool jspec_has_packed() {
   return false;
 #endif
 }
+
+// The threads that the libraries of packed formats share.
+extern "C" void* jspec_team() { return Team::Shared(); }

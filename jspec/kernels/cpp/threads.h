@@ -38,9 +38,15 @@ inline void Pause() {
 // Threads that help the one that has work. They live as long as the process.
 class Team {
  public:
-  // Returns the one team of this process, with at least `wanted` helpers.
-  static Team& WithHelpers(int64_t wanted) {
+  // The one team of a process: a library has its own until it is given that of another.
+  static Team*& Shared() {
     static Team* team = new Team;  // never deleted: its threads may still look at it at the end
+    return team;
+  }
+
+  // Returns that team, with at least `wanted` helpers.
+  static Team& WithHelpers(int64_t wanted) {
+    Team* team = Shared();
     if (team->num_helpers_.load(std::memory_order_acquire) < wanted) team->Add(wanted);
     return *team;
   }
