@@ -105,7 +105,7 @@ def run(mesh: Mesh | None) -> None:
             monitor = AcceptanceMonitor()
             for result in results:
                 monitor.add(result)
-            for recommendation in monitor.recommend(loaded.known_costs):
+            for recommendation in monitor.recommend(loaded.round_costs.known):
                 say(f"category {recommendation}")
     if problem is not None:
         raise problem
@@ -244,14 +244,14 @@ def answer(
 
 def plain_steps(loaded: Generator, result: Result) -> float | None:
     """Returns what a round of an answer cost on average, in plain steps; None if not measured."""
-    if (costs := loaded.known_costs) is None or result.settings.num_beams > 1:
+    if (costs := loaded.round_costs.known) is None or result.settings.num_beams > 1:
         return None
     return costs.plain_steps(result.stats.rounds, context_of(loaded, result))
 
 
 def why_no_drafts(loaded: Generator, result: Result) -> str | None:
     """Returns why none of an answer's rounds had drafts, by known costs; None if that is not so."""
-    costs, drafter = loaded.known_costs, loaded.engine.drafter
+    costs, drafter = loaded.round_costs.known, loaded.engine.drafter
     if costs is None or drafter is None or result.settings.num_beams > 1:
         return None
     if result.stats.num_proposed:

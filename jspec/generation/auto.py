@@ -6,10 +6,11 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from jspec.common import processes
 from jspec.common.errors import InputError
@@ -21,7 +22,9 @@ from jspec.generation.acceptance_rates import AcceptanceRates, measure_rates
 from jspec.generation.costs import RoundCosts, contexts_of, make_batch, measure_costs, texts_for
 from jspec.generation.engine import Engine
 from jspec.generation.paged_batch import PagedBatch
+from jspec.generation.rows import Row
 from jspec.kernels import environment
+from jspec.sampling.settings import COLDEST
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 from jspec.weights.resolver import LoadedModel
@@ -88,81 +91,195 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
         )
 
 
-def recall_costs(
-    engine: Engine,
-    params: ModelParams,
-    target: LoadedModel,
-    key: dict[str, Any],
-    *,
-    batch_size: int,
-    max_seq_len: int,
-    length: int,
-    pages: PagedBatch | None = None,
-    known: RoundCosts | None = None,
-) -> RoundCosts:
-    """Returns the costs of rounds on this machine from the user's cache; measures missing ones.
+@dataclasses.dataclass
+class KnownCosts:
+    """Costs of a Generator's rounds: given, or measured as far as they are needed, and kept.
 
-    They are kept by `key` (names and options of models, drafter and rule), machine and sizes; the
-    other arguments are those of `measure_costs` and `measure_rates`. Of several processes all have
-    the first one's.
+    They are kept in the user's cache by what `make_key` returns (names and options of models,
+    drafter and rule), machine and sizes. Of several processes all have the first one's.
 
-    Args:
+    Attributes:
+      engine: the programs that are timed.
+      target: the target model.
+      read_params: returns the parameters of target and drafter as they are now.
+      make_key: returns what tells these costs from others on this machine; called once the kernels
+        are chosen.
+      batch_size: the most rows of a Generator's batch.
       max_seq_len: the most tokens of any text.
-      length: the most tokens of the texts for which they are needed at once. Those of longer texts
-        are measured when they are needed, beside what is known: a short text's choices stay the
-        same.
-      pages: the batch whose rows will answer, for texts of every length: its first `batch_size`
-        rows are timed. None: such as a Generator makes.
-      known: costs of other numbers of rows, whose accepted drafts, if any, are taken.
-    """
-    here = environment()
-    machine = {
-        **{name: here[name] for name in _MACHINE},
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "method": _METHOD,
-        "bytes": [tree_bytes(part) for part in params],
-        "batch_size": batch_size,
-        "rates_within": min(max_seq_len, _TOKENS_OF_RATES),
-        "numbers": list(engine.numbers),
-    }
-    if engine.drafter is not None and engine.drafter.reads_text:
-        machine["text"] = "English"
-    if engine.layout.shape is not None:
-        machine["mesh"] = engine.layout.shape
-    if jax.process_count() > 1:
-        machine["processes"] = jax.process_count()
-    if pages is not None:
-        machine["pages"] = len(pages.rows)  # of its programs
-    show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
+      given: costs that nothing is measured beside.
 
-    def measure(contexts: Sequence[int], shorter: RoundCosts | None) -> RoundCosts:
-        batch = pages or make_batch(engine, params, batch_size, contexts[-1])
-        texts = texts_for(engine.drafter, target.tokenizer)
-        costs = measure_costs(batch, contexts[-1], batch_size, show, texts)
+    Raises:
+      InputError: the given costs are not those of the engine's drafters and numbers.
+    """
+
+    engine: Engine
+    target: LoadedModel
+    read_params: Callable[[], ModelParams]
+    make_key: Callable[[], dict[str, Any]]
+    batch_size: int
+    max_seq_len: int
+    given: RoundCosts | None = None
+
+    def __post_init__(self) -> None:
+        if self.given is not None:
+            check_costs(self.given, self.engine)
+        self._of_batch = self._of_one_row = self.given
+
+    @property
+    def known(self) -> RoundCosts | None:
+        """The costs that tokens may depend on, as far as they have been measured or given."""
+        return self._of_one_row or self._of_batch
+
+    def of_batch(self, length: int) -> RoundCosts | None:
+        """Returns the costs as far as texts of at most `length` tokens need them.
+
+        Those of longer texts are measured when they are needed, beside what is known: a short
+        text's choices stay the same. None where the number of drafts is fixed, and none are given.
+        """
+        if self.engine.numbers and not self._covers(self._of_batch, length):
+            self._of_batch = self._recall(self.batch_size, length)
+        return self._of_batch
+
+    def of_one_row(self, length: int) -> RoundCosts | None:
+        """Returns the costs of rounds of one row, by which sampled rows choose in any batch."""
+        if self.batch_size == 1:
+            return self.of_batch(length)
+        if not self._covers(self._of_one_row, length):
+            self._of_one_row = self._recall(1, length)
+        return self._of_one_row
+
+    def add_to(self, row: Row) -> Row:
+        """Returns the row with the costs by which it chooses its numbers of drafts, if it does.
+
+        Where its tokens depend on these numbers, the costs are those of one row in any batch.
+        """
+        if not self.engine.numbers:
+            return row
+        is_greedy = row.settings.temperature < COLDEST and self.engine.is_lossless
+        if is_greedy or self.engine.is_coupled:
+            costs = self.of_batch(row.max_length)
+            alone = self._of_one_row or costs
+        else:
+            costs = alone = self.of_one_row(row.max_length)
+        assert costs is not None
+        assert alone is not None
+        context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
+        measured = None
+        if costs.decided:
+            accepted, decided = np.array([costs.accepted, costs.decided], np.float32)
+            measured = accepted, decided, costs.answer_tokens
+        seconds = costs.at(context), alone.at(context), costs.reading_at(context)
+        return row._replace(costs=seconds, measured=measured)
+
+    def know_all(self, pages: PagedBatch | None = None) -> None:
+        """Has the costs of all rounds known, unless costs were given: measured with these rows.
+
+        For rows with pages texts must be the same whatever the costs: they are other costs than
+        those of a Generator.
+        """
+        if not self.engine.numbers or self.given is not None:
+            return
+        if self.max_seq_len <= 2 * self.engine.num_draft_tokens + 6:
+            pages = None  # they have no room for the text that is measured
+        self._of_batch = self._recall(self.batch_size, self.max_seq_len, pages)
+        if self.batch_size > 1:
+            self._of_one_row = self._recall(1, self.max_seq_len, pages)
+
+    def measure(self) -> RoundCosts | None:
+        """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
+
+        With a fixed number of drafts that number is measured beside 0; with "auto", all that it
+        chooses from, in seconds, and about as long to compile. Plain decoding has none.
+        """
+        engine, params = self.engine, self.read_params()
+        if engine.drafter is None:
+            return None
+        if not engine.numbers:
+            numbers = 0, engine.num_draft_tokens
+            engine = Engine(self.target, engine.drafter, engine.rule, numbers, params.draft)
+        texts = texts_for(engine.drafter, self.target.tokenizer)
+        measured = [
+            measure_costs(batch, context, self.batch_size, texts=texts)
+            for context in contexts_of(engine, self.max_seq_len)
+            for batch in [make_batch(engine, params, self.batch_size, context)]
+        ]
+        return functools.reduce(RoundCosts.followed_by, measured)
+
+    def _covers(self, costs: RoundCosts | None, length: int) -> bool:
+        """Returns whether costs were given, or measured for texts of that length."""
+        if costs is None or self.given is not None:
+            return costs is not None
+        return contexts_of(self.engine, length)[-1] <= costs.contexts[-1]
+
+    def _recall(self, num_rows: int, length: int, pages: PagedBatch | None = None) -> RoundCosts:
+        """Returns the costs of that many rows from the user's cache; measures missing ones.
+
+        With pages the rows are the first ones of theirs, one program for texts of any length, and
+        the accepted drafts of costs that are known already are taken.
+        """
+        if pages is None:
+            self.engine.await_kernels(self.read_params(), num_rows, self.max_seq_len)
+            contexts = contexts_of(self.engine, self.max_seq_len)
+        else:
+            pages.await_kernels()
+            contexts = (self.engine.capacity_for(self.max_seq_len),)
+        key = self.make_key() | self._machine(num_rows, pages)
+        most = self.engine.capacity_for(length)
+        num_needed = 1 + sum(context < most for context in contexts[:-1])
+        check = functools.partial(check_costs, engine=self.engine)
+        path, costs = cache_dir() / "costs.json", None
+        for number in range(1, num_needed + 1):
+            rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
+            what = f"rounds ({rows} of {contexts[number - 1]} slots)"
+            name = key | {"contexts": contexts[:number]}
+            recall = functools.partial(recall_or_measure, path, name, what=what, check=check)
+            measure = functools.partial(
+                self._measure_next, num_rows, contexts[number - 1], costs, pages
+            )
+            costs = costs_of_first(recall, measure)
+        assert costs is not None
+        return costs
+
+    def _measure_next(
+        self, num_rows: int, context: int, shorter: RoundCosts | None, pages: PagedBatch | None
+    ) -> RoundCosts:
+        """Measures rounds with that many slots, beside those with fewer, if there are any."""
+        batch = pages or make_batch(self.engine, self.read_params(), num_rows, context)
+        texts = texts_for(self.engine.drafter, self.target.tokenizer)
+        show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
+        costs = measure_costs(batch, context, num_rows, show, texts)
         if shorter is not None:
             return shorter.followed_by(costs)
         if jax.process_count() > 1:
             return costs
-        if known is not None and known.decided:
+        if pages is not None and self._of_batch is not None and self._of_batch.decided:
             names = AcceptanceRates._fields
-            return dataclasses.replace(costs, **{name: getattr(known, name) for name in names})
-        rates = measure_rates(batch, batch_size, target, max_seq_len)
+            known = {name: getattr(self._of_batch, name) for name in names}
+            return dataclasses.replace(costs, **known)
+        rates = measure_rates(batch, num_rows, self.target, self.max_seq_len)
         return dataclasses.replace(costs, **rates._asdict())
 
-    check = functools.partial(check_costs, engine=engine)
-    path, costs = cache_dir() / "costs.json", None
-    contexts = contexts_of(engine, max_seq_len)
-    if pages is not None:  # one program for texts of any length
-        contexts = (engine.capacity_for(max_seq_len),)
-    num_needed = 1 + sum(context < engine.capacity_for(length) for context in contexts[:-1])
-    for number in range(1, num_needed + 1):
-        name = key | machine | {"contexts": contexts[:number]}
-        rows = "1 row" if batch_size == 1 else f"{batch_size} rows"
-        what = f"rounds ({rows} of {contexts[number - 1]} slots)"
-        recall = functools.partial(recall_or_measure, path, name, what=what, check=check)
-        costs = costs_of_first(recall, functools.partial(measure, contexts[:number], costs))
-    assert costs is not None
-    return costs
+    def _machine(self, num_rows: int, pages: PagedBatch | None) -> dict[str, Any]:
+        """Returns what else costs depend on, and how they are measured."""
+        here, engine = environment(), self.engine
+        machine = {
+            **{name: here[name] for name in _MACHINE},
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "method": _METHOD,
+            "bytes": [tree_bytes(part) for part in self.read_params()],
+            "batch_size": num_rows,
+            "rates_within": min(self.max_seq_len, _TOKENS_OF_RATES),
+            "numbers": list(engine.numbers),
+        }
+        if engine.drafter is not None and engine.drafter.reads_text:
+            machine["text"] = "English"
+        if engine.layout.shape is not None:
+            machine["mesh"] = engine.layout.shape
+        if jax.process_count() > 1:
+            machine["processes"] = jax.process_count()
+        if pages is not None:
+            machine["pages"] = len(pages.rows)  # of its programs
+        return machine
 
 
 def costs_of_first(recall: Callable[[Callable[[], _T]], _T], measure: Callable[[], _T]) -> _T:

@@ -67,7 +67,7 @@ class Conversation:
           InputError: see `answer`.
         """
         generator = self.generator
-        row = generator.with_costs(generator.make_row(Request(prompt, settings)))
+        row = generator.round_costs.add_to(generator.make_row(Request(prompt, settings)))
         batch, reading = self._begin(row)
         while not reading.is_done:
             batch.read(reading)
@@ -84,7 +84,7 @@ class Conversation:
             memory is short.
         """
         generator, request = self.generator, Request(prompt, settings)
-        row = generator.with_costs(generator.make_row(request))
+        row = generator.round_costs.add_to(generator.make_row(request))
         answer = Answer(0, request, row, generator.target, generator.num_draft_tokens)
         self._is_stopped, self.num_read = False, 0
         batch, reading = self._begin(row)

@@ -55,7 +55,8 @@ class Engine:
     Attributes:
       apply: the target's ApplyFn, padding of its vocabulary masked; its logits are whole.
       drafter: the drafter; None for plain decoding.
-      is_lossless: whether the acceptance rule is.
+      rule: the acceptance rule.
+      is_lossless: whether the rule is.
       is_coupled: whether a row's tokens do not depend on its drafts at any temperature.
       numbers: numbers of drafts among which each row chooses; empty if the number is fixed.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
@@ -90,7 +91,7 @@ class Engine:
         apply = around(mask_padding(make_apply(shard.config, has_split_logits=True), target))
         self.apply = with_whole_logits(apply)
         self.drafter, self.numbers = drafter, tuple(numbers)
-        self.is_lossless = rule.is_lossless
+        self.rule, self.is_lossless = rule, rule.is_lossless
         self.is_coupled = rule.noise.is_shared and rule.is_lossless
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
 

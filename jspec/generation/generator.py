@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from typing import Any, Self, overload
 
 import jax
-import numpy as np
 
 from jspec import kernels
 from jspec.common.errors import InputError, check_count, check_type, prefixed_errors, whole_number
@@ -24,15 +23,9 @@ from jspec.common.memory import (
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import DrafterEntry, entries_of, make_drafter, name_of
 from jspec.generation.answer import Answer
-from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
+from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, KnownCosts, numbers_of
 from jspec.generation.batch import Batch, check_processor, needed_switches
-from jspec.generation.costs import (
-    RoundCosts,
-    contexts_of,
-    make_batch,
-    measure_costs,
-    texts_for,
-)
+from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
 from jspec.generation.options import (
     Method,
@@ -42,13 +35,12 @@ from jspec.generation.options import (
     choose_method,
     make_spec,
 )
-from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
 from jspec.generation.visits import VisitLength
-from jspec.sampling.settings import COLDEST, Processor, Switches
+from jspec.sampling.settings import Processor, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams
 from jspec.weights.published import SMOLLM2
@@ -98,7 +90,7 @@ class Generator:
       engine: the compiled programs.
       params: parameters of target and drafter.
       compile_notice: says when programs are compiled.
-      alone_costs: costs of rounds of one row: by these sampled rows choose in any batch.
+      round_costs: what rounds cost on this machine, by which "auto" chooses.
 
     Raises:
       InputError: a value out of range, a draft model that does not fit, an option that is not read.
@@ -161,9 +153,10 @@ class Generator:
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
         self.params = ModelParams(target.params, self.engine.layout.place(built.params))
-        self._costs = self.alone_costs = method.costs
-        if method.costs is not None:
-            check_costs(method.costs, self.engine)
+        self.round_costs = KnownCosts(
+            self.engine, target, lambda: self.params, self._key_of_costs, batch_size,
+            self.max_seq_len, method.costs,
+        )  # fmt: skip
         give_back_after_compiling()
         give_back_freed()  # what loading models and heads has taken in addition
 
@@ -332,7 +325,7 @@ class Generator:
         waiting = collections.deque(i for i, row in enumerate(rows) if row.settings.num_beams == 1)
         if not waiting:
             return
-        priced = {index: self.with_costs(rows[index]) for index in waiting}
+        priced = {index: self.round_costs.add_to(rows[index]) for index in waiting}
         batch = self._make_batch([*priced.values()])
         models = self.target, self.num_draft_tokens
         answers: dict[int, Answer] = {}  # by row
@@ -453,83 +446,14 @@ class Generator:
         check_beams(settings, self.target, self.batch_size, rule)
         return make_row(prompt, settings, self.target, self.max_seq_len, source)
 
-    def with_costs(self, row: Row) -> Row:
-        """Returns the row with the costs by which it chooses its numbers of drafts, if it does.
-
-        Where its tokens depend on these numbers, the costs are those of one row in any batch.
-        """
-        if not self.engine.numbers:
-            return row
-        is_shared = row.settings.temperature < COLDEST or self.rule.noise.is_shared
-        if is_shared and self.rule.is_lossless:
-            costs = self.costs_for(row.max_length)
-            alone_costs = self.alone_costs or costs
-        else:
-            costs = alone_costs = self._costs_alone(row.max_length)
-        assert costs is not None
-        assert alone_costs is not None
-        context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
-        alone = alone_costs.at(context)
-        measured = None
-        if costs.decided:
-            accepted, decided = np.array([costs.accepted, costs.decided], np.float32)
-            measured = accepted, decided, costs.answer_tokens
-        of_row = costs.at(context), alone, costs.reading_at(context)
-        return row._replace(costs=of_row, measured=measured)
-
     @property
     def costs(self) -> RoundCosts | None:
         """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
-        return self.costs_for(self.max_seq_len)
+        return self.round_costs.of_batch(self.max_seq_len)
 
-    @property
-    def known_costs(self) -> RoundCosts | None:
-        """The costs that tokens may depend on, as far as they have been measured or given."""
-        return self.alone_costs or self._costs
-
-    def costs_for(self, length: int) -> RoundCosts | None:
-        """Returns `costs` as far as texts of at most `length` tokens need them."""
-        if self.engine.numbers and not self._covers(self._costs, length):
-            self._costs = self._recall_costs(self.batch_size, length)
-        return self._costs
-
-    def _costs_alone(self, length: int) -> RoundCosts | None:
-        """Returns the costs of rounds of one row, as far as such texts need them."""
-        if self.batch_size == 1:
-            return self.costs_for(length)
-        if not self._covers(self.alone_costs, length):
-            self.alone_costs = self._recall_costs(1, length)
-        return self.alone_costs
-
-    def _covers(self, costs: RoundCosts | None, length: int) -> bool:
-        """Returns whether costs were given, or measured for texts of that length."""
-        if costs is None or self.method.costs is not None:
-            return costs is not None
-        return contexts_of(self.engine, length)[-1] <= costs.contexts[-1]
-
-    def know_costs(self, pages: PagedBatch | None = None) -> None:
-        """Has the costs of all rounds known, unless costs were given: measured with these rows.
-
-        For rows with pages texts must be the same whatever the costs: they are other costs than
-        those of a Generator.
-        """
-        if not self.engine.numbers or self.method.costs is not None:
-            return
-        length = self.max_seq_len
-        if length <= 2 * self.num_draft_tokens + 6:
-            pages = None  # they have no room for the text that is measured
-        self._costs = self._recall_costs(self.batch_size, length, pages)
-        if self.batch_size > 1:
-            self.alone_costs = self._recall_costs(1, length, pages)
-
-    def _recall_costs(
-        self, batch_size: int, length: int, pages: PagedBatch | None = None
-    ) -> RoundCosts:
-        if pages is None:
-            self.engine.await_kernels(self.params, batch_size, self.max_seq_len)
-        else:
-            pages.await_kernels()
-        key = {
+    def _key_of_costs(self) -> dict[str, Any]:
+        """Returns what costs depend on besides the machine and sizes."""
+        return {
             "models": [_describe(self.target), self._draft and _describe(self._draft)],
             "drafter": self.drafter,
             "drafter_options": dataclasses.asdict(self.method.drafter_options),
@@ -538,31 +462,6 @@ class Generator:
             "kernels": self._kernels(),
             "is_one_graph": kernels.run_options() is not None,
         }
-        return recall_costs(
-            self.engine, self.params, self.target, key, batch_size=batch_size,
-            max_seq_len=self.max_seq_len, length=length, pages=pages,
-            known=None if pages is None else self._costs,
-        )  # fmt: skip
-
-    def measure_costs(self) -> RoundCosts | None:
-        """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
-
-        With a fixed number of drafts that number is measured beside 0; with "auto", all that it
-        chooses from, in seconds, and about as long to compile. Plain decoding has none.
-        """
-        engine = self.engine
-        if engine.drafter is None:
-            return None
-        if not engine.numbers:
-            numbers = 0, self.num_draft_tokens
-            engine = Engine(self.target, engine.drafter, self.rule, numbers, self.params.draft)
-        rows = engine, self.params, self.batch_size
-        texts = texts_for(engine.drafter, self.target.tokenizer)
-        measured = [
-            measure_costs(make_batch(*rows, context), context, self.batch_size, texts=texts)
-            for context in contexts_of(engine, self.max_seq_len)
-        ]
-        return functools.reduce(RoundCosts.followed_by, measured)
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
@@ -611,7 +510,7 @@ class Generator:
         That is models, quantisation, dtype, drafter and rule with options, known costs of "auto",
         and the kernels that blocks have taken so far.
         """
-        draft, drafter = self._draft, self.engine.drafter
+        draft, drafter, known = self._draft, self.engine.drafter, self.round_costs.known
         return {
             "target": self.target.name,
             "target_quantization": self.target.quantization or "none",
@@ -621,7 +520,7 @@ class Generator:
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
-            "costs": self.known_costs and self.known_costs.to_json(),
+            "costs": known and known.to_json(),
             "acceptance": self.method.rule_name,
             "is_lossless": self.rule.is_lossless,
             **self._kernels(),

@@ -162,9 +162,10 @@ def make_apply(
 
     With `layers` it runs only these, in rising order, with the full model's parameters.
     """
+    layers = None if layers is None else tuple(layers)
     if config.encoder is not None:
-        return functools.partial(encoder_decoder.decode, config, layers)
-    module = Decoder(config, None if layers is None else tuple(layers), has_split_logits)
+        return encoder_decoder.SourceDecoder(config, layers)
+    module = Decoder(config, layers, has_split_logits)
 
     def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
         return module.apply({"params": params}, tokens, cache, **options)

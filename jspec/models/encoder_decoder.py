@@ -50,56 +50,68 @@ _ACTIVATIONS = {
 ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
-def decode(
-    config: DecoderConfig,
-    layers: Sequence[int] | None,
-    params: Params,
-    tokens: Int[Array, "b t"] | Float[Array, "b t d"],
-    cache: KVCache,
-    *,
-    positions: Int[Array, "b t"] | None = None,
-    block_mask: Bool[Array, "#b t u"] | None = None,
-    hidden_layers: Sequence[int] = (),
-    logits_at: Int[Array, "b"] | None = None,
-    first_layer: int = 0,
-) -> tuple[AnyLogits, Array, KVCache]:
-    """Runs the given layers of the decoder, or all, on one block; see `ApplyFn`.
+@dataclasses.dataclass(frozen=True)
+class SourceDecoder:
+    """The decoder of an encoder-decoder, as a function.
 
-    The cache has an entry for each layer that is run, and so has its source.
+    Attributes:
+      config: the model's.
+      layers: those that are run, in rising order; None: all.
     """
-    encoder, source = _encoder_of(config), cache.source
-    assert source is not None
-    layers = tuple(range(config.num_layers)) if layers is None else tuple(layers)
-    x = look_up(params["embedding"], tokens) if tokens.dtype.kind == "i" else tokens
-    x = x.astype(jnp.float32)
-    num_tokens = x.shape[1]
-    block_mask = causal_mask(num_tokens) if block_mask is None else block_mask
-    offset = block_mask.shape[-1] - num_tokens  # as in `Decoder`
-    if encoder.is_audio and first_layer == 0:
-        if positions is None:
-            positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
-        # Drafts past the context's end have no position of their own; none is kept.
-        positions = jnp.broadcast_to(positions, x.shape[:2])
-        last = params["positions"].shape[0] - 1
-        x += look_up(params["positions"], jnp.minimum(positions, last)).astype(jnp.float32)
-    visible, bias = cache.visible(block_mask), None
-    if not encoder.is_audio:
-        bias = _relative_bias(encoder, params["relative"], cache.distances(block_mask), True)
-    seen = source.visible(num_tokens)
-    outputs = {first_layer: x}
-    for index, layer in list(enumerate(layers))[first_layer:]:
-        constants = source.keys[index], source.values[index], seen
-        x, layer_cache = _decoder_layer(
-            config, offset, params[f"layers_{layer}"], x, visible, bias, cache.layer(index),
-            constants,
-        )  # fmt: skip
-        cache = cache.with_layer(index, layer_cache)
-        outputs[index + 1] = x
-    x = _norm(config, params["final_norm"], x)
-    hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
-    if logits_at is not None:
-        x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
-    return finish_logits(config, linear(x, head_kernel(config, params))), hidden, cache
+
+    config: DecoderConfig
+    layers: tuple[int, ...] | None = None
+
+    def __call__(
+        self,
+        params: Params,
+        tokens: Int[Array, "b t"] | Float[Array, "b t d"],
+        cache: KVCache,
+        *,
+        positions: Int[Array, "b t"] | None = None,
+        block_mask: Bool[Array, "#b t u"] | None = None,
+        hidden_layers: Sequence[int] = (),
+        logits_at: Int[Array, "b"] | None = None,
+        first_layer: int = 0,
+    ) -> tuple[AnyLogits, Array, KVCache]:
+        """Runs the layers on one block; see `ApplyFn`.
+
+        The cache has an entry for each layer that is run, and so has its source.
+        """
+        config, layers = self.config, self.layers
+        encoder, source = _encoder_of(config), cache.source
+        assert source is not None
+        layers = tuple(range(config.num_layers)) if layers is None else layers
+        x = look_up(params["embedding"], tokens) if tokens.dtype.kind == "i" else tokens
+        x = x.astype(jnp.float32)
+        num_tokens = x.shape[1]
+        block_mask = causal_mask(num_tokens) if block_mask is None else block_mask
+        offset = block_mask.shape[-1] - num_tokens  # as in `Decoder`
+        if encoder.is_audio and first_layer == 0:
+            if positions is None:
+                positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
+            # Drafts past the context's end have no position of their own; none is kept.
+            positions = jnp.broadcast_to(positions, x.shape[:2])
+            last = params["positions"].shape[0] - 1
+            x += look_up(params["positions"], jnp.minimum(positions, last)).astype(jnp.float32)
+        visible, bias = cache.visible(block_mask), None
+        if not encoder.is_audio:
+            bias = _relative_bias(encoder, params["relative"], cache.distances(block_mask), True)
+        seen = source.visible(num_tokens)
+        outputs = {first_layer: x}
+        for index, layer in list(enumerate(layers))[first_layer:]:
+            constants = source.keys[index], source.values[index], seen
+            x, layer_cache = _decoder_layer(
+                config, offset, params[f"layers_{layer}"], x, visible, bias, cache.layer(index),
+                constants,
+            )  # fmt: skip
+            cache = cache.with_layer(index, layer_cache)
+            outputs[index + 1] = x
+        x = _norm(config, params["final_norm"], x)
+        hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
+        if logits_at is not None:
+            x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+        return finish_logits(config, linear(x, head_kernel(config, params))), hidden, cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # all layers are traced once

@@ -46,13 +46,13 @@ def make_slots(
     # Now, by all processes together and before anything else runs: requests only look them up.
     is_coupled = generator.engine.is_coupled
     if not is_coupled:  # then texts depend on the costs, which are those that a Generator measures
-        generator.know_costs()
+        generator.round_costs.know_all()
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *generator.processors))
     compiled = generator.engine, generator.params, generator.compile_notice
     sizes = generator.batch_size, generator.max_seq_len
     batch = PagedBatch(*compiled, *sizes, switches, cache_bytes)
     if is_coupled:
-        generator.know_costs(batch)
+        generator.round_costs.know_all(batch)
     if prefix_cache_bytes is None:
         prefix_cache_bytes = batch.num_pages * sum(batch.page_bytes)
     return BatchSlots(batch, prefix_cache_bytes, prefill_budget)
@@ -139,7 +139,7 @@ def make_row(
       InputError: the models cannot answer it, another drafter, or fewer drafts or none where the
         generator's number is fixed.
     """
-    row = generator.with_costs(generator.make_row(request))
+    row = generator.round_costs.add_to(generator.make_row(request))
     number = generator.num_draft_tokens
     most = number if most_drafts is None else most_drafts
     if drafter in (None, generator.drafter) and most >= number:

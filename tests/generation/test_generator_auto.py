@@ -243,7 +243,7 @@ def test_no_drafts_are_explained_by_costs():
         result = generator.generate(requests(max_new_tokens=24)[0])
         assert (result.stats.num_proposed > 0) == (per_draft == 0.1)
         reasons[per_draft] = explain_no_drafts(
-            result, generator.engine.drafter, generator.known_costs, 512
+            result, generator.engine.drafter, generator.round_costs.known, 512
         )
     assert reasons[0.1] is None
     said = re.fullmatch(
@@ -363,13 +363,13 @@ def test_costs_of_long_texts_are_measured_when_one_comes(tmp_path, monkeypatch):
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
     first = make_auto("prompt_lookup", costs=None, max_seq_len=200)
-    short = first.costs_for(20)
+    short = first.round_costs.of_batch(20)
     assert (short.contexts, measured) == ((96,), [(96,)])
     assert first.costs.contexts == (96, 160)
     assert first.costs.seconds[0] == short.seconds[0]
-    assert first.costs_for(20).answer_tokens == short.answer_tokens > 0
+    assert first.round_costs.of_batch(20).answer_tokens == short.answer_tokens > 0
     again = make_auto("prompt_lookup", costs=None, max_seq_len=200)
-    assert again.costs_for(150) == first.costs
+    assert again.round_costs.of_batch(150) == first.costs
     assert measured == [(96,), (160,)]
 
 
@@ -379,10 +379,10 @@ def test_the_batch_size_changes_no_sampled_answer(monkeypatch):
     On a made-up machine whose rounds of several rows cost much more with drafts.
     """
 
-    def recall(engine, params, target, key, *, batch_size, **options):
-        return costs_of("model", 0.1 if batch_size == 1 else 9.0)
+    def recall(known_costs, num_rows, length, pages=None):
+        return costs_of("model", 0.1 if num_rows == 1 else 9.0)
 
-    monkeypatch.setattr("jspec.generation.generator.recall_costs", recall)
+    monkeypatch.setattr("jspec.generation.auto.KnownCosts._recall", recall)
     asked = requests(max_new_tokens=24, temperature=1.0)
     alone, batch = (make_auto("model", costs=None, batch_size=size) for size in (1, 3))
     alone.engine = batch.engine = model_engine()
@@ -408,7 +408,7 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
         return num_rounds * (1 + drafting)
 
     monkeypatch.setattr("jspec.generation.costs._time_visit", visit)
-    costs = make_auto("model", costs=None, max_seq_len=200).measure_costs()
+    costs = make_auto("model", costs=None, max_seq_len=200).round_costs.measure()
     assert costs.reading[0] == pytest.approx((0.002,))
     assert texts[True] > 10, "what is read is a text, not one token over and over"
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
@@ -429,7 +429,7 @@ def test_other_work_on_the_machine_slows_no_number_more_than_another(monkeypatch
         return num_rounds * (1 + 0.1 * forced[0]) * (2 if count <= 5 * 4 + 2 else 1)
 
     monkeypatch.setattr("jspec.generation.costs._time_visit", visit)
-    costs = make_auto("prompt_lookup", costs=None, max_seq_len=200).measure_costs()
+    costs = make_auto("prompt_lookup", costs=None, max_seq_len=200).round_costs.measure()
     plain, *others = costs.seconds[0][0]
     assert [other / plain for other in others] == pytest.approx([1.1, 1.3, 1.7])
 
@@ -461,7 +461,7 @@ def test_plain_decoding_has_nothing_to_choose():
     generator = make_auto("none", costs=None)
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
-    assert generator.measure_costs() is None
+    assert generator.round_costs.measure() is None
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_pat
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     kind = PagedBatch if rule == "coupled" else Batch
     assert timed == [(kind, 3), (kind, 1)]
-    assert generator.known_costs.decided == generator.costs.decided != ()
+    assert generator.round_costs.known.decided == generator.costs.decided != ()
     assert len(timed) == 2, "requests only look the costs up"
     assert scheduler.slots.usage == 0
     assert not any(table.any() for table in scheduler.slots._batch.tables)
@@ -151,7 +151,7 @@ def test_a_server_of_short_texts_is_measured_too(monkeypatch, tmp_path):
     options = {"num_draft_tokens": "auto", "batch_size": 2, "max_seq_len": 18}
     generator = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
     make_slots(generator)
-    assert generator.known_costs is not None
+    assert generator.round_costs.known is not None
 
 
 def test_rows_may_share_pages_while_they_are_measured(monkeypatch, tmp_path):

@@ -259,7 +259,7 @@ def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]
 
 
 def _rounds_of(name: str, generator: Generator) -> Iterator[dict[str, Any]]:
-    target, costs = generator.target, generator.measure_costs()
+    target, costs = generator.target, generator.round_costs.measure()
     if costs is None:
         return
     beside = {}

@@ -61,7 +61,7 @@ def record_trace(
 
 
 def _run_twice(generator: Generator, row: Row) -> tuple[int, list[dict[str, Any]]]:
-    row = generator.with_costs(row)
+    row = generator.round_costs.add_to(row)
     halves = _make_halves(generator)
     _run(generator, row, *halves)
     return _run(generator, row, *halves)

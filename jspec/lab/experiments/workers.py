@@ -85,7 +85,7 @@ class Models:
         is_auto = bool(generator.engine.numbers)
         if not is_auto and not self._experiment.measure_costs:
             return generator
-        measure = (lambda: generator.costs) if is_auto else generator.measure_costs
+        measure = (lambda: generator.costs) if is_auto else generator.round_costs.measure
         with self._store.setup():
             path = self._store.folder / "costs.json"
             recall = functools.partial(recorded_costs, path, label, batch_size)
