@@ -21,11 +21,11 @@ assert not native.is_available()
 sys.exit(status)
 """
 _QUICK = [
-    "generation/test_generator.py::test_greedy_output_is_plain_decodings[prompt_lookup]",
+    "speculation/test_greedy_parity.py::test_greedy_output_equals_plain_decoding[prompt_lookup-1]",
     "models/test_cache_properties.py::test_prefill_and_decode_equal_one_full_pass",
 ]
 _OTHERS = [
-    "generation/test_generator.py::test_batched_rows_are_strangers[prompt_lookup-3-sampled]",
+    "generation/test_generator.py::test_greedy_output_is_plain_decodings[prompt_lookup]",
     "generation/test_generator.py::test_batched_rows_are_strangers[model-3-sampled]",
     "models/test_cache_properties.py::test_rolled_back_tokens_never_happened",
 ]
