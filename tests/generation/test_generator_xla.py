@@ -1,4 +1,4 @@
-"""Invariants of the Generator without the C++ library, as on every GPU: XLA computes everything."""
+"""Invariants without the C++ library, as on every GPU: XLA computes everything."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ _OTHERS = [
 @pytest.mark.skipif(os.environ.get("JSPEC_NATIVE") == "0", reason="the others run without it")
 @pytest.mark.parametrize("names", [_QUICK, slow_unless(False, _OTHERS)], ids=["quick", "others"])
 def test_invariants_hold_without_the_library(names, pytestconfig):
-    """Invariants 2 and 3 in float32; the slow ones add batches, seeds, filters and rollback."""
+    """Invariants 2 and 3 in float32; the slow ones add the Generator, batches, seeds and rollback."""
     folder = os.path.dirname(os.path.dirname(__file__))
     tests = [os.path.join(folder, name) for name in names]
     done = subprocess.run(

@@ -16,6 +16,7 @@ from jspec.speculation.types import Drafter, Kind, Proposal
 
 # Parents of the drafts; -1 is the last committed token.
 SHAPES = {
+    "one": [-1],
     "chain": [-1, 0, 1],
     "siblings": [-1, -1, -1],
     "bush": [-1, -1, 0, 0, 1],
