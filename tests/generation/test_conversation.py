@@ -15,7 +15,7 @@ from tests.tiny_models import make_generator, shared_generator, target
 
 SETTINGS = SamplingParams(max_new_tokens=20)
 DRAFTERS = [
-    slow_unless(name in ("prompt_lookup", "recent"), name)
+    slow_unless(name == "prompt_lookup", name)
     for name in ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle", "recent")
 ]
 

@@ -199,7 +199,7 @@ def test_a_generator_refuses_what_it_would_not_read(options, message):
 
 def test_filters_of_drafts_are_read_by_what_draws_and_refused_elsewhere():
     """Guards against an option that does nothing, or that changes a coupled answer's text."""
-    cut = SamplingParams(12, temperature=1.0, top_k=9, draft_top_k=1, draft_top_p=0.5, seed=3)
+    cut = SamplingParams(12, temperature=1.0, draft_top_k=1, draft_top_p=0.5, seed=3)
     plain = shared_generator("none").generate("ab", cut.without_draft_sampling()).token_ids
     coupled = shared_generator("model", acceptance="coupled")
     assert coupled.generate("ab", cut).token_ids == plain
