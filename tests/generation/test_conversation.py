@@ -15,7 +15,7 @@ from tests.tiny_models import make_generator, shared_generator, target
 
 SETTINGS = SamplingParams(max_new_tokens=20)
 DRAFTERS = [
-    slow_unless(name in ("prompt_lookup", "tree", "recent"), name)
+    slow_unless(name == "prompt_lookup", name)
     for name in ("none", "prompt_lookup", "model", "hierarchical", "tree", "eagle", "recent")
 ]
 
@@ -76,12 +76,13 @@ def test_only_what_is_new_is_read(drafter, request):
         # The fourth prompt is given again: its last token alone is read.
 
 
+@pytest.mark.slow
 def test_growing_past_a_capacity_changes_nothing():
     """Guards against caches that are copied wrongly into larger ones: 512 tokens become 1024."""
     model = target()
     longer = dataclasses.replace(model, config=dataclasses.replace(model.config, max_seq_len=1000))
-    generator = make_generator("model", longer)
-    generator.engine = shared_generator("model").engine
+    generator = make_generator("prompt_lookup", longer)
+    generator.engine = shared_generator("prompt_lookup").engine
     conversation, prompt, capacities = Conversation(generator), drawn(0, 470), []
     for turn in range(3):
         result = answer(conversation, prompt)
@@ -114,7 +115,7 @@ def test_other_settings_keep_the_caches():
     for settings in (
         SETTINGS,
         SamplingParams(max_new_tokens=20, temperature=0.8, seed=3),
-        SamplingParams(max_new_tokens=20, temperature=0.8, top_p=0.7, repetition_penalty=1.2),
+        SamplingParams(max_new_tokens=20, temperature=0.8, top_p=0.7),
     ):
         result = answer(conversation, prompt, settings)
         expected = generator.generate(Request(prompt, settings))

@@ -15,6 +15,7 @@ from jspec.generation.generator import Generator
 from jspec.kernels import candidates, contest, trial, verdicts
 from jspec.weights.gguf import load_gguf
 from jspec.weights.quantize import holds_compact, is_kernel, quantize
+from tests.cases import slow_unless
 from tests.tiny_models import make_model, save_folder
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
@@ -49,7 +50,9 @@ def never(quantization):
     raise AssertionError("nothing is to be loaded again")
 
 
-@pytest.mark.parametrize(("seconds", "kind"), [(0.6, "int8"), (0.98, None), (1.4, None)])
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [(0.6, "int8"), (0.98, None), slow_unless(False, 1.4, None)]
+)
 def test_a_draft_is_rounded_where_its_blocks_are_faster(seconds, kind, times):
     """By 3 % at least. It is what `quantization="int8"` makes of it."""
     times["int8"] = seconds

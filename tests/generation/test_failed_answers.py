@@ -19,7 +19,6 @@ from jspec.kernels import candidates
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder
 from jspec.sampling.settings import Processor
-from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_generator, make_model, shared_generator, target
 
 UNLUCKY = 13
@@ -112,7 +111,8 @@ def kernel(monkeypatch):
 PROMPT, SETTINGS = "abcabcabc", SamplingParams(max_new_tokens=12)
 
 
-@pytest.mark.parametrize("part", ["prefill", slow_unless(False, "rounds")])
+@pytest.mark.slow  # of the kernels alone: tests/kernels/test_contest.py
+@pytest.mark.parametrize("part", ["prefill", "rounds"])
 def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
     """One line, and the answer that XLA gives; its state, which had been given away, is there."""
     kernel.first_failure = 1
@@ -128,7 +128,8 @@ def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
     assert (kernel.num_calls, capsys.readouterr().err) == (num_calls, "")
 
 
-@pytest.mark.parametrize("part", [slow_unless(False, "prefill"), "rounds"])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["prefill", "rounds"])
 def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
     """Guards against a traceback of XLA's, and against a server that fails from then on."""
     kernel.takes = lambda width: (width > 16) == (part == "prefill")

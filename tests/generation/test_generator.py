@@ -54,7 +54,7 @@ def test_test_models_have_opinions():
 
     def distributions(model):
         cache = init_cache(config, batch_size=8, capacity=32, dtype=jnp.float32)
-        return jax.nn.softmax(make_apply(config)(model.params, prompts, cache)[0])
+        return jax.nn.softmax(jax.jit(make_apply(config))(model.params, prompts, cache)[0])
 
     target, draft = distributions(tiny_models.target()), distributions(tiny_models.draft())
     entropy = -jnp.mean(jnp.sum(target * jnp.log(target), axis=-1))
@@ -82,7 +82,7 @@ def test_one_prompt_gives_a_result_and_many_a_list_in_order():
     ]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS[1:])
+@pytest.mark.parametrize("drafter", [slow_unless(n != "hierarchical", n) for n in DRAFTERS[1:]])
 def test_greedy_output_is_plain_decodings(plain_results, drafter):
     """Guards against invariant 2 broken anywhere between prompt and text. Float32, token for
     token.
@@ -110,7 +110,7 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     ("drafter", "batch_size"),
     [
         ("none", 3),
-        ("prompt_lookup", 3),
+        slow_unless(False, "prompt_lookup", 3),
         ("model", 3),
         slow_unless(False, "model", 8),
     ],
@@ -195,7 +195,7 @@ def test_the_cache_has_room_for_a_block_after_the_longest_answer(monkeypatch):
     """Guards against drafts written past the end, where a clamp would move them onto good slots."""
     rooms = []
     monkeypatch.setattr(
-        "jspec.generation.engine.capacity_for", lambda *room: rooms.append(room) or 256
+        "jspec.generation.engine.capacity_for", lambda *room: rooms.append(room) or 512
     )
     requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
     shared_generator("model").generate(requests)

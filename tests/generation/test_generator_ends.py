@@ -7,10 +7,13 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, SamplingParams
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.tiny_models import make_generator, shared_generator
 
 _PROMPT = list(b"an open end")
 _LONG = SamplingParams(max_new_tokens=40)
+DRAFTERS = ["none", "self", "self tree",
+            *(slow_unless(False, name) for name in ("prompt_lookup", "merged tree"))]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def generate(drafter, **settings):
     return shared_generator(drafter).generate(Request(_PROMPT, settings))
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_stop_tokens_end_inside_a_block(answer, drafter):
     """Guards invariant 7: a stop seen only at a block's end, or the rest of the block given out."""
     for end in ends(answer):
@@ -37,7 +40,7 @@ def test_stop_tokens_end_inside_a_block(answer, drafter):
         assert result.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_stop_strings_end_inside_a_block(answer, drafter):
     """Guards against stops of two tokens, over rounds, missed or cut somewhere else."""
     for end in ends(answer):
@@ -47,7 +50,7 @@ def test_stop_strings_end_inside_a_block(answer, drafter):
         assert result.text == bytes(answer[: end - 1]).decode()
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_limit_is_exact(answer, drafter):
     """Guards against drafts emitted past max_new_tokens, or lost before it."""
     for limit in range(1, 12):
@@ -88,7 +91,10 @@ def test_pieces_add_up_to_the_result(answer):
     assert generate("self").stats.num_accepted > 0
 
 
-@pytest.mark.parametrize(("drafter", "batch_size"), [("none", 1), ("model", 1), ("model", 3)])
+@pytest.mark.parametrize(
+    ("drafter", "batch_size"),
+    [slow_unless(False, "none", 1), slow_unless(False, "model", 1), ("model", 3)],
+)
 def test_a_second_request_compiles_nothing(drafter, batch_size):
     """Guards invariant 6: other prompts, seeds, temperatures and limits are data, insertion too.
 

@@ -14,6 +14,7 @@ from jspec.generation.request import Request, SamplingParams
 from jspec.lab.auditing.subject import cast
 from jspec.weights import load_model
 from jspec.weights.quantize import KINDS
+from tests.cases import slow_unless
 from tests.programs import call_generate, check_refusal
 from tests.tiny_models import save_folder, shared_generator, target
 from tests.weights.toys import quantize_params
@@ -47,6 +48,7 @@ def test_a_quantised_draft_changes_no_answer():
     assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int8")
 
 
+@pytest.mark.slow
 def test_a_quantised_target_answers_alike_alone_and_in_batch():
     """Guards against caches of integers, and rows that change their neighbours'. Float32."""
     model = _quantized(target())
@@ -65,7 +67,7 @@ def folder(tmp_path_factory):
     return save_folder(tmp_path_factory.mktemp("model") / "tiny", hidden_dim=64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow_unless(k in ("int8", "q4_0"), k) for k in KINDS])
 def test_models_are_quantised_as_they_are_loaded(folder, kind):
     """Guards against an option that is read and forgotten, and an audit that casts integers."""
     model = load_model(str(folder), dtype="float32", quantization=kind)

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.cases import slow_unless
-
 # The library is loaded once a process: invariants are tested again in one that must not load
 # it.
 _PROGRAM = """
@@ -20,23 +18,20 @@ from jspec.kernels import library as native
 assert not native.is_available()
 sys.exit(status)
 """
-_QUICK = [
+_NAMES = [
     "generation/test_generator.py::test_greedy_output_is_plain_decodings[prompt_lookup]",
-    "models/test_cache_properties.py::test_prefill_and_decode_equal_one_full_pass",
-]
-_OTHERS = [
-    "generation/test_generator.py::test_batched_rows_are_strangers[prompt_lookup-3-sampled]",
     "generation/test_generator.py::test_batched_rows_are_strangers[model-3-sampled]",
+    "models/test_cache_properties.py::test_prefill_and_decode_equal_one_full_pass",
     "models/test_cache_properties.py::test_rolled_back_tokens_never_happened",
 ]
 
 
+@pytest.mark.slow  # the library beside what XLA computes: tests/kernels
 @pytest.mark.skipif(os.environ.get("JSPEC_NATIVE") == "0", reason="the others run without it")
-@pytest.mark.parametrize("names", [_QUICK, slow_unless(False, _OTHERS)], ids=["quick", "others"])
-def test_invariants_hold_without_the_library(names, pytestconfig):
-    """Invariants 2 and 3 in float32; the slow ones add batches, seeds, filters and rollback."""
+def test_invariants_hold_without_the_library(pytestconfig):
+    """Invariants 2, 3 and 5 in float32, with batches, seeds and rollback."""
     folder = os.path.dirname(os.path.dirname(__file__))
-    tests = [os.path.join(folder, name) for name in names]
+    tests = [os.path.join(folder, name) for name in _NAMES]
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, "-q", "-n0", f"--rootdir={pytestconfig.rootpath}", *tests],
         env=os.environ | {"JSPEC_NATIVE": "0"}, cwd=pytestconfig.rootpath,

@@ -205,14 +205,9 @@ def test_every_kind_of_source_counts(tmp_path):
     assert verdicts.sources_digest(tmp_path) in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("tree", cache),
-        pytest.param("chain", draw, marks=pytest.mark.slow),
-        pytest.param("head", draw, marks=pytest.mark.slow),
-        pytest.param("beams", beam, marks=pytest.mark.slow),
-    ],
+    ("name", "module"), [("tree", cache), ("chain", draw), ("head", draw), ("beams", beam)]
 )
 def test_real_rounds_agree_and_a_loop_that_makes_no_trip_is_seen(monkeypatch, name, module):
     """Of the negative control one loop of a graph's program is never run, as with a stale

@@ -15,7 +15,7 @@ from tests.tiny_models import shared_generator
 CHUNK = 64
 PROMPT = [1 + n % 90 for n in range(3 * CHUNK)]
 ALL = [
-    slow_unless(name in ("prompt_lookup", "model", "tree"), name)
+    slow_unless(name == "model", name)
     for name in ("none", "prompt_lookup", "model", "hierarchical", "tree")
 ]
 FIRST, SECOND = ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 5, 6], [5, 6, 7, 8])  # pages

@@ -13,6 +13,7 @@ from jspec.common.errors import InputError
 from jspec.models import DecoderConfig, init_cache
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.hf import load_hf, save_hf
+from tests.cases import slow_unless
 from tests.models.family_checkpoints import (
     FAMILIES,
     WINDOW,
@@ -24,6 +25,10 @@ from tests.models.family_checkpoints import (
 )
 
 LENGTH = 3 * WINDOW + 2  # past the window, twice
+_QUICK = "llama", "gemma3", "mixtral"  # without a window, two bases of angles, experts
+_SOME = pytest.mark.parametrize(
+    "family", [slow_unless(name in _QUICK, name) for name in FAMILIES], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -51,12 +56,14 @@ def test_logits_equal_those_of_transformers(family):
     np.testing.assert_allclose(logits, expected, atol=tolerance(expected))
 
 
+@_SOME
 def test_rollback_and_rows_of_other_lengths(family):
     """A window rolls back like everything else; rows keep their own lengths."""
     _, _, config, params, tokens, expected = family
     check_rollback(config, params, tokens, empty_cache(config), expected, tolerance(expected))
 
 
+@_SOME
 def test_a_tree_sees_along_its_paths(family):
     _, _, config, params, tokens, _ = family
     check_tree(config, params, tokens, empty_cache(config), atol=2e-4)
@@ -75,6 +82,7 @@ def test_what_is_saved_is_read_back(family, tmp_path):
     transformers.AutoConfig.from_pretrained(tmp_path / "copy")  # checks the types
 
 
+@_SOME
 def test_no_field_is_without_effect(family):
     """Each field that a family sets changes the logits: a checkpoint that hides one proves less."""
     name, _, config, params, tokens, expected = family

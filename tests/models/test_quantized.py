@@ -12,6 +12,7 @@ from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
 from jspec.weights.quantize import INTEGERS, dequantize, quantize
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.weights.toys import quantize_params
 
 CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
@@ -53,7 +54,9 @@ def method(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("name", ["qkv", "gate_up", "down", "head"])
+@pytest.mark.parametrize(
+    "name", ["gate_up", "head", slow_unless(False, "qkv"), slow_unless(False, "down")]
+)
 @pytest.mark.usefixtures("method")
 def test_products_are_those_of_the_dequantised_kernel(name, kind):
     """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""

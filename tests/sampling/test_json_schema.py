@@ -77,7 +77,7 @@ def test_what_is_matched_satisfies_the_schema(schema, monkeypatch):
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
     automaton = compile_pattern(pattern, 4000, 60_000)
-    texts = {random_text(automaton, rng) for _ in range(200)}
+    texts = {random_text(automaton, rng) for _ in range(100)}
     assert len(texts) > 1
     for text in texts:
         assert re.fullmatch(pattern, text)

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 from jspec.generation.request import SamplingParams
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.settings import PROCESSORS, SamplingSettings, Switches, process_drafts
+from tests.cases import slow_unless
 
 VOCAB = 23
 STOP_IDS = [4, 9]
@@ -98,18 +99,29 @@ def oracle(logits, prompt, output, options):
 FILTERS = {"cold": {"temperature": 0.6}, "top_k": {"top_k": 5}, "top_p": {"top_p": 0.8},
            "min_p": {"min_p": 0.1}}  # fmt: skip
 SINGLE = {name: options for name, options in PIPELINES.items() if name != "all"} | FILTERS
-PAIRS = {
-    f"{left}, {right}": SINGLE[left] | SINGLE[right]
-    for left, right in itertools.combinations(SINGLE, 2)
-}
+
+
+def pairs_of(single):
+    """Returns the options of every two of them."""
+    pairs = itertools.combinations(single, 2)
+    return {f"{left}, {right}": single[left] | single[right] for left, right in pairs}
+
+
+FILTER_PAIRS = pairs_of(FILTERS)
+PAIRS = PIPELINES | pairs_of(SINGLE)
+after = jax.jit(SamplingSettings.after)
 probs_of = jax.jit(lambda logits, settings: sampling_probs(logits[:, None], settings)[:, 0])
 
 
-@pytest.mark.parametrize("options", (PIPELINES | PAIRS).values(), ids=PIPELINES | PAIRS)
+@pytest.mark.parametrize(
+    "options",
+    [slow_unless(name in PIPELINES | FILTER_PAIRS, PAIRS[name]) for name in PAIRS],
+    ids=PAIRS,
+)
 def test_distribution_equals_transformers_along_an_output(options):
     """Guards against another order, a prompt that is not counted, or one that is counted twice.
 
-    Each processor and filter alone, every pair of them, and all.
+    Each processor alone, every pair of filters, and all; the slow ones are all other pairs.
     """
     rng = np.random.default_rng(0)
     prompt, output = rng.integers(0, VOCAB, 6), rng.integers(0, VOCAB, 9)
@@ -118,7 +130,7 @@ def test_distribution_equals_transformers_along_an_output(options):
         logits = (4 * rng.normal(size=[1, VOCAB])).astype(np.float32)
         expected = oracle(logits[0], prompt, output[:i], options)
         np.testing.assert_allclose(probs_of(logits, settings)[0], expected, atol=1e-6)
-        settings = settings.after(jnp.array([token], jnp.int32))
+        settings = after(settings, np.array([token], np.int32))
 
 
 @pytest.mark.parametrize("name", PIPELINES)

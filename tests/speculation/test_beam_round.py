@@ -95,7 +95,9 @@ def plain(engine_of, prompts, fresh_cache):
     return [beams for beams, _ in actual]
 
 
-@pytest.mark.parametrize("name", ["self", "prompt_lookup", slow_unless(False, "tree")])
+@pytest.mark.parametrize(
+    "name", ["self", slow_unless(False, "prompt_lookup"), slow_unless(False, "tree")]
+)
 def test_rounds_leave_the_caches_of_a_fresh_prefill(engine_of, prompts, fresh_cache, plain, name):
     """Rows move with their beams, in the draft's cache too; and the beams are plain search's."""
     engine, several = engine_of(name), 0

@@ -18,7 +18,7 @@ from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", slow_unless(False, "suffix"),
+ENGINES = ["plain", "model", slow_unless(False, "prompt_lookup"), slow_unless(False, "suffix"),
            slow_unless(False, "recycle"), *head_cases()]  # fmt: skip
 insert_row = jax.jit(insert)
 

@@ -22,6 +22,7 @@ from jspec.speculation.control import Control
 from jspec.speculation.round import speculative_step
 from jspec.speculation.types import ModelParams, SpecState
 from tests import tiny_lookahead
+from tests.cases import slow_unless
 from tests.tiny import CONFIG, empty_cache
 from tests.tiny_heads import MODULES
 
@@ -48,6 +49,7 @@ def _layer_skip(*layers):
 
 KINDS = ("model", "prompt_lookup", "recycle", "first layers", "other layers", "hierarchical",
          "cascade", *MODULES)  # fmt: skip
+QUICK = "model", "first layers", "cascade", "eagle"
 
 
 def make_state(drafter, control=None):
@@ -60,7 +62,7 @@ def make_state(drafter, control=None):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow_unless(kind in QUICK, kind) for kind in KINDS])
 def test_no_branch_carries_a_cache(tiny_pair, kind):
     """Guards against 22 ms a round of copying at batch 8: loops of 0 or 1 trips copy nothing."""
     size = CONFIG.vocab_size
@@ -119,6 +121,7 @@ def num_copies(pair, drafter, params):
     return len(re.findall(rf"= f32\[{shape}\]\S* copy\(", entry))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the program of a CPU")
 def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
     """Guards against a copy of the target's cache in every round, drafts wanted or not.
@@ -134,6 +137,7 @@ def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
     assert copies == [0, 2 * CONFIG.num_layers]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the program of a CPU")
 def test_a_table_is_written_in_place(tiny_pair):
     """Guards against a copy of V times k numbers in every round, whatever the call's width.

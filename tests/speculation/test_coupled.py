@@ -1,5 +1,7 @@
 """The coupled rule: speculative text is plain decoding's text, whatever drafts."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +24,12 @@ NUM_NEW = 24
 TRUE = jnp.array(True)
 
 
-def run(drafter, rule="coupled", **options):
+@functools.cache
+def run(drafter, rule="coupled"):
     """Returns the first NUM_NEW tokens of every row, and the run."""
     engine = Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=64, max_rounds=NUM_NEW)
     max_length = len(PROMPT) + NUM_NEW
-    options = {"temperature": 1.2} | options
-    result = engine.generate([PROMPT] * NUM_ROWS, max_length=max_length, **options)
+    result = engine.generate([PROMPT] * NUM_ROWS, max_length=max_length, temperature=1.2)
     return result.tokens, result
 
 
@@ -37,7 +39,12 @@ def model(width):
 
 @pytest.mark.parametrize(
     "drafter",
-    [slow_unless(False, model(1)), model(3), slow_unless(False, model(7)), PromptLookupDrafter(3)],
+    [
+        slow_unless(False, model(1)),
+        model(3),
+        slow_unless(False, model(7)),
+        slow_unless(False, PromptLookupDrafter(3)),
+    ],
     ids=["model 1", "model 3", "model 7", "prompt lookup"],
 )
 def test_text_does_not_depend_on_the_drafter(drafter):
@@ -46,11 +53,6 @@ def test_text_does_not_depend_on_the_drafter(drafter):
     drafted, result = run(drafter)
     assert drafted == plain
     assert result.num_accepted.sum() > NUM_ROWS  # and drafts were kept
-
-
-def test_rejection_draws_another_text():
-    """Negative control: the rows above would not be equal by themselves."""
-    assert run(model(3), "rejection")[0] != run(None)[0]
 
 
 def test_a_draft_of_noise_of_its_own_agrees_less():

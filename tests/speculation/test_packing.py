@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 from jspec.kernels import attend, attend_pages, product, write_pages, write_rows
-from jspec.models.cache import KVCache
-from jspec.speculation import round as rounds
 from jspec.speculation.budget import CallSize
 from jspec.speculation.packing import Packing
 from jspec.speculation.round import speculative_step
 from jspec.speculation.types import Drafter
 from tests import tiny
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.test_cache_consistency import run_checked
 
 WIDTH = 4
-SIZES = (6, 10, 20)  # of four rows: the last has room for all drafts
+SIZES = (8, 20)  # of four rows: the last has room for all drafts
 MAX_LENGTHS = [30, 41, 44, 38]
 
 
@@ -58,12 +57,12 @@ def packed(tiny_pair, make_engine):
 def test_greedy_output_equals_plain_decoding(packed, make_engine, prompts):
     """Rows of 0 to 4 drafts in one call; some end before others, and have no token from then on."""
     plain = make_engine("plain").generate(prompts, max_length=MAX_LENGTHS)
-    result = packed().generate(prompts, max_length=MAX_LENGTHS)
+    result = packed("coupled").generate(prompts, max_length=MAX_LENGTHS)
     assert result.tokens == plain.tokens
     counts = result.infos.num_proposed
     assert 0 < result.num_accepted.sum() < counts.sum()
     needed = np.where(result.infos.num_tokens > 0, 1 + counts, 0).sum(axis=1)
-    assert set(np.searchsorted(SIZES, needed[counts.any(axis=1)])) == {0, 1, 2}, "every size"
+    assert set(np.searchsorted(SIZES, needed[counts.any(axis=1)])) == {0, 1}, "every size"
     assert (counts.max(axis=1) > counts.min(axis=1)).sum() > 5, "widths differ within a round"
 
 
@@ -72,11 +71,13 @@ def test_sampled_rows_say_what_they_say_alone(packed, make_engine, prompts, rule
     """Their noise is that of their own positions, whatever stands beside them."""
     temperature = [0.7, 1.3, 0.0, 1.0]
     options = {"seeds": [3, 4, 5, 6], "temperature": temperature, "max_length": MAX_LENGTHS}
-    together = packed(rule).generate(prompts, **options)
+    together = packed(rule, SIZES if rule == "coupled" else SIZES[-1:]).generate(prompts, **options)
     if rule == "coupled":
         plain = make_engine("plain").generate(prompts, **options)
         assert together.tokens == plain.tokens
     assert 0 < together.num_accepted.sum() < together.infos.num_proposed.sum()
+    if rule == "coupled":
+        return
     # The rows in another order, whose places in the call are others; `Varying` follows the row.
     padded = packed(rule, sizes=()).generate(prompts, **options)
     assert together.tokens == padded.tokens
@@ -84,7 +85,7 @@ def test_sampled_rows_say_what_they_say_alone(packed, make_engine, prompts, rule
 
 
 def test_caches_equal_a_fresh_prefill_after_every_round(packed, prompts, fresh_cache):
-    accepted, proposed = run_checked(packed(), prompts, 10, fresh_cache)
+    accepted, proposed = run_checked(packed("coupled"), prompts, 10, fresh_cache)
     assert set(proposed.flat) >= {0, 1, 2, WIDTH}
     assert set(accepted.flat) >= {0, 1, 2}
 
@@ -101,32 +102,10 @@ def neighbours(monkeypatch):
     monkeypatch.setattr(Packing, "of", staticmethod(wrong))
 
 
-def forgotten(monkeypatch):
-    """A packed token that does not see its row's earlier ones in the call."""
-    side_by_side = KVCache.side_by_side
-
-    def wrong(cache, row, place):
-        return side_by_side(cache, row, jnp.maximum(place - 1, 0))
-
-    monkeypatch.setattr(KVCache, "side_by_side", wrong)
-
-
-def without_first(monkeypatch):
-    """A grant that is not the start of a row's drafts: the second stands in the first's place."""
-    call = rounds._tokens_in_call
-
-    def wrong(state, proposal):
-        counts = call(state, proposal)
-        return jnp.where(proposal.num_tokens > 1, counts - 1, counts)
-
-    monkeypatch.setattr(rounds, "_tokens_in_call", wrong)
-
-
-@pytest.mark.parametrize("mistake", [neighbours, forgotten, without_first])
-def test_mistakes_are_seen(packed, make_engine, prompts, mistake, monkeypatch):
-    """Negative controls: the tests above see a token of another row, a hole, a missing token."""
+def test_a_token_of_another_row_is_seen(packed, make_engine, prompts, monkeypatch):
+    """Negative control of the tests above; mistakes.toml has others."""
     plain = make_engine("plain").generate(prompts, max_length=MAX_LENGTHS)
-    mistake(monkeypatch)
+    neighbours(monkeypatch)
     # Another program, traced with the mistake.
     engine = packed(sizes=(20,), step=functools.partial(speculative_step))
     result = engine.generate(prompts, max_length=MAX_LENGTHS)
@@ -148,8 +127,15 @@ def test_every_token_is_at_its_place(counts, size):
         assert back[row, :count].tolist() == blocks[row, :count].tolist()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize(
+    ("page", "dtype"),
+    [
+        (None, jnp.float32),
+        (16, jnp.bfloat16),
+        slow_unless(False, None, jnp.bfloat16),
+        slow_unless(False, 16, jnp.float32),
+    ],
+)
 def test_a_rows_attention_and_products_are_the_same_bits_in_any_packing(dtype, page):
     """Alone, padded beside others, side by side in any order: by C++ not one bit differs."""
     rng = np.random.default_rng(0)

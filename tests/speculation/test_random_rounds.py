@@ -92,9 +92,8 @@ SUBJECTS = {  # a drafter's name and its options
     "lookup, model, tree": ("prompt_lookup+model", TREE),
     "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", TREE),
 }  # fmt: skip
-QUICK = ("first layers, unsure", "look-ahead", "MTP", "P-EAGLE", "DFlash, tree", "blockwise",
-         "EAGLE, tree without", "lookup, Medusa, other layers", "lookup, model, tree")  # fmt: skip
-WITH_NARROW_CALLS = "first layers, unsure"  # of the quick ones: each width is one program more
+QUICK = "MTP", "blockwise", "lookup, model"
+WITH_NARROW_CALLS = "blockwise"  # of the quick ones: each width is one program more
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "dflash": {"std": 0.1},
@@ -359,15 +358,16 @@ def observe_refused(self, params, state, tokens, hidden, valid):
     return OBSERVE(self, params, state, tokens, hidden, valid | valid[:, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("subject", "kind", "name", "wrong"),
     [
         ("DFlash", BlockDrafter, "propose", keep_a_mask),
-        slow_unless(False, "P-EAGLE", BlockDrafter, "propose", keep_a_mask),
+        ("P-EAGLE", BlockDrafter, "propose", keep_a_mask),
         ("MTP", PairDrafter, "forget_guesses", keep_guesses),
-        slow_unless(False, "EAGLE", PairDrafter, "forget_guesses", keep_guesses),
-        slow_unless(False, "P-EAGLE", ReadingFeatures, "observe", observe_refused),
-        slow_unless(False, "DFlash", ReadingFeatures, "observe", observe_refused),
+        ("EAGLE", PairDrafter, "forget_guesses", keep_guesses),
+        ("P-EAGLE", ReadingFeatures, "observe", observe_refused),
+        ("DFlash", ReadingFeatures, "observe", observe_refused),
     ],
 )
 def test_what_a_head_must_forget_is_seen(subject, kind, name, wrong, monkeypatch):

@@ -140,6 +140,7 @@ def penalised(pair, text, block):
     return logits
 
 
+@pytest.mark.slow
 def test_members_of_a_cascade_are_shown_what_they_ask_for(tiny_pair, prompts):
     """Two that ask for different numbers, and one that asks for none."""
 
@@ -172,6 +173,7 @@ def rounds_of(engine, prompts, first_row, numbers):
     return jax.tree.map(np.asarray, (kept, state.draft[0]))
 
 
+@pytest.mark.slow
 def test_what_a_row_learns_does_not_depend_on_its_neighbours(tiny_pair, prompts):
     """Their drafts make the block wider, and its padding must teach nothing."""
     engine = Engine(

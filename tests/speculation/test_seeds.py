@@ -6,8 +6,10 @@ import pytest
 from tests.cases import slow_unless
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", slow_unless(False, "suffix"),
-           slow_unless(False, "recycle"), "hierarchical", *head_cases("eagle")]  # fmt: skip
+ENGINES = [
+    "plain", "model", "prompt_lookup", *head_cases("eagle"),
+    *(slow_unless(False, name) for name in ("suffix", "recycle", "hierarchical")),
+]  # fmt: skip
 SEEDS = np.array([11, 22, 33, 44])
 MAX_LENGTH = 40
 

@@ -90,7 +90,7 @@ def plain(temperature):
 @pytest.mark.parametrize(
     ("rule", "temperature", "draw"),
     [
-        slow_unless(rule == "coupled" or (rule, draw) == ("block", "best"), rule, temperature, draw)
+        slow_unless(rule == "coupled", rule, temperature, draw)
         for rule, temperature in [
             ("greedy", 0.0), ("rejection", 0.0), ("block", 0.0), ("coupled", 0.0), ("coupled", 1.0)
         ]
