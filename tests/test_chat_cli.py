@@ -21,7 +21,7 @@ _DRAFTS = "--drafter=prompt_lookup", "--num_draft_tokens=2"  # nothing to measur
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """Returns flags that name a tiny model with a context of 200 tokens."""
-    folder = save_folder(tmp_path_factory.mktemp("model"), template=TEMPLATE)
+    folder = save_folder(tmp_path_factory.mktemp("model"), template=TEMPLATE, num_layers=1)
     return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", *_DRAFTS
 
 

@@ -84,6 +84,7 @@ def test_distribution_and_caches_of_lossless_rules_pass(rule, drafter):
         assert not check.has_passed, check.detail
 
 
+@pytest.mark.slow
 def test_caches_in_bfloat16_are_told_from_wrong_ones():
     """Rounding stays well within what is accepted there, a wrong slot does not."""
     right = make_subject()
@@ -124,6 +125,7 @@ def p_value_of(rows, num_rows):
     return fit_rows(rows, expected, num_rows).p_value
 
 
+@pytest.mark.slow
 def test_distribution_of_a_broken_accept_line_fails():
     """Negative control: one factor forgotten."""
     subject = make_subject("rejection", "model")
