@@ -5,6 +5,8 @@ import json
 import pytest
 import tokenizers
 
+from jspec.generation.request import SamplingParams
+from jspec.generation.result import Result
 from jspec.weights import Tokenizer
 from tests.audio.test_audio import make_sound, make_tokenizer, write
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
@@ -60,6 +62,16 @@ def test_texts_go_through_the_encoder(folders, tmp_path, compile_cache):
     whisper = f"--target={folders / 'whisper'}"
     (hears,) = run_many("jspec.generate", [[whisper, "--drafter=none", "--prompt=a"]], env=env)
     assert "hears: expected sound, as `jspec transcribe` reads it" in check_refusal(*hears)
+
+
+@pytest.mark.parametrize(("reason", "number", "is_cut"), [
+    ("length", 3, True), ("length", 4, False), ("eos", 3, False),
+])  # fmt: skip
+def test_an_answer_is_cut_where_the_context_is_full(reason, number, is_cut):
+    """Which both programs tell: the answer then has fewer tokens than were asked for."""
+    settings = SamplingParams(max_new_tokens=4)
+    result = Result("a", [1], [7] * number, "", reason, settings, stats=None)
+    assert result.is_cut_by_context == is_cut
 
 
 def test_sound_becomes_text(folders, tmp_path, compile_cache):
