@@ -88,7 +88,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path, failing):
     assert rows[1][:2] == ["jspec", "plain"]
     assert rows[2][:2] == ["jspec", "prompt_lookup:2"]
     assert "2/2" in rows[1]
-    assert "peak memory of jspec: " in output
+    assert "\npeak memory of jspec" in output
 
 
 @pytest.mark.slow

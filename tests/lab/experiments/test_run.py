@@ -123,7 +123,7 @@ def test_a_run_that_was_broken_off_ends_as_if_undisturbed(whole, tmp_path, monke
         write(self, file, line)
 
     prompts, work = write_lines(tmp_path / "prompts.jsonl", TINY_PROMPTS), tmp_path / "work"
-    plain = whole[0] | {"prompts_file": prompts, "methods": LOOKUP}
+    plain = whole[0] | {"prompts_file": prompts, "methods": RANDOM}
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "_write", write_some)
         with pytest.raises(WorkdirError, match="No space left"):
@@ -133,7 +133,7 @@ def test_a_run_that_was_broken_off_ends_as_if_undisturbed(whole, tmp_path, monke
     results.write_bytes(results.read_bytes()[:-20])
     assert run_experiment(plain, str(work)) == 0
     assert "its last line is torn, and cut off" in capsys.readouterr().err
-    expected = {n: cell for n, cell in done_cells(whole[1]).items() if n.startswith("lookup/")}
+    expected = {n: cell for n, cell in done_cells(whole[1]).items() if n.startswith("random/")}
     assert len(expected) == NUM_CELLS / 3
     assert without_times(done_cells(work)) == without_times(expected)
     write_lines(tmp_path / "prompts.jsonl", [{"prompt": "something else"}])
