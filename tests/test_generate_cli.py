@@ -84,7 +84,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
 
     Its programs are compiled as users get them, and keep every draft of the model for itself.
     Nothing but the text on standard output; on the other one line of the device and its memory at
-    first, and two of statistics at last.
+    first, and two of statistics at last: nothing of costs, which are not measured.
     """
     path = tmp_path / "out.jsonl"
     status, output, errors = run(
@@ -390,7 +390,7 @@ def test_a_limit_that_the_context_reduces_is_said(generate):
 
 
 def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
-    """As the costs say, for the rounds that there were; nothing where they were not measured.
+    """As the costs say, for the rounds that there were.
 
     Where all drafts cost too much, it is said why there were none: guards against a draft model
     that never drafts, and not a word of why.
@@ -409,6 +409,3 @@ def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
         assert f"; a round cost {total / len(proposed):.2f} plain steps, as measured" in errors
         said.append("\nno drafts: with " in errors)
     assert said == [False, True]
-    _, errors = generate(*flags, "--num_draft_tokens=3")
-    assert "plain steps" not in errors
-    assert "no drafts: " not in errors
