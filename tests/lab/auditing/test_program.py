@@ -90,7 +90,7 @@ def test_two_functions_are_recorded(compile_cache, tmp_path):
         "g = lambda x: jspec.Categorical(jnp.array([1.0, 0.0]) * x)\n"
     )
     flags = [f"--functions={file}", "--num_rows=1024", f"--output_json={path}"]
-    env = environment(compile_cache, tmp_path)
+    env = as_users(environment(compile_cache, tmp_path))
     status, output, errors = run("jspec.audit", *flags, env=env, timeout=300)
     assert status == 0, output + errors
     record = json.loads(path.read_text())
