@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from jspec.cli.terminal import _shows_colours
 from tests.programs import TEMPLATE, command, environment, refuse_all, run
 from tests.tiny_models import save_folder
 
@@ -21,7 +22,7 @@ _DRAFTS = "--drafter=prompt_lookup", "--num_draft_tokens=2"  # nothing to measur
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """Returns flags that name a tiny model with a context of 200 tokens."""
-    folder = save_folder(tmp_path_factory.mktemp("model"), template=TEMPLATE)
+    folder = save_folder(tmp_path_factory.mktemp("model"), template=TEMPLATE, num_layers=1)
     return f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", *_DRAFTS
 
 
@@ -148,8 +149,24 @@ def test_bad_flags_end_with_one_line(flags, env):
 
 
 def test_a_terminal_has_signs_and_colours(person):
-    """Guards the commands as a person types them, and the colours of drafts."""
-    chat = person()
+    """Guards the commands as a person types them, and the colours of drafts.
+
+    Ctrl-C stops the answer and not the program: guards against a chat that is lost with an answer,
+    and a line that cannot be given up.
+    """
+    chat = person("--max_new_tokens=150")
+    chat.type("tell\r")
+    chat.wait_for("\n")
+    time.sleep(0.01)
+    chat.type("\x03")
+    assert "(stopped)" in chat.wait_for(">>> ")
+    chat.type("half")
+    chat.wait_for("half")
+    time.sleep(1)  # Python misses a Ctrl-C that comes just before it waits for a key
+    chat.type("\x03")
+    assert "Ctrl-D or /bye ends the chat" in chat.wait_for(">>> ")
+    assert "set max_new_tokens=12" in chat.ask("/settings max_new_tokens=12")
+    chat.ask("/clear")
     first = chat.ask("hello")
     assert "\033[2m[12 tokens (length)" in first
     assert "temperature=0.0" in chat.ask("/settings")
@@ -166,25 +183,23 @@ def test_a_terminal_has_signs_and_colours(person):
     assert chat.end() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(person):
-    """Guards against a chat that is lost with an answer, and a line that cannot be given up.
-
-    And against colours that a person has switched off.
-    """
-    chat = person("--max_new_tokens=150", NO_COLOR="1")
-    chat.type("tell\r")
-    chat.wait_for("\n")
-    time.sleep(0.01)
-    chat.type("\x03")
-    shown = chat.wait_for(">>> ")
-    assert "(stopped)" in shown
-    assert "\033[2m" not in shown
-    chat.type("half")
-    chat.wait_for("half")
-    time.sleep(1)  # Python misses a Ctrl-C that comes just before it waits for a key
-    chat.type("\x03")
-    assert "Ctrl-D or /bye ends the chat" in chat.wait_for(">>> ")
-    assert "tokens" in chat.ask("/settings max_new_tokens=3") + chat.ask("more")
+@pytest.mark.slow
+def test_colours_can_be_switched_off(person):
+    """By the variable that all programs know; then there is no trace in colours."""
+    chat = person(NO_COLOR="1")
+    assert "\033[2m" not in chat.ask("tell")
     assert "error: expected a terminal with colours" in chat.ask("/trace on")
     chat.type("/bye\r")
     assert chat.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "expected"),
+    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False),
+     (True, {"TERM": "dumb"}, False)],
+)  # fmt: skip
+def test_where_there_are_colours(is_terminal, variables, expected, monkeypatch):
+    """In a terminal that has not been asked for none."""
+    for name, value in ({"TERM": "xterm", "NO_COLOR": ""} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert _shows_colours(is_terminal) == expected

@@ -15,7 +15,7 @@ from tests.lab.experiments.tiny import (
     plain_config,
     write_config,
 )
-from tests.programs import call, check_refusal, environment, read_lines, run, write_lines
+from tests.programs import call, check_refusal, read_lines, run, write_lines
 from tests.tiny_models import save_folder
 
 
@@ -37,14 +37,16 @@ def experiment(monkeypatch, capsys):
     return functools.partial(call, "jspec.experiment", monkeypatch, capsys)
 
 
-def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
-    """Guards the contract of the program: status, standard output, progress, overrides."""
+def test_a_run_and_what_it_says(experiment, config_file, tmp_path):
+    """Guards the contract of the program: status, standard output, progress, overrides.
+
+    It runs in a process of its own in test_write_your_own.py.
+    """
     work = tmp_path / "work"
-    status, output, errors = run(
-        "jspec.experiment", f"--config={config_file}", f"--workdir={work}",
-        "--config.num_prompts=2", "--config.max_new_tokens=6", "--config.seeds=(0,5)",
+    status, output, errors = experiment(
+        f"--config={config_file}", f"--workdir={work}", "--config.num_prompts=2",
+        "--config.max_new_tokens=6", "--config.seeds=(0,5)",
         '--config.methods["lookup"].num_draft_tokens=2',
-        env=environment(compile_cache, tmp_path / "home"),
     )  # fmt: skip
     assert status == 0, errors
     assert output == f"{work}: 16 of 16 cells are done\n"

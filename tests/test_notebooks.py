@@ -10,6 +10,7 @@ import pytest
 
 from jspec.common.user_cache import cache_dir
 from jspec.weights.published import MODELS, SMOLLM2
+from tests.cases import slow_unless
 from tests.programs import as_users, environment
 from tests.tiny_models import save_folder
 
@@ -56,7 +57,7 @@ def with_model(notebook, model):
     return changed
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [slow_unless(name == "rule_of_your_own", name) for name in NAMES])
 def test_it_runs_and_shows_what_is_stored(name, compile_cache, tmp_path):
     """Guards against code that no longer works, and outputs that another version of it gave.
 

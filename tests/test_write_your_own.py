@@ -15,7 +15,6 @@ from jspec.lab.reports.document import to_markdown
 from jspec.lab.reports.report import make_report
 from jspec.lab.reports.workdir import read_workdir
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
-from tests.cases import slow_unless
 from tests.lab.experiments.tiny import TINY_PROMPTS
 from tests.programs import check_refusal, environment, refuse_all, run, write_lines
 from tests.speculation.enumeration import all_counts, worst_error
@@ -69,10 +68,8 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(
-    "program",
-    [slow_unless(program_name == "jspec.generate", program_name) for program_name in COMMANDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("program", COMMANDS)
 def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
     """By --import, and what they print names them."""
     status, output, errors = run(

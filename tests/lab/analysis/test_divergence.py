@@ -9,6 +9,7 @@ import pytest
 from jspec.generation.logits_after import make_logits_after
 from jspec.lab.auditing.checks import parting_gaps
 from jspec.models import init_cache, make_apply
+from tests.tiny import one_program
 from tests.tiny_models import CONFIG, target
 
 _LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
@@ -46,5 +47,6 @@ def test_padding_changes_nothing(length):
     """Guards against logits of a padding token."""
     tokens = np.random.default_rng(length).integers(1, CONFIG.vocab_size, length).tolist()
     cache = init_cache(CONFIG, batch_size=1, capacity=length, dtype=jnp.float32)
-    expected = make_apply(CONFIG)(target().params, jnp.array([tokens]), cache)[0][0, -1]
+    apply = one_program(make_apply(CONFIG))
+    expected = apply(target().params, jnp.array([tokens]), cache)[0][0, -1]
     np.testing.assert_allclose(make_logits_after(target())(tokens), expected, atol=1e-4)

@@ -56,12 +56,12 @@ def test_edges_of_wrong_rules_fail(rule, accept):
 @pytest.mark.parametrize(
     ("rule", "drafter"),
     [
-        slow_unless(False, "coupled", "prompt_lookup"),
+        ("coupled", "prompt_lookup"),
         slow_unless(False, "rejection", "prompt_lookup"),
         slow_unless(False, "block", "model"),
         slow_unless(False, "block", "prompt_lookup"),
         slow_unless(False, "rejection", "model"),
-        ("coupled", "model"),
+        slow_unless(False, "coupled", "model"),
     ],
 )
 def test_seeds_and_greedy_parity_pass(rule, drafter):

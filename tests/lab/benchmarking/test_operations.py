@@ -67,6 +67,7 @@ def compile_cache_setting():
     jax.config.update("jax_enable_compilation_cache", was)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("library", "compile_cache_setting")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="names the kernels of a CPU")
 def test_a_profile_of_real_rounds(tmp_path):

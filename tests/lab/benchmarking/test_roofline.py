@@ -176,17 +176,16 @@ def test_rounds_are_drafting_the_whole_and_the_host(monkeypatch):
     """Drafting is what a round takes beside the call and the choice."""
     monkeypatch.setattr(roofline, "time_call", lambda *_: 1e-9)
     monkeypatch.setattr(roofline, "seconds_each", lambda _: 1e-9)
-    kinds = {"plain": ("none", {}), "lookup:3": ("prompt_lookup", {"num_draft_tokens": 3})}
-    generators = {name: tiny_models.shared_generator(drafter, **options)
-                  for name, (drafter, options) in kinds.items()}  # fmt: skip
+    kinds = {"plain": "none", "lookup:4": "prompt_lookup"}
+    generators = {name: tiny_models.shared_generator(drafter) for name, drafter in kinds.items()}
     lines = list(round_lines(generators))
     assert [line["name"] for line in lines] == [
         "plain: a round without drafts",
         "plain: the host, a round",
-        "lookup:3: a round without drafts",
-        "lookup:3: prompt_lookup drafts 3",
-        "lookup:3: a round of prompt_lookup, 3 drafts",
-        "lookup:3: the host, a round",
+        "lookup:4: a round without drafts",
+        "lookup:4: prompt_lookup drafts 4",
+        "lookup:4: a round of prompt_lookup, 4 drafts",
+        "lookup:4: the host, a round",
     ]
     plain, drafting, whole = (line["seconds"] for line in lines[2:5])
     assert lines[0]["seconds"] > 1e-5  # not the least that a difference is taken for

@@ -6,13 +6,12 @@ import json
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.analysis.trace import answer_tokens, check_trace, round_tokens
 from jspec.lab.benchmarking.tracing import record_trace
 from jspec.speculation.acceptance import RuleOptions
 from tests.cases import slow_unless
-from tests.tiny_models import draft, make_generator, target
+from tests.tiny_models import make_generator, target
 
 PROMPT = "abcabcabc"
 
@@ -29,15 +28,27 @@ PROMPT = "abcabcabc"
     ],
 )
 def test_a_trace_is_the_generators_own_generation(drafter, temperature):
-    """The noise is the seed's and the position's: two programs a round draw what one draws."""
+    """The noise is the seed's and the position's: two programs a round draw what one draws.
+
+    It holds what it takes to repeat it: settings, options and the command.
+    """
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
-    settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
-    model = draft() if drafter == "model" else None
-    generator = Generator(
-        target(), model, drafter=drafter, num_draft_tokens=4, drafter_options=options
-    )
-    trace = check_trace(record_trace(generator, PROMPT, settings))
+    settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3, stop=("zz",))
     generator = make_generator(drafter, drafter_options=options)
+    argv = ["python", "scripts/trace.py", "--seed=3"]
+    recorded = record_trace(generator, PROMPT, settings, argv=argv)
+    trace = check_trace(json.loads(json.dumps(recorded)))
+    assert SamplingParams(**{k: tuple(v) if isinstance(v, list) else v
+                       for k, v in trace["settings"].items()}) == settings  # fmt: skip
+    assert trace["drafter_options"]["draft_layers"] == (options.draft_layers and [0])
+    assert trace["argv"] == argv
+    assert trace["acceptance"] == "rejection"
+    assert trace["rule_options"] == dataclasses.asdict(RuleOptions())
+    assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
+    quantized = None if drafter != "model" else "none"
+    assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", quantized)
+    again = record_trace(generator, PROMPT, settings)
+    assert list(answer_tokens(again)) == list(answer_tokens(trace))
     result = generator.generate(Request(PROMPT, settings))
     counts = [(len(a_round["drafts"]), a_round["num_accepted"]) for a_round in trace["rounds"]]
     assert counts == [a_round[:2] for a_round in result.stats.rounds]
@@ -56,9 +67,9 @@ def test_a_trace_of_trees_tells_their_paths():
     """
     tree = {"num_draft_tokens": 6, "drafter_options": DrafterOptions(tree_depth=3, tree_branches=2)}
     settings = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3)
-    generator = Generator(target(), draft(), drafter="model", **tree)
+    generator = make_generator("model", **tree)
     trace = check_trace(record_trace(generator, PROMPT, settings))
-    result = make_generator("model", **tree).generate(Request(PROMPT, settings))
+    result = generator.generate(Request(PROMPT, settings))
     said = "".join(token.text for token in answer_tokens(trace))
     assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
     trees = [one for one in trace["rounds"] if "parents" in one]
@@ -72,24 +83,3 @@ def test_a_trace_of_trees_tells_their_paths():
     assert len(trace["plain_seconds"]) > 0
     assert result.stats.tree_depth == 3
     assert len(result.stats.to_json()["acceptance_by_position"]) == 3
-
-
-def test_a_trace_holds_what_it_takes_to_repeat_it():
-    """Guards against a trace whose settings, options or command nobody knows any more."""
-    settings = SamplingParams(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
-    generator = Generator(
-        target(), drafter="layer_skip", num_draft_tokens=4, acceptance="lenient",
-        drafter_options=DrafterOptions(draft_layers=(0,)), rule_options=RuleOptions(lenience=0.25),
-    )  # fmt: skip
-    argv = ["python", "scripts/trace.py", "--seed=3"]
-    trace = json.loads(json.dumps(record_trace(generator, PROMPT, settings, argv=argv)))
-    assert SamplingParams(**{k: tuple(v) if isinstance(v, list) else v
-                       for k, v in trace["settings"].items()}) == settings  # fmt: skip
-    assert trace["drafter_options"]["draft_layers"] == [0]
-    assert trace["argv"] == argv
-    assert trace["acceptance"] == "lenient"
-    assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
-    assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
-    assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", None)
-    again = record_trace(generator, PROMPT, settings)
-    assert list(answer_tokens(again)) == list(answer_tokens(trace))

@@ -10,9 +10,18 @@ from jspec.lab.benchmarking.baselines import TransformersModels
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, draft, make_generator, make_model, shared_generator, target
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 PROMPTS = ([5, 9, 77, 9, 5, 9], list(b"abcabcabcabcab"), [3])
 MAX_NEW_TOKENS = 23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Others would only wait for each other, busily: the models are tiny."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(number)
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_training_lowers_the_loss(images):
 
 @pytest.mark.parametrize("name", ["metropolis", slow_unless(False, "langevin")])
 def test_chains_on_the_posterior(name, monkeypatch):
-    """Laplace's approximation guesses better than a guess that knows nothing; g's chain is kept."""
+    """Laplace's approximation guesses better than a guess that knows nothing."""
     made = posterior.make_posterior(0, 500)
     monkeypatch.setattr(posterior, "make_posterior", lambda: made)
     kept = []
@@ -82,15 +82,6 @@ def test_chains_on_the_posterior(name, monkeypatch):
         kept.append(int(result.num_accepted) / int(result.num_proposed))
     assert kept[0] > kept[1] + 0.1
     assert kept[0] > 0.6
-    if name == "metropolis":
-        walks = [
-            speculate(
-                chain.f, chain.g, chain.state, jax.random.key(2), num_steps=64, num_drafts=number,
-                update=chain.update, acceptance="coupled",
-            ).state.position
-            for number in (0, 3)
-        ]  # fmt: skip
-        np.testing.assert_allclose(*walks, atol=1e-5)
 
 
 @pytest.mark.parametrize(
