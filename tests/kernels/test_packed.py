@@ -20,6 +20,7 @@ from jspec.kernels.packed import (
     unpack,
 )
 from jspec.weights.packed_weights import round_packed
+from tests.cases import slow_unless
 
 NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips
 # Where the float16 numbers of a block are: random bytes there could be infinite, or NaN.
@@ -27,6 +28,17 @@ HALVES = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82),
     "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
 }  # fmt: skip
+
+# XLA multiplies what `unpack` returns, which is compared for every format.
+KINDS_AND_METHODS = [
+    pytest.param(
+        *(kind, is_native),
+        marks=() if is_native or kind in ("q4_0", "q6_k") else pytest.mark.slow,
+        id=f"{kind}-{'C++' if is_native else 'XLA'}",
+    )
+    for kind in FORMATS
+    for is_native in (True, False)
+]
 
 
 @functools.cache
@@ -76,9 +88,8 @@ def test_strips_are_the_same_without_a_compiler(kind, monkeypatch):
     np.testing.assert_array_equal(by_cpp, packed(rows, kind))
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
+@pytest.mark.parametrize(("kind", "is_native"), KINDS_AND_METHODS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("kind", FORMATS)
 def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
     """Against the rows as they are rounded. Only XLA's bfloat16 path rounds the weights as well.
 
@@ -100,8 +111,7 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
         assert np.abs(outputs - expected[:count]).max() <= bound * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("kind", "is_native"), KINDS_AND_METHODS)
 def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
     """A product of rows rounded here, one at a time, is exact; that of the rows is not."""
     if is_native and not library.has_packed():
@@ -257,7 +267,13 @@ def weights_of(kernel):
 
 
 @pytest.mark.skipif(not library.has_packed(), reason="no C++ for packed kernels")
-@pytest.mark.parametrize("kind", ["q4_1", "q5_0", "q5_1", "q8_0", "q5_k", "q6_k"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        slow_unless(kind in ("q4_1", "q6_k"), kind)
+        for kind in ("q4_1", "q5_0", "q5_1", "q8_0", "q5_k", "q6_k")
+    ],
+)
 def test_cpp_rounds_to_q4_0_as_xla_does(kind, monkeypatch):
     """Guards against a scale of other inputs, a minimum that is added, exchanged outputs."""
     rows, exact = random_rows(kind)
