@@ -113,10 +113,7 @@ def verdict():
 
 @pytest.fixture
 def won(stage):
-    """A stage on which the stand-in has won: most tests read the file of an earlier one's contest.
-
-    What is asked of it from then on is remembered.
-    """
+    """A stage on which the stand-in has won: most tests read the file of an earlier contest."""
     stage.take(stand_in())
     path = stage.path / "kernels.json"
     if WON:
@@ -124,8 +121,8 @@ def won(stage):
     trace()
     assert verdict()["choice"] == "cuda"
     WON[:] = [path.read_text()]
-    for asked in (stage.timed, stage.ran):
-        asked.clear()
+    stage.timed.clear()
+    stage.ran.clear()
     return stage
 
 

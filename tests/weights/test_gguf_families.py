@@ -17,7 +17,6 @@ from jspec.models.families.hf_config import find_family
 from jspec.models.layers import rope_cos_sin
 from jspec.weights.gguf import find_gguf_family, load_gguf
 from jspec.weights.hf import load_hf
-from tests.cases import slow_unless
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
 from tests.weights.family_gguf import write_family
 
@@ -36,7 +35,6 @@ _CHANGES = {
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
     "qwen3 moe": {"mlp_only_layers": []},
 }
-_QUICK = "mistral", "gemma3", "qwen3 moe"  # files of the first are read as those of llama
 
 
 @pytest.fixture(params=FAMILIES)
@@ -67,19 +65,15 @@ def test_weights_and_config_are_those_of_the_checkpoint(family):
     if config.family == hf_config.family:
         kept = {"eos_ids": hf_config.eos_ids, "rope_scaling": hf_config.rope_scaling}
         kept |= {"normalize_expert_weights": hf_config.normalize_expert_weights}
-        rounded = {
-            "attention_scale": hf_config.attention_scale,
-            "logits_scale": hf_config.logits_scale,
-        }
+        rounded = {name: getattr(hf_config, name) for name in ("attention_scale", "logits_scale")}
         assert dataclasses.replace(config, **kept, **rounded) == hf_config
         for name, value in rounded.items():
             own = getattr(config, name)
             assert own == value or own == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "family", [slow_unless(name in _QUICK, name) for name in FAMILIES], indirect=True
-)
+# Files of the first are read as those of llama.
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "qwen3 moe"], indirect=True)
 def test_logits_equal_those_of_transformers(family):
     theirs, _, path = family
     config, params, _ = load_gguf(path, "float32")
@@ -205,19 +199,11 @@ def test_experts_are_not_rounded(tmp_path):
         load_hf(tmp_path, "float32", "int8")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        slow_unless(name in ("mixtral", "phi3"), name)
-        for name in ("mixtral", "qwen3 moe", "phi3", "gemma3", "smollm3")
-    ],
-)
+@pytest.mark.parametrize("name", ["mixtral", "phi3"])
 def test_packed_weights_of_a_family(name, tmp_path, monkeypatch):
     """Guards against fused tensors and experts that are packed as if they were one matrix."""
     kind, fields = FAMILIES[name]
     wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    if name == "qwen3 moe":
-        wide |= {"moe_intermediate_size": 32, "mlp_only_layers": []}
     monkeypatch.setitem(FAMILIES, name, (kind, fields | wide))
     make_checkpoint(name, tmp_path)
     write_family(tmp_path / "m.gguf", tmp_path, gguf.GGMLQuantizationType.Q8_0)

@@ -212,11 +212,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(emulator, kind):
 
 @pytest.mark.parametrize(
     ("kind", "order"),
-    [
-        slow_unless((kind, order) in [("bfloat16", 1), ("bfloat16", 2), ("q4_k", 1)], kind, order)
-        for kind in ("bfloat16", "int4", "q4_k", "q6_k")
-        for order in (1, 2, 3)
-    ],
+    [("bfloat16", 1), ("bfloat16", 2), ("q4_k", 1), slow_unless(False, "q6_k", 3)],
 )
 def test_the_order_of_threads_changes_no_bit(emulator, in_order, kind, order):
     kernel, _ = make_kernel(kind, 160, 512)
