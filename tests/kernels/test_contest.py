@@ -29,7 +29,8 @@ from tests.kernels.families import make_model
 
 CONFIG, PARAMS = make_model("llama")
 CONFIG = dataclasses.replace(CONFIG, num_layers=1)
-FAST = {"xla": 1.0, "cuda": 0.9, "layer": 0.8}
+FAST = {"xla": 1.0, "cuda": 0.9}
+WON = []  # the file of verdicts after a contest that the stand-in has won
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def stage(monkeypatch, tmp_path):
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.delenv("JSPEC_KERNELS", raising=False)
     for module, name, value in (
-        (contest, "medians", medians), (contest, "_MOST_BLOCKS", 2), (contest, "_TURNS", 2),
+        (contest, "medians", medians), (contest, "_MOST_BLOCKS", 1), (contest, "_TURNS", 2),
         (trial, "_SLOTS", 128), (verdicts, "_VERDICTS", {}), (candidates, "_CHOICES", {}),
         (candidates, "_HAS_FAILED", threading.Event()),
     ):  # fmt: skip
@@ -98,9 +99,9 @@ def call(width=3, capacity=40, **changed):
     return jax.jit(make_apply(CONFIG))(PARAMS | changed, tokens, cache)[0]
 
 
-def trace(width=3, batch_size=2):
+def trace(width=3, batch_size=2, capacity=40):
     """Traces a block of tokens anew, for which a kernel is chosen."""
-    cache = init_cache(CONFIG, batch_size=batch_size, capacity=40, dtype=jnp.bfloat16)
+    cache = init_cache(CONFIG, batch_size=batch_size, capacity=capacity, dtype=jnp.bfloat16)
     jax.clear_caches()
     jax.eval_shape(make_apply(CONFIG), PARAMS, jnp.zeros([batch_size, width], jnp.int32), cache)
 
@@ -110,12 +111,28 @@ def verdict():
     return only
 
 
-def test_a_right_and_fast_candidate_computes_blocks_of_all_widths(stage, capsys):
+@pytest.fixture
+def won(stage):
+    """A stage on which the stand-in has won: most tests read the file of an earlier contest."""
+    stage.take(stand_in())
+    path = stage.path / "kernels.json"
+    if WON:
+        path.write_text(WON[0])
+    trace()
+    assert verdict()["choice"] == "cuda"
+    WON[:] = [path.read_text()]
+    stage.timed.clear()
+    stage.ran.clear()
+    return stage
+
+
+def test_a_right_and_fast_candidate_computes_blocks_of_all_widths(stage, monkeypatch, capsys):
     """One contest for plain steps and verify calls, and for caches of other sizes.
 
     A prompt's chunk, which it does not take, is the reference's.
     """
     expected = call(3)
+    monkeypatch.setattr(contest, "_MOST_BLOCKS", 2)
     stage.take(stand_in())
     assert kernels.chosen_kernels(CONFIG) in ("cpp", "xla")
     stage.ran.clear()
@@ -126,28 +143,30 @@ def test_a_right_and_fast_candidate_computes_blocks_of_all_widths(stage, capsys)
     assert {CONFIG: {"cuda"}} == candidates._CHOICES
     for width, capacity in ((1, 40), (16, 100), (20, 40)):
         stage.ran.clear()
-        call(width, capacity)
+        trace(width, capacity=capacity)
         assert stage.ran == [("cuda", width)] * (width <= 16)
     assert len(verdicts._VERDICTS) == 1
     assert verdict()["choice"] == "cuda"
+    assert verdict()["seconds"]["cuda"] == {"1": 0.9 / 4, "5": 0.9 / 4}  # of 2 blocks, 2 turns
     assert capsys.readouterr().err == (
         "jspec: trying the kernels for a decoder block on this device, once\n"
     )
+    WON[:] = [(stage.path / "kernels.json").read_text()]
 
 
 @pytest.mark.parametrize(
-    ("xla", "cuda", "choice"),
+    ("xla", "cuda", "layer", "choice"),
     [
-        ((1.0, 1.0), (0.975, 0.975), "xla"),
-        ((1.0, 1.0), (0.965, 0.965), "cuda"),
-        ((1.0, 1.0), (1.5, 1.5), "xla"),
+        ((1.0, 1.0), (0.975, 0.975), (1.0, 1.0), "xla"),
+        ((1.0, 1.0), (0.965, 0.965), (1.0, 1.0), "cuda"),
+        ((1.0, 1.0), (0.9, 0.9), (0.8, 0.8), "layer"),
         # Of a round's calls the wide one costs more than the narrow one saves.
-        ((1.0, 1.0), (0.8, 1.25), "xla"),
-        ((1.0, 2.0), (1.05, 1.5), "cuda"),
+        ((1.0, 1.0), (0.8, 1.25), (1.5, 1.5), "xla"),
+        ((1.0, 2.0), (1.05, 1.5), (1.05, 1.6), "cuda"),
     ],
 )
-def test_it_must_be_three_per_cent_faster(xla, cuda, choice):
-    seconds = {"xla": xla, "cuda": cuda}
+def test_the_fastest_is_taken_if_it_is_three_per_cent_faster(xla, cuda, layer, choice):
+    seconds = {"xla": xla, "cuda": cuda, "layer": layer}
     widths = {name: {"1": one, "5": five} for name, (one, five) in seconds.items()}
     assert contest.fastest(widths) == choice
 
@@ -190,22 +209,6 @@ def test_a_verdict_is_reached_once_by_several_threads(stage):
     assert list(content["cpu"]["verdicts"].values()) == [{"choice": "cuda"}] * 3
 
 
-def test_the_fastest_of_several_is_taken(stage):
-    stage.take(stand_in("cuda"), stand_in("layer"))
-    trace()
-    assert verdict()["choice"] == "layer"
-    assert verdict()["seconds"]["cuda"] == {"1": 0.9 / 4, "5": 0.9 / 4}  # of 2 blocks, 2 turns
-
-
-def no_feed_forward(params, rope, seen):
-    return params | {"mlp": jax.tree.map(jnp.zeros_like, params["mlp"])}, rope, seen
-
-
-def no_rotation(params, rope, seen):
-    cos, sin = rope
-    return params, (jnp.ones_like(cos), jnp.zeros_like(sin)), seen
-
-
 def hidden_slots(params, rope, seen):
     return params, rope, seen.at[:, :, 0].set(True)
 
@@ -231,16 +234,12 @@ def wrong_values(x, cache, width):
 
 SPOILT = {
     "one number": {"spoil": lambda x, cache, width: (x.at[0, 0, 5].add(0.2), cache)},
-    "NaN": {"spoil": lambda x, cache, width: (x.at[1, -1, 0].set(jnp.nan), cache)},
     "three per cent": {"spoil": lambda x, cache, width: (x * 1.03, cache)},
-    "no feed-forward layer": {"change": no_feed_forward},
-    "no rotation": {"change": no_rotation},
     "hidden slots": {"change": hidden_slots},
     "a slot less": {"change": a_slot_less},
     "siblings": {"change": siblings},
     "another slot's keys": {"spoil": last_key_unwritten},
     "values": {"spoil": wrong_values},
-    "from width 5 on": {"spoil": lambda x, cache, width: (x + float(width > 1), cache)},
     "from width 16 on": {"spoil": lambda x, cache, width: (x + float(width > 5), cache)},
 }
 
@@ -260,9 +259,9 @@ def test_only_right_candidates_compete(stage, capsys):
         raise RuntimeError("no kernel image.\nand more")
 
     def fail_later(x, cache, width):
-        """A program of many blocks does not compile, though one does."""
+        """What runs a block turn after turn does not compile, though a block by itself does."""
         if width == 1 and 16 in widths:
-            raise RuntimeError("too many blocks")
+            raise RuntimeError("too many turns")
         widths.append(width)
         return x, cache
 
@@ -284,13 +283,13 @@ def test_only_right_candidates_compete(stage, capsys):
     assert stage.timed == [["cuda", "xla"]] * 2
     faults = verdict()["faults"]
     for name in SPOILT:
-        width = {"from width 5 on": 5, "from width 16 on": 16, "siblings": 5}.get(name, 1)
+        width = {"from width 16 on": 16, "siblings": 5}.get(name, 1)
         assert f"at width {width} it is wrong" in faults.pop(name)
     assert faults == {
         "raises": "RuntimeError: no kernel image. and more",
         "runs": "at width 1 its runs differ",
         "promise": "at width 16 a token's result is another than at a smaller width",
-        "layer": "RuntimeError: too many blocks",
+        "layer": "RuntimeError: too many turns",
     }
     lines = capsys.readouterr().err.splitlines()[1:]
     assert len(lines) == len(SPOILT) + len(faults)
@@ -341,10 +340,8 @@ def machine_of(path):
     return json.loads((path / "kernels.json").read_text())["cpu"]["machine"]
 
 
-def test_a_second_process_reads_the_verdict_and_tries_nothing(stage):
-    stage.take(stand_in())
-    trace()
-    assert machine_of(stage.path) == verdicts._machine()
+def test_a_second_process_reads_the_verdict_and_tries_nothing(won):
+    assert machine_of(won.path) == verdicts._machine()
     code = "from tests.kernels.test_contest import decide_elsewhere\ndecide_elsewhere()"
     # Its cache is new: it would compile the C++, which takes half a minute.
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JSPEC_NATIVE": "0"}
@@ -363,22 +360,20 @@ def decide_elsewhere():
     print(verdict()["choice"])
 
 
-def test_a_damaged_verdict_is_reached_anew(stage, capsys):
-    stage.take(stand_in())
-    trace()
-    path = stage.path / "kernels.json"
+def test_a_damaged_verdict_is_reached_anew(won, capsys):
+    path = won.path / "kernels.json"
     content = json.loads(path.read_text())
     (key,) = content["cpu"]["verdicts"]
     content["cpu"]["verdicts"][key] = {"choice": "another"}
     path.write_text(json.dumps(content))
-    for num_timed in (4, 4):
+    for _ in range(2):
         verdicts._VERDICTS.clear()
         capsys.readouterr()
         trace()
-        assert len(stage.timed) == num_timed
+        assert len(won.timed) == 2
     assert capsys.readouterr().err == ""
     assert verdict()["choice"] == "cuda"
-    assert [path.name for path in stage.path.iterdir()] == ["kernels.json"]
+    assert [path.name for path in won.path.iterdir()] == ["kernels.json"]
 
 
 def test_a_trial_that_ended_its_process_is_not_begun_again(stage, monkeypatch, capsys):
@@ -457,24 +452,24 @@ def test_a_cpu_has_no_candidates_and_a_gpu_needs_products_of_bfloat16(monkeypatc
     assert candidates.block_candidates() == candidates.product_candidates() == ()
 
 
-def test_derivatives_are_those_of_the_reference(stage):
+def test_derivatives_are_those_of_the_reference(won):
     def loss(embedding):
         return jnp.sum(jnp.sin(call(3, embedding=embedding)))
 
-    slope = jax.grad(loss)(PARAMS["embedding"])
-    plain = loss(PARAMS["embedding"])
-    stage.take(stand_in(spoil=lambda x, cache, width: (x.at[..., 0].add(1e-3), cache)))
+    won.take()
+    plain, slope = jax.value_and_grad(loss)(PARAMS["embedding"])
+    won.take(stand_in(spoil=lambda x, cache, width: (x.at[..., 0].add(1e-3), cache)))
     assert loss(PARAMS["embedding"]) != plain  # it is used
     np.testing.assert_array_equal(slope, jax.grad(loss)(PARAMS["embedding"]))
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "has_pages"),
-    [("gemma", None, True), ("biased", "int8", False), ("post", "q4_0", True)],
+    [("biased", "int8", False), ("gemma", "q4_0", True)],
 )
 def test_a_right_candidate_passes_whatever_the_model(name, kind, has_pages, stage):
-    """All norms, biases, gates and kinds of weights, in caches and in pages, behind other slots of
-    the same block: XLA's own block is right beside XLA's.
+    """Norms before and after, biases, both gates, integers and packed weights, in a cache and in
+    pages, behind other slots of the same block: XLA's own block is right beside XLA's.
     """
     config, params = make_model(name, kind)
     cache = init_cache(config, batch_size=2, capacity=40, dtype=jnp.bfloat16).layer(0)
@@ -501,36 +496,43 @@ def compute(config, layer, cache, block_offset=2):
     return jax.eval_shape(run, *operands)
 
 
-def test_other_weights_are_another_shape(stage):
-    """But slots before the block are not."""
-    stage.take(stand_in())
-    layer = PARAMS["layers_0"]
+def test_other_weights_are_another_shape(won, monkeypatch):
+    """But slots before the block are not. A trial is begun where the weights are drawn."""
     cache = init_cache(CONFIG, batch_size=2, capacity=40, dtype=jnp.bfloat16)
-    compute(CONFIG, layer, cache.layer(0))
-    compute(CONFIG, layer, cache.layer(0), block_offset=0)
+    drawn = []
+
+    def count(*operands):
+        drawn.append(operands)
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr(trial, "_draw_weights", count)
+    for block_offset in (2, 0):
+        compute(CONFIG, PARAMS["layers_0"], cache.layer(0), block_offset)
     assert len(verdicts._VERDICTS) == 1
+    assert not drawn
     rounded = make_model("llama", "int8")[1]["layers_0"]
     compute(CONFIG, rounded, cache.layer(0))
     assert len(verdicts._VERDICTS) == 2
+    assert drawn
 
 
-@pytest.mark.parametrize(("spoil", "choice"), [(1.0, "cuda"), (1.02, "xla")])
-def test_packed_products_have_a_contest_of_their_own(spoil, choice, stage, monkeypatch):
+def compute_product(monkeypatch, factor):
+    """Has a contest held for a product, between XLA's and the same times a factor."""
     kernel = make_model("llama", "q4_0")[1]["layers_0"]["attention"]["out"]
-    rows = jnp.ones([3, 128])
     stand_in = Candidate(
-        "cuda", lambda *_: True, lambda *o: spoil * kernels.packed.packed_product(*o)
+        "cuda", lambda *_: True, lambda *o: factor * kernels.packed.packed_product(*o)
     )
     monkeypatch.setattr(candidates, "product_candidates", lambda: [stand_in])
-    jax.eval_shape(kernels.product, rows, kernel)
-    assert verdict()["choice"] == choice
-    assert verdict()["what"] == "a packed product"
+    jax.eval_shape(kernels.product, jnp.ones([3, 128]), kernel)
 
 
-def test_a_packed_product_is_compared_with_float64(stage, monkeypatch):
-    kernel = make_model("llama", "q4_0")[1]["layers_0"]["attention"]["out"]
-    stand_in = Candidate("cuda", lambda *_: True, kernels.packed.packed_product)
-    monkeypatch.setattr(candidates, "product_candidates", lambda: [stand_in])
+def test_a_wrong_packed_product_is_not_used(stage, monkeypatch):
+    """The negative control of what comes next."""
+    compute_product(monkeypatch, 1.02)
+    assert verdict()["choice"] == "xla"
+
+
+def test_packed_products_are_compared_with_float64_in_a_contest_of_their_own(stage, monkeypatch):
     seen, errors = [], contest._errors
 
     def remember(operands, results, precise):
@@ -538,7 +540,8 @@ def test_a_packed_product_is_compared_with_float64(stage, monkeypatch):
         return errors(operands, results, precise)
 
     monkeypatch.setattr(contest, "_errors", remember)
-    jax.eval_shape(kernels.product, jnp.ones([3, 128]), kernel)
+    compute_product(monkeypatch, 1.0)
+    assert (verdict()["what"], verdict()["choice"]) == ("a packed product", "cuda")
     assert {precise.shape[1] for _, precise in seen} == set(trial.WIDTHS)
     for operands, precise in seen:
         weights = kernels.packed.unpack(operands.weights.strips, "q4_0")
@@ -567,13 +570,12 @@ def test_a_race_times_cold_blocks_in_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
-def test_a_kernel_that_fails_while_it_runs_is_named(kind, stage):
-    """JAX raises a ValueError where the program has run before."""
+def test_a_kernel_that_fails_while_it_runs_is_named(kind, request):
+    """JAX raises a ValueError where the program has run before. Before one is chosen, both pass."""
     error = kind("INTERNAL: illegal address")
     with pytest.raises(kind), kernels.explained_failures():
         raise error
-    stage.take(stand_in())
-    trace()
+    won = request.getfixturevalue("won")
     with (
         pytest.raises(InputError, match="kernels cuda failed") as failure,
         kernels.explained_failures(),
@@ -581,8 +583,7 @@ def test_a_kernel_that_fails_while_it_runs_is_named(kind, stage):
         raise error
     avoided = "JSPEC_KERNELS=xla in the environment avoids them"
     assert str(failure.value).endswith(f": XLA computes what comes next; {avoided}")
-    stage.ran.clear()
     trace()
-    assert stage.ran == []
+    assert won.ran == []
     with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")

@@ -29,12 +29,12 @@ def initialize():
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts JAX in a process, perhaps with a plugin: all it printed."""
+    """Returns a function that starts JAX in a process with a plugin: all it printed."""
 
-    def run(plugin="", **variables):
+    def run(plugin, **variables):
         folder = tmp_path / "jax_plugins" / "old"
         folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text(plugin or "def initialize(): pass\n")
+        (folder / "__init__.py").write_text(plugin)
         paths = os.pathsep.join([str(tmp_path), *sys.path])
         changes = {"JAX_PLATFORMS": "", "PYTHONPATH": paths, **variables}
         command = [sys.executable, "-c", _CHECK]
@@ -57,15 +57,12 @@ def test_a_driver_that_is_too_old_is_one_line_and_the_cpu_is_used(start, plugin)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is another device")
-@pytest.mark.parametrize(
-    ("name", "plugin"), [("rocket", ""), ("old", _STARTS.format(is_quiet=True))]
-)
-def test_a_wrong_platform_is_refused_with_those_that_are_there(start, name, plugin):
-    status, output, errors = start(plugin, JAX_PLATFORMS=name)
+def test_a_wrong_platform_is_refused_with_those_that_are_there(start):
+    status, output, errors = start(_STARTS.format(is_quiet=True), JAX_PLATFORMS="old")
     assert (status, output) == (1, "")
     last = errors.splitlines()[-1]
     assert last.startswith("jspec.common.errors.InputError: expected JAX_PLATFORMS among cpu; got ")
-    assert f"got {name} (Unable to initialize backend '{name}': " in last
+    assert "got old (Unable to initialize backend 'old': " in last
     assert "set JAX_PLATFORMS" not in last
 
 

@@ -24,22 +24,21 @@ CONFIG = dataclasses.replace(
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9], list(range(1, 70))]
 
 
-def make_model(dtype, disturbance=0.0):
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), peaked_params(CONFIG, 0, disturbance))
+def make_model(dtype):
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), peaked_params(CONFIG))
     return tiny_models.make_model(CONFIG, params=params)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", slow_unless(False, "float32")])
 def generators(request):
-    """Returns Generators without drafts, with lookups, and with a draft that often agrees.
+    """Returns Generators without drafts and with lookups, which makes every call a wide one.
 
-    All draw by the coupled rule, which at temperature 0 is greedy: a program serves both tests.
+    Both draw by the coupled rule, which at temperature 0 is greedy: a program serves both tests.
     """
-    target, draft = make_model(request.param), make_model(request.param, disturbance=0.03)
+    target = make_model(request.param)
     return (
         Generator(target, drafter="none"),
         Generator(target, drafter="prompt_lookup", num_draft_tokens=5, acceptance="coupled"),
-        Generator(target, draft, drafter="model", num_draft_tokens=3, acceptance="coupled"),
     )
 
 
@@ -52,13 +51,12 @@ def test_drafts_change_no_token_whatever_the_type(generators, settings):
     """Invariant 2 and invariant 5, in bfloat16 too: a token's logits are those of a call on it
     alone.
     """
-    plain, *others = (
+    plain, drafted = (
         [generator.generate(Request(prompt, settings)) for prompt in PROMPTS]
         for generator in generators
     )
-    for drafted in others:
-        assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
-        assert sum(answer.stats.num_accepted for answer in drafted) > 5
+    assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+    assert sum(answer.stats.num_accepted for answer in drafted) > 5
 
 
 def test_decoding_says_what_one_full_pass_says():

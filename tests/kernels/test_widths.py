@@ -16,7 +16,7 @@ from tests import tiny_models
 from tests.tiny_models import peaked_params
 
 CONFIG = dataclasses.replace(
-    tiny_models.CONFIG, num_layers=24, embed_dim=576, num_heads=6, head_dim=32
+    tiny_models.CONFIG, num_layers=6, embed_dim=576, num_heads=6, head_dim=32
 )
 
 
@@ -42,7 +42,7 @@ def check_widths():
         logits, _, cache = apply(params, token[None, None], cache)
         cache = cache.commit(jnp.array([1], jnp.int32))
         alone.append(logits[0, 0])
-    for rows, width in ((1, 2), (1, 7), (1, 8), (1, 9), (1, 16), (8, 1), (8, 2)):
+    for rows, width in ((1, 2), (1, 8), (1, 9), (1, 16), (8, 2)):
         together = apply(params, text[:rows, :width], _empty(rows))[0]
         np.testing.assert_array_equal(together[0], np.stack(alone[:width]))
 

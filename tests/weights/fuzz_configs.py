@@ -39,9 +39,10 @@ _UNCHECKED = re.compile(
 )
 
 
-def write_folders(parent):
+def write_folders(parent, names=tuple(FAMILIES)):
+    """Writes a folder of zeros for each family; returns the configs by the paths of their files."""
     configs = {}
-    for name in FAMILIES:
+    for name in names:
         raw = json.loads(make_config(name).to_json_string(use_diff=False))
         folder = parent / name.replace(" ", "_")
         folder.mkdir()

@@ -73,6 +73,7 @@ def outcomes(folder):
     (folder / "full" / "mine").write_text("")
     new = f"--output={folder}/new"
     lines = [
+        [f"--source={folder}/model", f"--output={folder}/orbax", "--dtype=float32"],
         [f"--source={folder}/model", f"--output={folder}/hf", "--format=hf", "--dtype=float32"],
         [f"--source={folder}/head", f"--output={folder}/small_head", "--dtype=int8"],
         [f"--source={folder}/head.pt", f"--output={folder}/torch", "--dtype=float32"],
@@ -92,7 +93,7 @@ def outcomes(folder):
 
 @pytest.fixture(scope="module")
 def converted(folder, outcomes):
-    assert outcomes[: 2 + _HAS_TORCH] == [[0, ""]] * (2 + _HAS_TORCH)  # of torch's own file last
+    assert outcomes[: 3 + _HAS_TORCH] == [[0, ""]] * (3 + _HAS_TORCH)  # of torch's own file last
     return folder
 
 
@@ -103,16 +104,22 @@ def _check_same_model(before, after):
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
-def test_the_program_writes_orbax(folder):
-    """Guards against losing weights, tokenizer or ends of text; this one as a user runs it."""
-    flags = [f"--source={folder}/model", f"--output={folder}/orbax", "--dtype=float32"]
+def test_orbax_holds_the_same_model(converted):
+    """Guards against losing weights, tokenizer or ends of text."""
+    assert (converted / "orbax" / "params").is_dir()
+    _check_same_model(converted / "model", converted / "orbax")
+
+
+@pytest.mark.slow
+def test_the_program_runs_by_itself(folder):
+    """As a user runs it; the other tests call what it calls."""
+    flags = [f"--source={folder}/model", f"--output={folder}/alone", "--dtype=float32"]
     done = subprocess.run(
         [sys.executable, "scripts/convert_weights.py", *flags],
         capture_output=True, text=True, check=False, cwd=_ROOT,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert (folder / "orbax" / "params").is_dir()
-    _check_same_model(folder / "model", folder / "orbax")
+    assert (folder / "alone" / "params").is_dir()
 
 
 def test_safetensors_stay_the_same_model(converted):

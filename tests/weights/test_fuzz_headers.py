@@ -21,7 +21,7 @@ def test_altered_headers_give_one_line_each(num):
     assert 0.75 < num_refused / num < 1
 
 
-@pytest.mark.parametrize("num", [160, slow_unless(False, 10_000)])
+@pytest.mark.parametrize("num", [80, slow_unless(False, 10_000)])
 def test_altered_configs_give_one_line_each(num):
     """Guards against tracebacks, Python's own words, and tables of billions of experts.
 
@@ -50,18 +50,16 @@ def test_altered_configs_give_one_line_each(num):
 )
 def test_a_wrong_value_of_a_config_is_named(tmp_path, change, message):
     """Guards against Python's own words, which do not say where the value stands."""
-    files = fuzz_configs.write_folders(tmp_path)
-    path = tmp_path / "qwen3_moe" / "config.json"
-    path.write_text(json.dumps(files[path] | change))
+    ((path, raw),) = fuzz_configs.write_folders(tmp_path, ["qwen3 moe"]).items()
+    path.write_text(json.dumps(raw | change))
     with pytest.raises(InputError, match=message):
         fuzz_headers.load(path)
 
 
 def test_a_null_is_as_good_as_a_missing_number(tmp_path):
     """Guards against arithmetic with None: Gemma's scale of scores is 256 where nothing says it."""
-    files = fuzz_configs.write_folders(tmp_path)
-    path = tmp_path / "gemma3" / "config.json"
-    raw = files[path] | {"query_pre_attn_scalar": None, "_sliding_window_pattern": None}
+    ((path, raw),) = fuzz_configs.write_folders(tmp_path, ["gemma3"]).items()
+    raw |= {"query_pre_attn_scalar": None, "_sliding_window_pattern": None}
     path.write_text(json.dumps(raw))
     assert read_config(path.parent).attention_scale == 256**-0.5
 

@@ -23,7 +23,7 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def smollm():
     """The real model, downloaded into the user's cache the first time."""
-    return load_model(SMOLLM2, dtype="float32")
+    return load_model(SMOLLM2)
 
 
 def test_real_model_has_the_presets_shape(smollm):
@@ -48,12 +48,12 @@ def test_real_tokenizer_behaves_as_published(smollm):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_real_weights_are_what_transformers_reads(smollm):
+def test_real_weights_are_what_transformers_reads():
     """Guards against any slip in reading the real file: every tensor, bit for bit."""
     torch = pytest.importorskip("torch")
     import transformers
 
-    path = fetch(SMOLLM2)
+    path, smollm = fetch(SMOLLM2), load_model(SMOLLM2, dtype="float32")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).state_dict()

@@ -168,11 +168,12 @@ def test_blocks_fit_the_gpus_with_the_least_shared_memory(emulator):
 
 
 @pytest.mark.parametrize(
-    "kind", [slow_unless(kind in ("bfloat16", "q6_k"), kind) for kind in KINDS]
-)
-@pytest.mark.parametrize(
-    ("processors", "inputs", "activation"),
-    [(2, 5120, None), (4, 2048, None), (132, 4096, None), (132, 1024, "silu")],
+    ("kind", "processors", "inputs", "activation"),
+    [
+        slow_unless(kind == "bfloat16" or (kind, case[1]) == ("q6_k", 4096), kind, *case)
+        for kind in KINDS
+        for case in ((2, 5120, None), (4, 2048, None), (132, 4096, None), (132, 1024, "silu"))
+    ],
 )
 def test_blocks_that_share_inputs(emulator, on_processors, kind, processors, inputs, activation):
     """One block takes several units; two or four of a cluster share one, in slices of the inputs.
@@ -210,9 +211,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(emulator, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["bfloat16", slow_unless(False, "int4"), "q4_k", slow_unless(False, "q6_k")]
+    ("kind", "order"),
+    [("bfloat16", 1), ("bfloat16", 2), ("q4_k", 1), slow_unless(False, "q6_k", 3)],
 )
-@pytest.mark.parametrize("order", [1, 2, slow_unless(False, 3)])
 def test_the_order_of_threads_changes_no_bit(emulator, in_order, kind, order):
     kernel, _ = make_kernel(kind, 160, 512)
     rows, norm = normal(4, 9, 512), 1 + normal(1, 512) / 4
