@@ -181,11 +181,10 @@ def drafted_by(whisper):
     return make
 
 
-def test_drafts_change_no_transcript(whisper, plain, drafted_by):
+def test_drafts_change_no_transcript(whisper, drawn, drafted_by):
     """Several windows, timestamps in order, nothing that was suppressed."""
-    sound = make_sound(1.7)
-    segments, results = transcribe(plain, sound)
-    drafted, drafted_results = transcribe(drafted_by(whisper), sound)
+    sound, settings, segments, results = drawn
+    drafted, drafted_results = transcribe(drafted_by(whisper), sound, settings)
     assert drafted == segments
     assert all(result.stats.acceptance_rate == 1.0 for result in drafted_results)
     assert len(results) > 2
@@ -199,11 +198,10 @@ def test_drafts_change_no_transcript(whisper, plain, drafted_by):
 
 @pytest.fixture(scope="module")
 def drawn(plain):
-    """Returns a sound, settings that draw, and the transcript of plain decoding."""
-    sound = make_sound(1.3)
+    """Returns a sound, settings that draw, and plain decoding's segments and results."""
+    sound = make_sound(1.7)
     settings = SamplingParams(max_new_tokens=12, temperature=1.0, seed=11)
-    results = transcribe(plain, sound, settings)[1]
-    return sound, settings, [result.token_ids for result in results]
+    return sound, settings, *transcribe(plain, sound, settings)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +222,8 @@ def test_coupled_transcripts_are_those_of_plain_decoding(
     whisper, drawn, drafted_by, drafter, number, options
 ):
     """One text a seed, timestamps and suppressed tokens included, whatever drafts."""
-    sound, settings, expected = drawn
+    sound, settings, _, results = drawn
+    expected = [result.token_ids for result in results]
     options, draft = dict(options), None
     if noise := options.pop("noise", 0.0):
         rng = np.random.default_rng(1)

@@ -13,6 +13,7 @@ from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.dflash_head import save_dflash
 from jspec.drafters.spec import Shape
 from tests import tiny, tiny_dflash
+from tests.cases import slow_unless
 from tests.drafters.rows import LENGTHS, WIDTH, observe
 from tests.speculation.drive import propose
 
@@ -62,9 +63,6 @@ def test_its_distributions_are_those_of_one_plain_attention(tiny_pair, text, las
     for row in range(len(LENGTHS)):
         expected = scipy.special.softmax(reference(tiny_pair, config, head, text, row), axis=-1)
         np.testing.assert_allclose(proposal.probs[row], expected, rtol=2e-3, atol=1e-5)
-    greedy, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
-    expected = reference(tiny_pair, config, head, text, 2).argmax(axis=-1)
-    np.testing.assert_array_equal(greedy.tokens[2], expected)
 
 
 MARKOV = dataclasses.replace(
@@ -133,12 +131,18 @@ def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, text, last, us
 
 
 def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, text, last):
-    """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
+    """Its cache stays where it was, its neighbour's does not, and it proposes nothing.
+
+    All drafts that are wanted at temperature 0 are the likeliest tokens.
+    """
     drafter, head = tiny_dflash.drafter(WIDTH), tiny_dflash.params()
     state = observe(tiny_pair, drafter, head)
     np.testing.assert_array_equal(
         drafter.lag(state, jnp.zeros([3], jnp.int32)), LENGTHS - [4, 4, 3]
     )
+    free, _ = propose(tiny_pair, drafter, head, state, last, [WIDTH] * 3)
+    expected = reference(tiny_pair, tiny_dflash.CONFIG, head, text, 2).argmax(axis=-1)
+    np.testing.assert_array_equal(free.tokens[2], expected)
     proposal, state = propose(tiny_pair, drafter, head, state, last, [0, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
     np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
@@ -196,7 +200,7 @@ def best_first(logits, bias, ids, root, num_nodes, branches):
     return {path for path, _ in sorted(paths, key=lambda node: -node[1])[:num_nodes]}
 
 
-@pytest.mark.parametrize("name", ["DFlash", "cut vocabulary", "Markov"])
+@pytest.mark.parametrize("name", [slow_unless(False, "DFlash"), "cut vocabulary", "Markov"])
 def test_its_tree_is_the_best_by_products_of_marginals(tiny_pair, text, last, name):
     """Of one pass, without feeding any draft (DDTree)."""
     config = MARKOV if name == "Markov" else CONFIGS[name]

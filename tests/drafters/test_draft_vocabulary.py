@@ -97,7 +97,8 @@ def test_the_distribution_is_the_models_own_over_those_tokens(kind, is_tied):
     proposal, _ = run_propose(built.drafter, built.params, state, PROMPT[4:5], 1.0)
     actual = np.asarray(proposal.probs[0, 0])
     cache = init_cache(config, batch_size=1, capacity=64, dtype=jnp.float32)
-    logits = make_apply(config)(params, jnp.asarray([PROMPT[:5]]), cache)[0][0, -1]
+    apply = jax.jit(make_apply(config))
+    logits = apply(params, jnp.asarray([PROMPT[:5]]), cache)[0][0, -1]
     ids = [*range(SIZE), 120]
     np.testing.assert_allclose(actual[ids], jax.nn.softmax(logits[jnp.asarray(ids)]), atol=1e-5)
     assert np.delete(actual, ids).sum() == 0

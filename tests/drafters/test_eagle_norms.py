@@ -13,6 +13,7 @@ from jspec.drafters.eagle_head import apply_head, fuse, load_eagle, save_eagle
 from jspec.drafters.eagle_layouts import save_speculators
 from jspec.models import init_cache
 from tests import tiny, tiny_eagle
+from tests.cases import slow_unless
 
 FLAGS = ("has_input_norm", "has_output_norm", "has_residual_norm")
 KEYS = {"has_input_norm": "norm_before_fc", "has_output_norm": "norm_output",
@@ -61,10 +62,13 @@ def reference(config, head, outputs, embedded):
     return said @ params["head"].T, said if config.has_output_norm else x
 
 
-@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(
+    "flags",
+    [slow_unless(sum(flags) in (1, 3), flags) for flags in itertools.product([0, 1], repeat=3)],
+)
 def test_a_head_with_these_norms_says_what_numpy_says(tmp_path, flags):
     """From folders of both layouts; with each norm alone, and all of them."""
-    norms = dict(zip(FLAGS, flags, strict=True))
+    norms = dict(zip(FLAGS, map(bool, flags), strict=True))
     config = dataclasses.replace(tiny_eagle.CONFIG, **norms)
     params = tiny_eagle.params(config=config)
     save_eagle(tmp_path / "head", config, params)
@@ -75,19 +79,16 @@ def test_a_head_with_these_norms_says_what_numpy_says(tmp_path, flags):
     for name in ("head", "other"):
         loaded = load_eagle(tmp_path / name, tiny.CONFIG, "float32")
         assert loaded.config == config
-        features = fuse(
-            loaded.params, jnp.asarray(outputs[None], jnp.float32), config.layer.norm_epsilon
-        )
-        empty = init_cache(config.layer, batch_size=1, capacity=5, dtype=jnp.float32)
-        block = jnp.asarray(embedded[None], jnp.float32)
-        logits, hidden, _ = apply_head(config, loaded.params, block, features, empty)
-        np.testing.assert_allclose(logits[0], expected[0], rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(hidden[0], expected[1], rtol=1e-3, atol=1e-3)
-        last, same, _ = apply_head(
-            config, loaded.params, block, features, empty, logits_at=jnp.array([3])
-        )
-        np.testing.assert_allclose(last[0, 0], expected[0][3], rtol=1e-3, atol=1e-3)
-        np.testing.assert_array_equal(same, hidden)
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    features = fuse(params, jnp.asarray(outputs[None], jnp.float32), config.layer.norm_epsilon)
+    empty = init_cache(config.layer, batch_size=1, capacity=5, dtype=jnp.float32)
+    block = jnp.asarray(embedded[None], jnp.float32)
+    logits, hidden, _ = apply_head(config, params, block, features, empty)
+    np.testing.assert_allclose(logits[0], expected[0], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(hidden[0], expected[1], rtol=1e-3, atol=1e-3)
+    last, same, _ = apply_head(config, params, block, features, empty, logits_at=jnp.array([3]))
+    np.testing.assert_allclose(last[0, 0], expected[0][3], rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(same, hidden)
 
 
 def test_what_is_missing_means_what_it_means_to_vllm(tmp_path):

@@ -82,7 +82,7 @@ node = st.tuples(st.integers(0, 2), st.sampled_from([-0.25, -0.5, -1.0, -1.5, -2
 row = st.lists(st.lists(node, max_size=WIDTH), max_size=NUM)
 
 
-@hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=80, derandomize=True)
 @hypothesis.given(
     rows=st.lists(row, min_size=BATCH, max_size=BATCH),
     limits=st.sampled_from([(3, None), (3, 2), (SIZE, 1), (SIZE, None), (40, 2)]),

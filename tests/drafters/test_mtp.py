@@ -91,7 +91,7 @@ def test_its_distributions_are_those_of_one_plain_attention(published, text, las
     spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
     drafter = make_drafter("mtp", spec).drafter
     empty = init_cache(config, batch_size=3, capacity=CAPACITY, dtype=jnp.float32)
-    apply = make_apply(config)
+    apply = tiny.one_program(make_apply(config))
     _, hidden, _ = apply(params, jnp.asarray(text), empty, hidden_layers=drafter.hidden_layers)
     state = observe(None, drafter, None, hidden, block=20)
     pair = tiny.TinyPair(config, apply, params, None)

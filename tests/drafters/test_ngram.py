@@ -66,7 +66,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
 batches = st.lists(texts, min_size=BATCH, max_size=BATCH)
 
 
-@hypothesis.settings(deadline=None, max_examples=150, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
 @hypothesis.given(rows=batches, drafter=st.sampled_from(DRAFTERS), limit=st.integers(0, WIDTH))
 def test_drafts_equal_plain_counting(rows, drafter, limit):
     """Three letters, so that every order, many ties and many counts occur."""

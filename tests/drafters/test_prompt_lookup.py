@@ -70,7 +70,7 @@ def drafts_of(rows, min_match, growth=0.0):
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
 
 
-@hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=80, derandomize=True)
 @hypothesis.given(rows=st.lists(texts, min_size=4, max_size=4))
 def test_longest_match_equals_a_plain_search(rows):
     """Three letters, so that matches of every length and many ties occur."""
@@ -82,7 +82,7 @@ def test_longest_match_equals_a_plain_search(rows):
             assert int(ends[row]) == end
 
 
-@hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=80, derandomize=True)
 @hypothesis.given(rows=st.lists(texts, min_size=4, max_size=4), min_match=st.sampled_from([1, 3]))
 def test_drafts_equal_a_plain_continuation(rows, min_match):
     """A match that touches the end goes on copying what it has proposed."""

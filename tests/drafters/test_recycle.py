@@ -45,7 +45,7 @@ row = st.tuples(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=100, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=50, derandomize=True)
 @hypothesis.given(rounds=st.lists(st.lists(row, min_size=BATCH, max_size=BATCH), max_size=4))
 def test_the_table_equals_a_dict(rounds):
     """Blocks with tokens that come again, of which some are padding and some were rejected."""

@@ -83,7 +83,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
 batches = st.lists(texts, min_size=BATCH, max_size=BATCH)
 
 
-@hypothesis.settings(deadline=None, max_examples=150, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
 @hypothesis.given(rows=batches, drafter=st.sampled_from(DRAFTERS), has_corpus=st.booleans())
 def test_drafts_have_the_most_votes_of_a_plain_search(rows, drafter, has_corpus):
     """Three letters, so that many places agree; in exact fractions, so that all ties are known."""

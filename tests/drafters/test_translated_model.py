@@ -94,13 +94,19 @@ def plain_engine(target):
     return Engine(make_apply(target.config), empty, (target.params, None), capacity=CAPACITY)
 
 
-def reading_of(engine, draft):
-    """Returns the tokens that the draft reads in each row, [b s], and their numbers."""
-    drafter, text = engine.drafter, draft.text
-    width = draft.cache.capacity
-    begin = jnp.zeros_like(text.history.length)
-    window = jax.jit(lambda tables, text: text.window(tables, drafter.reading, begin, width))
-    return window(engine.params.draft.tables, text), text.length(drafter.reading)
+def reader_of(engine):
+    """Returns a function of the draft's state: the tokens that it reads in each row, [b s], and
+    their numbers.
+    """
+    reading = engine.drafter.reading
+
+    @jax.jit
+    def read(tables, draft):
+        begin = jnp.zeros_like(draft.text.history.length)
+        tokens = draft.text.window(tables, reading, begin, draft.cache.capacity)
+        return tokens, draft.text.length(reading)
+
+    return functools.partial(read, engine.params.draft.tables)
 
 
 @functools.cache
@@ -138,11 +144,11 @@ def test_text_is_plain_and_caches_those_of_a_fresh_prefill(pair, translation, te
     plain_tokens = plain_engine(pair[0]).generate(prompts, **options).tokens
     state = engine.start(prompts, **options)
     texts = [[*p, t] for p, t in zip(prompts, state.last_token.tolist(), strict=True)]
-    accepted, num_cached = [], []
+    accepted, num_cached, read_by = [], [], reader_of(engine)
     for _ in range(12):
         state, infos = engine.advance(state, 1)
         texts = [text + emitted_in_row(infos, row) for row, text in enumerate(texts)]
-        tokens, lengths = reading_of(engine, state.draft)
+        tokens, lengths = read_by(state.draft)
         for row, text in enumerate(texts):
             said = b"".join(ours.piece(i, False) for i in text[:-1])
             read = np.asarray(tokens)[row, : lengths[row]].tolist()

@@ -85,6 +85,11 @@ def generate_by_one_program(generator, requests):
     return generator.generate([*requests, Request([1], _EVERYTHING)])[:-1]
 
 
+def generated(generator, ids, settings):
+    """Returns one answer of a Generator, by that program of three rows."""
+    return generate_by_one_program(generator, [Request(ids, settings)] * 2)[0]
+
+
 def answer_all(generator, scheduler, asked, *drafting):
     waiting = [submit(generator, scheduler, *pair, *drafting)[1] for pair in asked]
     run(scheduler)

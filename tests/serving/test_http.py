@@ -8,7 +8,16 @@ import openai
 import pytest
 
 from jspec.generation.request import Request, SamplingParams
-from tests.serving.served import CHAT, TEXT, Served, events, load_tiny, say
+from tests.serving.served import (
+    CHAT,
+    TEXT,
+    Served,
+    events,
+    generate_by_one_program,
+    generated,
+    load_tiny,
+    say,
+)
 from tests.test_house import ROOT
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": 30}
@@ -28,7 +37,7 @@ def client(served):
 
 
 def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
-    expected = served.generator.generate("Hello?", SETTINGS)
+    expected = generated(served.generator, served.generator.encode_prompt("Hello?"), SETTINGS)
     asked = {"model": served.model, "messages": say("Hello?"), **SAMPLED}
     whole = client.chat.completions.create(**asked)
     (choice,) = whole.choices
@@ -54,12 +63,12 @@ def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
 
 
 def test_a_completion_is_what_the_generator_says_streamed_or_not(served, client):
-    expected = served.generator.generate("Once upon", SETTINGS, chat=False)
+    ids = served.generator.encode_prompt("Once upon", chat=False)
+    expected = generated(served.generator, ids, SETTINGS)
     asked = {"model": served.model, "prompt": "Once upon", **SAMPLED}
     assert client.completions.create(**asked).choices[0].text == expected.text
     chunks = client.completions.create(**asked, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    ids = served.generator.encode_prompt("Once upon", chat=False)
     echoed = client.completions.create(**(asked | {"prompt": ids}), echo=True)
     assert echoed.choices[0].text == "Once upon" + expected.text
 
@@ -117,8 +126,9 @@ def test_several_prompts_and_answers_come_in_order(served, client):
     seeds = [
         SamplingParams(temperature=0.9, top_p=0.95, seed=5 + k, max_new_tokens=30) for k in range(4)
     ]
-    requests = [Request(("one", "two")[k // 2], own) for k, own in enumerate(seeds)]
-    expected = served.generator.generate(requests, chat=False)
+    ids = [served.generator.encode_prompt(text, chat=False) for text in ("one", "two")]
+    requests = [Request(ids[k // 2], own) for k, own in enumerate(seeds)]
+    expected = generate_by_one_program(served.generator, requests)
     assert [choice.text for choice in choices] == [result.text for result in expected]
     assert len({choice.text for choice in choices}) == 4
     texts = dict.fromkeys(range(4), "")
@@ -131,7 +141,7 @@ def test_every_setting_reaches_the_engine(served):
     """Each of them changes this answer, to what Generator says."""
     ids = served.generator.encode_prompt("abcabc", chat=False)
     base = {"temperature": 1.0, "max_new_tokens": 25, "seed": 3}
-    plain = served.generator.generate([ids], SamplingParams(**base))[0]
+    plain = generated(served.generator, ids, SamplingParams(**base))
     stop = plain.token_ids[12]
     cases = [
         ({"top_k": 3}, {"top_k": 3}),
@@ -149,7 +159,7 @@ def test_every_setting_reaches_the_engine(served):
         ({"max_tokens": 7}, {"max_new_tokens": 7}),
     ]
     requests = [Request(ids, SamplingParams(**(base | settings))) for _, settings in cases]
-    expected_of = served.generator.generate(requests)
+    expected_of = generate_by_one_program(served.generator, requests)
     for (asked, _), expected in zip(cases, expected_of, strict=True):
         body = {"prompt": ids, "temperature": 1, "max_tokens": 25, "seed": 3} | asked
         (choice,) = served.post(TEXT, body)[1]["choices"]

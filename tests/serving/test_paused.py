@@ -63,6 +63,12 @@ def build(drafter, **options):
     return Generator(translated.model("bytes"), translated.model("bpe", 0.01), **options)
 
 
+def generator_of_three(drafter, **options):
+    """Returns a Generator for three rows, that of a model the same one at every call."""
+    is_shared = drafter == "model" and "num_draft_tokens" not in options
+    return (shared_generator if is_shared else build)(drafter, batch_size=3, **options)
+
+
 def make(drafter, num_pages, **options):
     """Returns a Generator, and a scheduler with that many pages of each part left."""
     if options.get("num_draft_tokens") == "auto":
@@ -73,8 +79,7 @@ def make(drafter, num_pages, **options):
         options["costs"] = RoundCosts(
             (64,), numbers, tuple(names), ((seconds,) * len(names),), (reading,)
         )
-    is_shared = drafter == "model" and not options
-    generator = (shared_generator if is_shared else build)(drafter, batch_size=3, **options)
+    generator = generator_of_three(drafter, **options)
     scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=3)
     for pool in scheduler.slots.pools:  # in arrays as large as those of other tests
         pool.take(pool.num_free - num_pages)
@@ -88,8 +93,8 @@ def alone(drafter, **options):
 
 
 @functools.cache
-def alone_by_model():
-    return alone("model")
+def alone_by_model(**options):
+    return alone("model", **options)
 
 
 def spoil(scheduler, rng):
@@ -132,8 +137,8 @@ def test_tokens_do_not_depend_on_memory_or_on_page_numbers(drafter, options, num
     assert compile_clock().num_programs == begin
     if "num_draft_tokens" in options:
         expected_of = generator.generate(list(map(Request, PROMPTS, SETTINGS)))
-    elif (drafter, options) == ("model", {}):
-        expected_of = alone_by_model()
+    elif drafter == "model":
+        expected_of = alone_by_model(**options)
     else:
         expected_of = alone(drafter, **options)
     for result, expected, settings in zip(results, expected_of, SETTINGS, strict=True):
@@ -161,7 +166,8 @@ def test_an_answer_paused_while_it_is_read_again_goes_on():
 
     It loses its slot between two chunks of its second reading: what was saved before still stands.
     """
-    generator = shared_generator("model", batch_size=3)
+    drafter, options, _ = CASES[0]
+    generator = generator_of_three(drafter, **options)
     scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefill_budget=1)
     request, tokens, results = Request(PROMPTS[0], SETTINGS[0]), [], []
 
@@ -178,7 +184,7 @@ def test_an_answer_paused_while_it_is_read_again_goes_on():
     assert scheduler._reading == slot, "it is read in one chunk"
     scheduler._pause(slot)
     run(scheduler)
-    expected = alone_by_model()[0]
+    expected = alone_by_model(**options)[0]
     assert tokens == results[-1].token_ids == expected.token_ids
     assert results[-1].stats.rounds == expected.stats.rounds
     assert scheduler.num_paused == 2

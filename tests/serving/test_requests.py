@@ -13,7 +13,7 @@ from jspec.common.errors import InputError
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.serving.conversation import Message
 from jspec.weights import Tokenizer
-from tests.serving.served import CHAT, TEXT, Served, events, load_tiny, say
+from tests.serving.served import CHAT, TEXT, Served, events, generated, load_tiny, say
 from tests.tiny_models import CONFIG, make_generator, make_model
 
 SAY = say("abc")
@@ -45,7 +45,7 @@ def test_a_schemas_pattern_is_kept(served, pattern):
     """By what JSON escapes: quotes, backslashes, controls; and spaces beyond ASCII."""
     schema = {"type": "string", "pattern": pattern}
     shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for seed in range(3):
+    for seed in range(2):
         reply = ask(served, CHAT, response_format=shaped, seed=seed, temperature=1.5, max_tokens=90)
         (choice,) = reply["choices"]
         if choice["finish_reason"] == "stop":
@@ -118,6 +118,19 @@ def test_an_answers_first_space_is_kept(stripping, token_id, text):
     assert "".join(chunks) == text
     written = ask(stripping, TEXT, **(asked | {"prompt": "go on", "echo": True}))
     assert written["choices"][0]["text"] == "go on" + text
+
+
+def test_one_slot_reuses_prompts_too(stripping):
+    """Its batch has one row, which holds no cache while a prompt is read."""
+    asked = {"prompt": [1 + n * n % 97 for n in range(140)], "max_tokens": 20, "temperature": 0.9}
+    replies = [ask(stripping, TEXT, **asked, seed=1) for _ in range(2)]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in replies]
+    assert cached == [0, 128]
+    assert replies[0]["choices"] == replies[1]["choices"]
+    ids = asked["prompt"]
+    settings = SamplingParams(max_new_tokens=20, temperature=0.9, seed=1)
+    expected = stripping.generator.generate([ids], settings)[0]
+    assert replies[0]["choices"][0]["text"] == expected.text
 
 
 def test_a_pattern_with_a_space_in_front_is_answered_with_it(stripping):
@@ -226,7 +239,8 @@ def test_a_top_p_of_nothing_takes_the_most_likely_token(served, asked):
     reply = ask(served, TEXT, **({"temperature": 1.5, "top_p": 0, "seed": 3} | asked))
     assert {one["text"] for one in reply["choices"]} == {greedy}
     settings = SamplingParams(temperature=1.5, top_p=0.0, max_new_tokens=30)
-    assert served.generator.generate("abc", settings, chat=False).text == greedy
+    ids = served.generator.encode_prompt("abc", chat=False)
+    assert generated(served.generator, ids, settings).text == greedy
 
 
 def test_any_seed_of_64_bits_is_taken(served):
@@ -236,7 +250,8 @@ def test_any_seed_of_64_bits_is_taken(served):
     assert len(set(texts)) == len(texts), "each is another one"
     assert ask(served, TEXT, seed=-1, **asked)["choices"][0]["text"] == texts[0]
     settings = SamplingParams(temperature=1.5, max_new_tokens=20, seed=-1)
-    assert served.generator.generate("abc", settings, chat=False).text == texts[0]
+    ids = served.generator.encode_prompt("abc", chat=False)
+    assert generated(served.generator, ids, settings).text == texts[0]
 
 
 @pytest.mark.parametrize(

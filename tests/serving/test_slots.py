@@ -82,16 +82,6 @@ def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read():
     assert all(node.num_pins == 0 for node in scheduler.slots.tree._by_use)
 
 
-def test_one_slot_reuses_prompts_too():
-    """Its batch has one row, which holds no cache while a prompt is read."""
-    generator = shared_generator("prompt_lookup")
-    scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefix_cache_bytes=10**8)
-    expected = generator.generate(Request(PROMPTS[0], SETTINGS[0]))
-    for num_cached in (0, 128):
-        cached, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
-        assert (cached, result.token_ids) == (num_cached, expected.token_ids)
-
-
 def test_a_slot_that_is_free_asks_for_nothing(made):
     """Guards against likeliest tokens and patterns that are looked up for ended answers."""
     generator, scheduler = made

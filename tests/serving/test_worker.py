@@ -18,6 +18,7 @@ from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.request import Request, SamplingParams
 from jspec.serving.job import Job
 from jspec.serving.worker import Worker, make_row, make_scheduler, make_slots
+from tests.cases import slow_unless
 from tests.serving.served import answer_all, generate_by_one_program, run, step, submit
 from tests.serving.test_slots import CACHED, make
 from tests.serving.test_slots import PROMPTS as BEGUN_ALIKE
@@ -112,7 +113,7 @@ def choosing():
     return make_generator("+".join(CASCADE), costs=costs, **options), np.array(numbers)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("rule", ["coupled", slow_unless(False, "rejection")])
 def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_path):
     """By programs that a server compiles anyway; but texts of a seed are those of a Generator.
 

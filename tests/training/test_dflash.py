@@ -27,8 +27,9 @@ def rows():
 def states(tiny_pair, rows):
     config, params = tiny.CONFIG, tiny_pair.target
     layers = tiny_dflash.CONFIG.feature_layers
-    features = packed_hidden(config, params, rows, jnp.float32, layers)
-    hidden = packed_hidden(config, params, rows, jnp.float32)
+    run = jax.jit(lambda params, *layers: packed_hidden(config, params, rows, jnp.float32, *layers),
+                  static_argnums=1)  # fmt: skip
+    features, hidden = run(params, layers), run(params)
     embedded = params["embedding"][jnp.asarray(rows.tokens)]
     return TargetStates(embedded, features, hidden, hidden @ params["head"].T)
 
@@ -38,7 +39,8 @@ def test_blocks_in_training_are_those_of_drafting(tiny_pair, rows, states, says_
     """Several blocks of a packed row in one call, each beside numpy's block of its text alone."""
     config = dataclasses.replace(tiny_dflash.CONFIG, block_size=4, says_next=says_next)
     head, anchors = tiny_dflash.params(config), draw_anchors(rows, 6)
-    outputs = block_outputs(config, head, states, rows, anchors)
+    run = jax.jit(block_outputs, static_argnums=0)
+    outputs = run(config, head, states, rows, anchors)
     is_scored = np.asarray(rows.is_scored(1))
     num_checked = 0
     for row, places in enumerate(np.asarray(anchors)):

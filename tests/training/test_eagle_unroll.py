@@ -14,7 +14,7 @@ from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
 from tests import tiny_eagle
 
-STEPS = 3
+STEPS, LENGTH = 3, 12
 _apply_head = jax.jit(apply_head, static_argnums=0)
 _unroll = jax.jit(unroll, static_argnums=(0, 4))
 
@@ -38,25 +38,28 @@ def logits_of(head, outputs):
 
 
 def chain(pair, head, tokens, features, anchor):
-    """Returns the logits of the calls of the chain that begins at a pair, teacher-forced."""
-    pairs = features[:, : anchor + 1]
-    said = []
-    for step in range(min(STEPS, tokens.shape[1] - anchor - 1)):
-        later = tokens[:, 1 : anchor + 2 + step]
-        empty = init_cache(
-            tiny_eagle.CONFIG.layer, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
+    """Returns the logits of the calls of the chain that begins at a pair, teacher-forced.
+
+    What lies behind the newest pair is not seen: all calls are one program.
+    """
+    pairs, said = np.zeros([1, LENGTH, features.shape[2]], np.float32), []
+    pairs[:, : anchor + 1] = features[:, : anchor + 1]
+    later = np.pad(tokens[:, 1:], ((0, 0), (0, LENGTH + 1 - tokens.shape[1])))
+    embedded = pair.target["embedding"][later]
+    empty = init_cache(tiny_eagle.CONFIG.layer, batch_size=1, capacity=LENGTH, dtype=jnp.float32)
+    for place in range(anchor, min(anchor + STEPS, tokens.shape[1] - 1)):
+        logits, hidden, _ = _apply_head(
+            tiny_eagle.CONFIG, head, embedded, jnp.asarray(pairs), empty
         )
-        embedded = pair.target["embedding"][later]
-        logits, hidden, _ = _apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)
-        said.append(logits[0, -1])
-        pairs = jnp.concatenate([pairs, hidden[:, -1:]], axis=1)
+        said.append(logits[0, place])
+        pairs[:, place + 1] = hidden[:, place]
     return said
 
 
 def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     """At several places of a row that holds two texts."""
     rng = np.random.default_rng(0)
-    texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, 12)]
+    texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, LENGTH)]
     features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
     row = jnp.concatenate(texts, axis=1)
     states = states_of(tiny_pair, row, jnp.concatenate(features, axis=1))

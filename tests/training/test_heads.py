@@ -24,6 +24,7 @@ from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_subject
+from tests.tiny_models import target
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
 
 RECIPE = Recipe(
@@ -149,4 +150,4 @@ def test_it_is_lossless(trained, temperature):
 def test_fields_out_of_range_are_named(kind, change, message):
     training = dataclasses.replace(KINDS[kind], **change)
     with pytest.raises(InputError, match=message):
-        training.make_trainee(grammar_target(), [])
+        training.make_trainee(target(), [])
