@@ -20,6 +20,7 @@ from jspec.kernels.packed import (
     unpack,
 )
 from jspec.weights.packed_weights import round_packed
+from tests.cases import slow_unless
 
 NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips
 # Where the float16 numbers of a block are: random bytes there could be infinite, or NaN.
@@ -258,7 +259,13 @@ def weights_of(kernel):
 
 
 @pytest.mark.skipif(not library.has_packed(), reason="no C++ for packed kernels")
-@pytest.mark.parametrize("kind", ["q4_1", "q6_k"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        slow_unless(kind in ("q4_1", "q6_k"), kind)
+        for kind in ("q4_1", "q5_0", "q5_1", "q8_0", "q5_k", "q6_k")
+    ],
+)
 def test_cpp_rounds_to_q4_0_as_xla_does(kind, monkeypatch):
     """Guards against a scale of other inputs, a minimum that is added, exchanged outputs."""
     rows, exact = random_rows(kind)

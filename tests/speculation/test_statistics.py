@@ -78,10 +78,7 @@ OTHERS = {
     "bigram": (BIGRAM, "block"),
     "unigram": (UNIGRAM, "coupled"),
     "random": (RANDOM, "rejection"),
-    "cascade": (
-        CASCADE,
-        "rejection",
-    ),  # rows with one-hot distributions beside rows with sampled ones
+    "cascade": (CASCADE, "rejection"),  # rows with one-hot distributions beside sampled ones
     "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
     "suffix": (SuffixDrafter(2), "block"),
     "recycle": (RecycleDrafter(2, VOCAB), "rejection"),
@@ -125,7 +122,9 @@ def expected_distribution(name):
     return joint_distribution(logits, CONTEXT, SETTINGS[name], NUM_TOKENS)
 
 
-def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, first_seed=0):
+def count_tokens(
+    drafter, rule, name, draft_temperature=None, switches=None, first_seed=0, draft_filters=None
+):
     """Returns how often each text came, [v, ..., v]."""
     settings = SETTINGS[name]
     engine = engine_of(drafter, rule)
@@ -141,6 +140,12 @@ def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, fir
         last_token=jnp.full_like(state.last_token, CONTEXT.first),
         settings=request_settings(settings, [CONTEXT.prompt] * NUM_ROWS, VOCAB, switches),
     )
+    if draft_filters is not None:
+        top_k, top_p = draft_filters
+        state = state.replace(
+            draft_top_k=jnp.full([NUM_ROWS], top_k, jnp.int32),
+            draft_top_p=jnp.full([NUM_ROWS], top_p, jnp.float32),
+        )
     _, infos = engine.advance(state, NUM_TOKENS)
     counts = np.zeros([VOCAB] * NUM_TOKENS)
     np.add.at(counts, tuple(first_tokens(infos, NUM_TOKENS).T), 1)
@@ -171,6 +176,17 @@ def test_samples_follow_the_targets_distribution(rule, drafter, settings):
     first_seed = NUM_ROWS * RIGHT.index((rule, drafter, settings))
     source, draft_temperature = (DRAFTERS | {n: (d, None) for n, (d, _) in OTHERS.items()})[drafter]
     check(source, RULES[rule], settings, draft_temperature, first_seed)
+
+
+def test_drafts_under_filters_of_their_own_follow_the_targets_distribution():
+    """Guards against a cut that only the draw, or only the report to the rule, knows of.
+
+    Negative control: a drafter that reports its distribution without the cut.
+    """
+    filters = {"draft_filters": (2, 0.7), "name": "top_k"}
+    assert p_value(MODEL, **filters) > FALSE_ALARM
+    lying = controls.misreporting(MODEL, reported=controls.unprocessed)
+    assert p_value(lying, **filters) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("settings", [slow_unless(s in FEW_SETTINGS, s) for s in SETTINGS])
