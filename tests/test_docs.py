@@ -101,7 +101,7 @@ for program in sys.argv[1:]:
             run(program, run_name="__main__")
         except SystemExit as end:  # at once, as giving everything back takes longest
             sys.stdout.flush()
-            os._exit(end.code or 0)
+            os._exit(end.code if isinstance(end.code, int) else bool(end.code))
     assert os.waitstatus_to_exitcode(os.wait()[1]) in (0, 1), program
 """
 

@@ -91,7 +91,7 @@ def check_costs(costs: RoundCosts, engine: Engine) -> None:
         )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class KnownCosts:
     """Costs of a Generator's rounds: given, or measured as far as they are needed, and kept.
 
@@ -198,10 +198,10 @@ class KnownCosts:
             numbers = 0, engine.num_draft_tokens
             engine = Engine(self.target, engine.drafter, engine.rule, numbers, params.draft)
         texts = texts_for(engine.drafter, self.target.tokenizer)
+        rows = engine, params, self.batch_size
         measured = [
-            measure_costs(batch, context, self.batch_size, texts=texts)
+            measure_costs(make_batch(*rows, context), context, self.batch_size, texts=texts)
             for context in contexts_of(engine, self.max_seq_len)
-            for batch in [make_batch(engine, params, self.batch_size, context)]
         ]
         return functools.reduce(RoundCosts.followed_by, measured)
 

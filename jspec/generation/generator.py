@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Self, overload
@@ -153,8 +154,9 @@ class Generator:
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
         self.params = ModelParams(target.params, self.engine.layout.place(built.params))
+        this = weakref.proxy(self)  # so that a Generator that nobody needs is freed at once
         self.round_costs = KnownCosts(
-            self.engine, target, lambda: self.params, self._key_of_costs, batch_size,
+            self.engine, target, lambda: this.params, lambda: this._key_of_costs(), batch_size,
             self.max_seq_len, method.costs,
         )  # fmt: skip
         give_back_after_compiling()

@@ -115,7 +115,7 @@ def test_other_settings_keep_the_caches():
     for settings in (
         SETTINGS,
         SamplingParams(max_new_tokens=20, temperature=0.8, seed=3),
-        SamplingParams(max_new_tokens=20, temperature=0.8, top_p=0.7),
+        SamplingParams(max_new_tokens=20, temperature=0.8, top_p=0.7, repetition_penalty=1.2),
     ):
         result = answer(conversation, prompt, settings)
         expected = generator.generate(Request(prompt, settings))

@@ -107,6 +107,15 @@ def test_drafts_and_neighbours_change_nothing(pair, plain, drafter, number, opti
     assert plain[2] != plain[1]
 
 
+@pytest.mark.slow
+def test_the_target_accepts_its_own_drafts(pair, plain):
+    """A draft model that lacked the source, or read another, would be refused."""
+    generator = Generator(pair[1], pair[1], drafter="model", num_draft_tokens=3)
+    for result, token_ids in zip(answers(generator, GREEDY), plain[1], strict=True):
+        assert result.token_ids == token_ids
+        assert result.stats.acceptance_rate == 1.0
+
+
 def test_an_encoded_text_is_the_source_of_the_text(plain):
     """With its end, which a benchmark's sources lacked."""
     generator, text = plain[0], "12 + 34"

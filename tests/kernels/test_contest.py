@@ -570,7 +570,7 @@ def test_a_race_times_cold_blocks_in_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
-def test_a_kernel_that_fails_while_it_runs_is_named(kind, request):
+def test_a_kernel_that_fails_while_it_runs_is_named(kind, stage, request):
     """JAX raises a ValueError where the program has run before. Before one is chosen, both pass."""
     error = kind("INTERNAL: illegal address")
     with pytest.raises(kind), kernels.explained_failures():

@@ -113,14 +113,20 @@ def choosing():
     return make_generator("+".join(CASCADE), costs=costs, **options), np.array(numbers)
 
 
+@pytest.fixture
+def unmeasured(monkeypatch, tmp_path):
+    """Has no costs of this machine known, and few measured: of one draft or none, once."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs_module, "_REPEATS", 1)
+    monkeypatch.setattr("jspec.generation.generator.MOST_DRAFT_TOKENS", 1)
+
+
 @pytest.mark.parametrize("rule", ["coupled", slow_unless(False, "rejection")])
-def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_path):
+def test_costs_are_measured_with_the_rows_that_answer(rule, unmeasured, monkeypatch):
     """By programs that a server compiles anyway; but texts of a seed are those of a Generator.
 
     Guards against pages and rows that stay taken, and against a second measurement at each start.
     """
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(costs_module, "_REPEATS", 1)
     timed = []
 
     def measure(batch, context, num_rows, *options):
@@ -145,6 +151,21 @@ def test_costs_are_measured_with_the_rows_that_answer(rule, monkeypatch, tmp_pat
     assert len(timed) == 2
 
 
+@pytest.mark.parametrize(("length", "has_pages"), [(18, False), (200, True)])
+def test_short_texts_are_not_measured_in_pages(length, has_pages, monkeypatch):
+    """They have no room for the prompt that is measured: the slow test below measures them."""
+    asked = []
+
+    def recall(known_costs, num_rows, length, pages=None):
+        asked.append((num_rows, pages is not None))
+
+    monkeypatch.setattr("jspec.generation.auto.KnownCosts._recall", recall)
+    options = {"num_draft_tokens": "auto", "batch_size": 2, "max_seq_len": length}
+    make_slots(make_generator("prompt_lookup", acceptance="coupled", costs=None, **options))
+    assert asked == [(2, has_pages), (1, has_pages)]
+
+
+@pytest.mark.slow
 def test_a_server_of_short_texts_is_measured_too(monkeypatch, tmp_path):
     """Guards against a prompt of fewer tokens than none."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
@@ -155,15 +176,11 @@ def test_a_server_of_short_texts_is_measured_too(monkeypatch, tmp_path):
     assert generator.round_costs.known is not None
 
 
-def test_rows_may_share_pages_while_they_are_measured(monkeypatch, tmp_path):
+def test_rows_may_share_pages_while_they_are_measured(unmeasured):
     """Guards against a server with little memory that takes pages which are not there."""
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(costs_module, "_REPEATS", 1)
+    page = sum(make_slots(shared_generator("prompt_lookup"))._batch.page_bytes)
     options = {"num_draft_tokens": "auto", "batch_size": 3, "max_seq_len": 200}
-    generator = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
-    page = sum(make_slots(generator)._batch.page_bytes)
     few = make_generator("prompt_lookup", acceptance="coupled", costs=None, **options)
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "again"))
     batch = make_slots(few, cache_bytes=5 * page)._batch
     assert (batch.num_pages, batch.num_apart) == (5, 1)
     assert sum(few.costs.decided[0]) > 0

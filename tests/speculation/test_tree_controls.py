@@ -7,6 +7,7 @@ distributions can get wrong is enumerated.
 
 import functools
 
+import jax.numpy as jnp
 import pytest
 
 from jspec.generation.request import SamplingParams
@@ -50,14 +51,26 @@ def as_a_chain(logits, settings, drafts, parents=None):
     return process_drafts(logits, settings, drafts)
 
 
+def without_a_bonus(logits, settings, drafts, parents=None):
+    """The distribution after the last draft of a path is left as the model gave it."""
+    slots = jnp.arange(logits.shape[1])
+    is_leaf = ~(parents[:, None, :] == slots[:, None]).any(axis=-1)
+    return jnp.where(is_leaf[..., None], logits, process_drafts(logits, settings, drafts, parents))
+
+
 def test_the_text_with_penalties_is_that_of_plain_decoding():
     """What the controls change is right without them."""
     assert texts(TREES) == plain()
 
 
-def test_a_wrong_round_is_caught(monkeypatch):
-    """Negative control in the step itself."""
-    monkeypatch.setattr(step, "process_drafts", as_a_chain)
+@pytest.mark.parametrize(
+    "wrong",
+    [as_a_chain, slow_unless(False, without_a_bonus)],
+    ids=["a sibling's penalties", "bonus unprocessed"],
+)
+def test_a_wrong_round_is_caught(wrong, monkeypatch):
+    """Negative controls in the step itself."""
+    monkeypatch.setattr(step, "process_drafts", wrong)
     assert texts(TREES) != plain()
 
 
@@ -75,6 +88,30 @@ def test_a_wrong_call_is_caught(name):
 def test_a_wrong_verdict_is_caught(change):
     """Negative controls: the block's first drafts in place of a path, or its deepest draft."""
     assert texts(TREES, change(get_rule("coupled"))) != plain()
+
+
+@pytest.mark.slow
+def test_a_tree_of_one_node_with_noise_of_its_own_is_caught():
+    """Negative control of the noise that a chain and its tree share."""
+
+    def shifted(seed, position, *rest):
+        return siblings.tree_noise(seed, position + 1, *rest)
+
+    def run(rule, is_tree):
+        class AsChain(ToyTreeDrafter):
+            def propose(self, params, state, inputs):
+                proposal, state = super().propose(params, state, inputs)
+                return proposal.replace(parents=None, max_depth=0), state
+
+        drafter = (ToyTreeDrafter if is_tree else AsChain)((tuple(SHAPES["one"]),), "with")
+        engine = Engine(tree_apply, toy_cache, TABLES, drafter, rule, capacity=CAPACITY)
+        return engine.generate([[0, 1, 2]] * ROWS, temperature=1.0).tokens
+
+    rule = get_rule("rejection")
+    expected = run(rule, is_tree=False)
+    assert run(rule, is_tree=True) == expected
+    mistaken = rule._replace(tree=rule.tree._replace(noise=shifted))
+    assert run(mistaken, is_tree=True) != expected
 
 
 @pytest.mark.parametrize(

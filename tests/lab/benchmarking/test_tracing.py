@@ -19,9 +19,9 @@ PROMPT = "abcabcabc"
 @pytest.mark.parametrize(
     ("drafter", "temperature"),
     [
-        ("prompt_lookup", 0.0),
+        ("prompt_lookup", 1.0),
         slow_unless(False, "model", 1.0),  # a tree of it below
-        slow_unless(False, "prompt_lookup", 1.0),
+        slow_unless(False, "prompt_lookup", 0.0),
         slow_unless(False, "model", 0.0),
         slow_unless(False, "layer_skip", 0.0),
         slow_unless(False, "layer_skip", 1.0),
@@ -34,7 +34,12 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     """
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
     settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3, stop=("zz",))
-    generator = make_generator(drafter, drafter_options=options)
+    rule, rule_options = "rejection", RuleOptions()
+    if (drafter, temperature) == ("prompt_lookup", 1.0):
+        rule, rule_options = "lenient", RuleOptions(lenience=0.25)
+    generator = make_generator(
+        drafter, acceptance=rule, rule_options=rule_options, drafter_options=options
+    )
     argv = ["python", "scripts/trace.py", "--seed=3"]
     recorded = record_trace(generator, PROMPT, settings, argv=argv)
     trace = check_trace(json.loads(json.dumps(recorded)))
@@ -42,8 +47,8 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
                        for k, v in trace["settings"].items()}) == settings  # fmt: skip
     assert trace["drafter_options"]["draft_layers"] == (options.draft_layers and [0])
     assert trace["argv"] == argv
-    assert trace["acceptance"] == "rejection"
-    assert trace["rule_options"] == dataclasses.asdict(RuleOptions())
+    assert trace["acceptance"] == rule
+    assert trace["rule_options"] == dataclasses.asdict(rule_options)
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
     quantized = None if drafter != "model" else "none"
     assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", quantized)
