@@ -101,7 +101,7 @@ class KnownCosts:
     Attributes:
       engine: the programs that are timed.
       target: the target model.
-      read_params: returns the parameters of target and drafter as they are now.
+      params: parameters of target and drafter, as they are now.
       make_key: returns what tells these costs from others on this machine; called once the kernels
         are chosen.
       batch_size: the most rows of a Generator's batch.
@@ -114,7 +114,7 @@ class KnownCosts:
 
     engine: Engine
     target: LoadedModel
-    read_params: Callable[[], ModelParams]
+    params: ModelParams
     make_key: Callable[[], dict[str, Any]]
     batch_size: int
     max_seq_len: int
@@ -191,7 +191,7 @@ class KnownCosts:
         With a fixed number of drafts that number is measured beside 0; with "auto", all that it
         chooses from, in seconds, and about as long to compile. Plain decoding has none.
         """
-        engine, params = self.engine, self.read_params()
+        engine, params = self.engine, self.params
         if engine.drafter is None:
             return None
         if not engine.numbers:
@@ -218,7 +218,7 @@ class KnownCosts:
         the accepted drafts of costs that are known already are taken.
         """
         if pages is None:
-            self.engine.await_kernels(self.read_params(), num_rows, self.max_seq_len)
+            self.engine.await_kernels(self.params, num_rows, self.max_seq_len)
             contexts = contexts_of(self.engine, self.max_seq_len)
         else:
             pages.await_kernels()
@@ -244,7 +244,7 @@ class KnownCosts:
         self, num_rows: int, context: int, shorter: RoundCosts | None, pages: PagedBatch | None
     ) -> RoundCosts:
         """Measures rounds with that many slots, beside those with fewer, if there are any."""
-        batch = pages or make_batch(self.engine, self.read_params(), num_rows, context)
+        batch = pages or make_batch(self.engine, self.params, num_rows, context)
         texts = texts_for(self.engine.drafter, self.target.tokenizer)
         show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
         costs = measure_costs(batch, context, num_rows, show, texts)
@@ -266,7 +266,7 @@ class KnownCosts:
             **{name: here[name] for name in _MACHINE},
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "method": _METHOD,
-            "bytes": [tree_bytes(part) for part in self.read_params()],
+            "bytes": [tree_bytes(part) for part in self.params],
             "batch_size": num_rows,
             "rates_within": min(self.max_seq_len, _TOKENS_OF_RATES),
             "numbers": list(engine.numbers),

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Self, overload
@@ -153,12 +152,13 @@ class Generator:
         numbers = () if auto is None else numbers_of(auto)
         self.engine = Engine(target, built.drafter, self.rule, numbers, built.params)
         self.num_draft_tokens = self.engine.num_draft_tokens
-        self.params = ModelParams(target.params, self.engine.layout.place(built.params))
-        this = weakref.proxy(self)  # so that a Generator that nobody needs is freed at once
+        params = ModelParams(target.params, self.engine.layout.place(built.params))
+        # Not a method: a Generator that nobody needs is freed at once.
+        make_key = functools.partial(_key_of_costs, target, draft, self.method, self.engine)
+        sizes = batch_size, self.max_seq_len
         self.round_costs = KnownCosts(
-            self.engine, target, lambda: this.params, lambda: this._key_of_costs(), batch_size,
-            self.max_seq_len, method.costs,
-        )  # fmt: skip
+            self.engine, target, params, make_key, *sizes, given=method.costs
+        )
         give_back_after_compiling()
         give_back_freed()  # what loading models and heads has taken in addition
 
@@ -453,17 +453,14 @@ class Generator:
         """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
         return self.round_costs.of_batch(self.max_seq_len)
 
-    def _key_of_costs(self) -> dict[str, Any]:
-        """Returns what costs depend on besides the machine and sizes."""
-        return {
-            "models": [_describe(self.target), self._draft and _describe(self._draft)],
-            "drafter": self.drafter,
-            "drafter_options": dataclasses.asdict(self.method.drafter_options),
-            "rule": self.method.rule_name,
-            "own_code": self._digest_of_code(),
-            "kernels": self._kernels(),
-            "is_one_graph": kernels.run_options() is not None,
-        }
+    @property
+    def params(self) -> ModelParams:
+        """The parameters of target and drafter; those of answers that are kept change."""
+        return self.round_costs.params
+
+    @params.setter
+    def params(self, params: ModelParams) -> None:
+        self.round_costs.params = params
 
     def budget(self, cache_size: CacheSize) -> Budget:
         """Returns the device, and the memory that the models and caches of that size take on it."""
@@ -498,14 +495,6 @@ class Generator:
         state = jax.eval_shape(lambda: drafter.init(self.batch_size, capacity))
         return {"parameters": tree_bytes(self.params.draft), "state": tree_bytes(state)}
 
-    def _kernels(self) -> dict[str, str | None]:
-        """What has computed the blocks of target and draft so far."""
-        draft = self._draft
-        return {
-            "kernels": kernels.chosen_kernels(self.target.own_config),
-            "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
-        }
-
     def describe(self) -> dict[str, Any]:
         """Returns everything besides the request that decides an answer, as plain values.
 
@@ -525,7 +514,7 @@ class Generator:
             "costs": known and known.to_json(),
             "acceptance": self.method.rule_name,
             "is_lossless": self.rule.is_lossless,
-            **self._kernels(),
+            **_kernels_of(self.target, draft),
             "drafter_options": dataclasses.asdict(self.method.drafter_options),
             "rule_options": dataclasses.asdict(self.method.rule_options),
             "dtype": self.target.params["embedding"].dtype.name,
@@ -550,13 +539,33 @@ class Generator:
         has_patterns = any(params.pattern is not None for params in settings)
         return needed_switches(settings, self.processors if has_patterns else self._processors)
 
-    def _digest_of_code(self) -> str | None:
-        """Returns a digest of the user's own code, as measured costs depend on it."""
-        if not _has_user_code(entries_of(self.method.drafter)):
-            return None
+
+def _key_of_costs(
+    target: LoadedModel, draft: LoadedModel | None, method: Method, engine: Engine
+) -> dict[str, Any]:
+    """Returns what the costs of rounds depend on besides the machine and sizes."""
+    own_code = None
+    if _has_user_code(entries_of(method.drafter)):
         from jspec.generation.own_code import digest_of_own_code
 
-        return digest_of_own_code(self.engine.drafter)
+        own_code = digest_of_own_code(engine.drafter)
+    return {
+        "models": [_describe(target), draft and _describe(draft)],
+        "drafter": name_of(method.drafter),
+        "drafter_options": dataclasses.asdict(method.drafter_options),
+        "rule": method.rule_name,
+        "own_code": own_code,
+        "kernels": _kernels_of(target, draft),
+        "is_one_graph": kernels.run_options() is not None,
+    }
+
+
+def _kernels_of(target: LoadedModel, draft: LoadedModel | None) -> dict[str, str | None]:
+    """Returns what has computed the blocks of target and draft so far."""
+    return {
+        "kernels": kernels.chosen_kernels(target.own_config),
+        "draft_kernels": draft and kernels.chosen_kernels(draft.own_config),
+    }
 
 
 def _describe(model: LoadedModel) -> list[str | None]:
