@@ -24,7 +24,7 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny_dflash
-from tests.weights.tokenizers.test_tokenizer import make_backend
+from tests.weights.toys import make_backend
 
 CONFIG = DecoderConfig(
     vocab_size=128, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,

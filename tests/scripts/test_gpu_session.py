@@ -62,6 +62,14 @@ def plan_text():
     return importlib.import_module(f"{PROGRAM}.__main__").__doc__
 
 
+@pytest.mark.parametrize("program", ["scripts.gpu_session", "scripts.gpu_train"])
+def test_it_needs_nothing_but_what_jspec_installs(program):
+    """A machine with a GPU has no pytest, and nothing can be installed there."""
+    code = f"import sys; sys.modules['pytest'] = None; import {program}.__main__"
+    root = pathlib.Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=120)
+
+
 def test_the_plan_fits_a_quarter_of_an_hour():
     """In all, with the start of the machine, and each part into one call."""
     parts = [sum(step.seconds for step in plan.steps_of(part)) for part in (1, 2)]

@@ -1,7 +1,8 @@
-"""Tiny models in every format, for the tests of the weights."""
+"""Tiny models in every format and a tokenizer, for the tests of the weights; without pytest."""
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.weights.quantize import is_quantizable, quantize
@@ -135,3 +136,18 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def make_backend(extra=(), special=("<s>", "</s>"), bos=None):
+    """Returns byte-level BPE without merges: one token a byte, the special ones first."""
+    names = [*special, *byte_level_vocabulary(), *extra]
+    backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in special])
+    if bos:
+        ids = [(bos, backend.token_to_id(bos))]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=ids
+        )
+    return backend

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
 
 from jspec.common.errors import InputError
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from jspec.weights.vocabulary import check_same_tokenizer
-from tests.weights.toys import byte_level_vocabulary
+from tests.weights.toys import make_backend
 
 ODD_TEXTS = [
     "plain words", "", " leading", "trailing ", "tab\tand\n\nnewlines\r\n", "12345 6.789",
@@ -21,21 +19,6 @@ _TEMPLATE = (
     "{{ raise_exception('no system') }}{% endif %}\n[{{ m.role }}]{{ m.content | tojson }}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-
-
-def make_backend(extra=(), special=("<s>", "</s>"), bos=None):
-    """Returns byte-level BPE without merges: one token a byte, the special ones first."""
-    names = [*special, *byte_level_vocabulary(), *extra]
-    backend = Backend(models.BPE({name: i for i, name in enumerate(names)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(name, special=True) for name in special])
-    if bos:
-        ids = [(bos, backend.token_to_id(bos))]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], special_tokens=ids
-        )
-    return backend
 
 
 def make_tokenizer(**kwargs):
