@@ -228,8 +228,8 @@ class KnownCosts:
         num_needed = 1 + sum(context < most for context in contexts[:-1])
         check = functools.partial(check_costs, engine=self.engine)
         path, costs = cache_dir() / "costs.json", None
+        rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
         for number in range(1, num_needed + 1):
-            rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
             what = f"rounds ({rows} of {contexts[number - 1]} slots)"
             name = key | {"contexts": contexts[:number]}
             recall = functools.partial(recall_or_measure, path, name, what=what, check=check)

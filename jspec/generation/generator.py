@@ -88,7 +88,6 @@ class Generator:
       method: the drafter and the rule, with all their options.
       rule: the acceptance rule.
       engine: the compiled programs.
-      params: parameters of target and drafter.
       compile_notice: says when programs are compiled.
       round_costs: what rounds cost on this machine, by which "auto" chooses.
 
