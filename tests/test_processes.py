@@ -121,7 +121,7 @@ def test_processes_of_different_flags(start, folder):
             "expected coordinator as HOST:PORT, got 'localhost'",
         ),
         (["--mesh=model:2", "--process_id=0"], "--coordinator=auto; got --mesh, --process_id"),
-        (["--mesh=model:3"], "divides the 1 devices that are there, got model:3, of 3"),
+        (["--mesh=model:3"], "divides the 1 device that is there, got model:3, of 3"),
     ],
 )
 def test_bad_flags(flags, said, monkeypatch, capsys):

@@ -143,6 +143,18 @@ def asked_kernels() -> str | None:
     return name
 
 
+def may_be_native() -> bool:
+    """Returns whether kernels in C++ may be used: unless `JSPEC_NATIVE` is 0.
+
+    Raises:
+      InputError: it is neither 0 nor 1.
+    """
+    value = os.environ.get("JSPEC_NATIVE") or "1"
+    if value not in ("0", "1"):
+        raise InputError(f"expected JSPEC_NATIVE to be 0 or 1, got {value!r}")
+    return value == "1"
+
+
 def has_bfloat16() -> bool:
     """Returns whether the GPU has products of bfloat16, which cuDNN and jspec's own kernels take.
 

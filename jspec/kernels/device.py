@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jspec.common.errors import InputError
 from jspec.common.processes import version_of
 from jspec.kernels import library
-from jspec.kernels.backend import asked_kernels, backend
+from jspec.kernels.backend import asked_kernels, backend, may_be_native
 
 _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
@@ -105,9 +105,11 @@ def check_device() -> None:
     JAX's wheels, one line says why, and the CPU is taken.
 
     Raises:
-      InputError: JAX_PLATFORMS or JSPEC_KERNELS names what is not there.
+      InputError: JAX_PLATFORMS or JSPEC_KERNELS names what is not there, or JSPEC_NATIVE is
+        neither 0 nor 1.
     """
     asked_kernels()
+    may_be_native()
     problems: list[str] = []
 
     def hear(record: logging.LogRecord) -> bool:

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jspec.common.user_cache import cache_dir
-from jspec.kernels.backend import backend, is_foreign
+from jspec.kernels.backend import backend, is_foreign, may_be_native
 
 _LOCK = threading.Lock()  # so that a library is built and loaded once
 _CPP = pathlib.Path(__file__).parent / "cpp"
@@ -180,7 +180,8 @@ def cpp_recipe() -> Recipe:
 def packed_recipe(kind: str) -> Recipe:
     """Returns how the products with kernels of a format are made; see `packed.FORMATS`."""
     recipe, source = cpp_recipe(), _CPP / _PACKED_PRODUCT
-    options = *recipe.options, f"-DJSPEC_KIND={kind}"
+    # GCC would put off additions until all products are there: more than the registers hold.
+    options = *recipe.options, "-fno-tree-ter", f"-DJSPEC_KIND={kind}"
     return dataclasses.replace(recipe, name=f"jspec-{kind}", sources=[source], options=options)
 
 
@@ -245,7 +246,7 @@ def host_function(name: str) -> Callable[..., None] | None:
 def _cpp_library() -> ctypes.CDLL | None:
     # Not under the cache of `_prepare_cpp`: a program for another device says nothing of this
     # device.
-    if backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
+    if backend() != "cpu" or not may_be_native():
         return None
     with _LOCK:
         return _prepare_cpp()
@@ -293,7 +294,7 @@ def _prepare(
     # ValueError: no home folder, or quotes in $CXX; RuntimeError: JAX has another library's.
     except (OSError, ValueError, RuntimeError) as error:
         slow = "XLA computes everything, and decoding takes longer"
-        print(f"jspec: {error}; {slow}", file=sys.stderr, flush=True)
+        print(f"jspec: no kernels in C++: {error}; {slow}", file=sys.stderr, flush=True)
         return None
     return library
 
@@ -303,7 +304,7 @@ def is_cuda_available() -> bool:
 
     For a GPU that is not here the library is built, so that XLA can compile programs that call it.
     """
-    if backend() != "gpu" or os.environ.get("JSPEC_NATIVE") == "0":
+    if backend() != "gpu" or not may_be_native():
         return False
     # The text of what is no number, too.
     capability = str(getattr(jax.devices()[0], "compute_capability", ""))

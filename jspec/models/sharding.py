@@ -54,8 +54,10 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     if len(devices) % number or (jax.process_count() > 1 and number != len(devices)):
         several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
         whole = "that has all" if several else "whose number of devices divides"
-        count = f"{len(devices)} devices that are there{several}"
-        raise InputError(f"expected a mesh {whole} the {count}, got {text}, of {number}")
+        there = f"{len(devices)} devices that are" if len(devices) > 1 else "1 device that is"
+        raise InputError(
+            f"expected a mesh {whole} the {there} there{several}, got {text}, of {number}"
+        )
     return Mesh(np.array(devices[:number]).reshape(shape), (DATA_AXIS, MODEL_AXIS))
 
 

@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from jspec.common.errors import InputError
+from jspec.kernels import check_device
 from jspec.kernels import library as native
 
 # Without the memory of the process:
@@ -92,3 +94,6 @@ def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, capsys):
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("JSPEC_NATIVE", "0")
     assert not native.is_available()
+    monkeypatch.setenv("JSPEC_NATIVE", "off")
+    with pytest.raises(InputError, match="expected JSPEC_NATIVE to be 0 or 1, got 'off'"):
+        check_device()

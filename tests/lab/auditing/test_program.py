@@ -73,7 +73,7 @@ def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
         "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
         "--coordinator=localhost:1": "expected an audit in one process, got --coordinator",
         "--functions=f.py": "--num_rows and --output_json with --functions, got --target",
-        "--mesh=model:3": "divides the 1 devices that are there, got model:3, of 3",
+        "--mesh=model:3": "divides the 1 device that is there, got model:3, of 3",
         "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
     }
     env = environment(compile_cache, tmp_path)
