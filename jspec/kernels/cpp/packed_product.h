@@ -1,6 +1,7 @@
 // Products of rows with kernels packed as in GGUF files. A few codes of two vectors of outputs are
 // taken out at a time, into registers, and multiplied by all rows: each code is taken out once,
-// each input is read once for both vectors, and no sum is taken across lanes.
+// each input is read once for both vectors, and no sum is taken across lanes. The sums of one or
+// two rows stay in registers, too; those of more rows are kept in memory.
 //
 // A row's sums are taken in one order, however many rows share a pass: its result does not depend
 // on the rows beside it.
@@ -88,9 +89,9 @@ template <int kCount, int kVectors, typename Rows>
   }
 }
 
-// Adds the products of `count` rows with kCount columns of outputs to the totals.
+// The products of many rows: weights of some inputs are taken out for all of them.
 template <int kCount, typename Format, typename Rows>
-void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
+void MultiplyMany(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
                      Lanes* totals) {
   using Weights = typename Rows::Weights;
   constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales * Format::kGroups;
@@ -126,6 +127,94 @@ void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row
       }
     }
   }
+}
+
+// Adds the products of one group's inputs that share a scale. The codes of four inputs at a time
+// meet sums that stay in registers.
+template <int kCount, int kRows, typename Format, typename Rows>
+[[gnu::always_inline]] inline void MultiplyPart(const Block (&blocks)[kCount], int group, int part,
+                                                const typename Rows::Group* rows,
+                                                const Scales (&scales)[kCount], Lanes* totals) {
+  constexpr int kVectors = Rows::kVectors, kInputs = 4 / kVectors;  // inputs of a vector
+  typename Rows::Weights sums[kRows][kCount];
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) sums[r][c] = rows[r].Begin(part);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows::kShared; i += 4) {
+    const int first = part * Rows::kShared + i;
+    typename Rows::Weights weights[kCount][kVectors];
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      Rows::Spread(Format::Codes(blocks[c], group, first / 4), Format::kOffset, weights[c]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int c = 0; c < kCount; ++c) {
+          sums[r][c] = AddProducts(sums[r][c], weights[c][v], rows[r].numbers + first + v * kInputs);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c < kCount; ++c) {
+      Lanes& total = totals[r * kCount + c];
+      total = rows[r].AddTo(total, sums[r][c], scales[c].factor[part], scales[c].minimum[part], part);
+    }
+  }
+}
+
+// The products of kRows rows, one or two.
+template <int kCount, int kRows, typename Format, typename Rows>
+void MultiplyFew(const Strips<Format>& strips, const Rows& rows, int64_t row, Lanes* totals) {
+  constexpr int kScales = Rows::kScales * Format::kGroups;
+  constexpr int kTurn = std::min(Format::kGroups, 4);  // groups whose code is written out
+  constexpr int64_t kGroupBytes = Strips<Format>::kBlockBytes / Format::kGroups;
+  for (int64_t b = 0; b < strips.bytes / Strips<Format>::kBlockBytes; ++b) {
+    Lanes factor[kCount][kScales], minimum[kCount][kScales];
+    Block blocks[kCount];
+    for (int c = 0; c < kCount; ++c) {
+      blocks[c] = strips.At(c, b);
+      Format::Read(blocks[c], {factor[c], minimum[c]});
+    }
+    for (int turn = 0; turn < Format::kGroups; turn += kTurn) {
+#pragma GCC unroll 4
+      for (int g = turn; g < turn + kTurn; ++g) {
+        const int64_t group = b * Format::kGroups + g;
+        strips.template AskFor<kCount>(group * kGroupBytes, kGroupBytes);
+        // The compiler would ask for what all groups of a turn need at once: more than the
+        // processor can wait for.
+        asm volatile("" ::: "memory");
+        Scales scales[kCount];
+        for (int c = 0; c < kCount; ++c) {
+          scales[c] = {factor[c] + g * Rows::kScales, minimum[c] + g * Rows::kScales};
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < Rows::kScales; ++part) {
+          MultiplyPart<kCount, kRows, Format, Rows>(blocks, g, part, &rows.groups.At(row, group),
+                                                    scales, totals);
+        }
+      }
+    }
+  }
+}
+
+// Adds the products of `count` rows with kCount columns of outputs to the totals.
+template <int kCount, typename Format, typename Rows>
+void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
+                     Lanes* totals) {
+  if constexpr (Rows::kVectors < 4) {  // of floats each column needs the registers of two
+    if (count == 1) return MultiplyFew<kCount, 1, Format>(strips, rows, row, totals);
+    if (count == 2) return MultiplyFew<kCount, 2, Format>(strips, rows, row, totals);
+  }
+  MultiplyMany<kCount, Format>(strips, rows, row, count, totals);
 }
 
 // Returns the rows, prepared in the space given, for codes that are too large by `offset`.

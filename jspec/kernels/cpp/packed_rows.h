@@ -109,17 +109,22 @@ struct IntegerRows {
     int32_t offset[kScales];  // what the sum of the products with codes begins with
     float minimum[kScales];   // minus the sum of the inputs
 
-    T& Number(int input) {
-      return numbers[sizeof(T) == 1 ? input : (input & ~3) | (input & 1) << 1 | (input & 2) >> 1];
-    }
-
-    // Completes a group whose numbers, with these sums, have been written; `code_offset` is
-    // subtracted from each code.
-    void Finish(const int32_t* sums, float its_unit, float exponent, int code_offset) {
+    // Takes numbers, in units; `code_offset` is subtracted from each code that they will meet.
+    // Loops are short and of one kind each, so that the compiler makes vectors of them.
+    void Take(const int32_t* integers, float its_unit, float exponent, int code_offset) {
       unit = kPowers ? exponent : its_unit;
       for (int s = 0; s < kScales; ++s) {
-        offset[s] = -code_offset * sums[s];
-        minimum[s] = -its_unit * sums[s];
+        int32_t sum = 0;
+        for (int i = 0; i < kShared; ++i) sum += integers[s * kShared + i];
+        offset[s] = -code_offset * sum;
+        minimum[s] = -its_unit * sum;
+      }
+      for (int i = 0; i < kGroup; i += 4) {
+        const int second = sizeof(T) == 1 ? 1 : 2;
+        numbers[i] = integers[i];
+        numbers[i + second] = integers[i + 1];
+        numbers[i + 3 - second] = integers[i + 2];
+        numbers[i + 3] = integers[i + 3];
       }
     }
 
@@ -165,19 +170,14 @@ struct BFloat16Rows : IntegerRows<Scaling, int16_t, kHasPowers> {
     const bool is_finite = exponent < kInfinite;
     const float units = is_finite ? PowerOfTwo(127 + 13 + 127 - exponent) : 0;  // of 1.0
     constexpr float kRounding = 3 << 22;  // added to a small number, leaves an integer's bits
-    int32_t sums[Scaling::kScales] = {};
-    for (int i = 0; i < kGroup; ++i) {
-      const float rounded = numbers[i] * units + kRounding;
-      int32_t integer;
-      std::memcpy(&integer, &rounded, sizeof(integer));
-      integer -= 0x4b400000;  // kRounding's bits
-      group.Number(i) = integer;
-      sums[i / Scaling::kShared] += integer;
-    }
+    int32_t integers[kGroup];
+    for (int i = 0; i < kGroup; ++i) numbers[i] = numbers[i] * units + kRounding;
+    std::memcpy(integers, numbers, sizeof(integers));
+    for (int i = 0; i < kGroup; ++i) integers[i] -= 0x4b400000;  // kRounding's bits
     const float nan = __builtin_nanf("");
     const float power = static_cast<int>(exponent) - 127 - 13;
-    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : nan, is_finite ? power : nan,
-                 code_offset);
+    group.Take(integers, is_finite ? PowerOfTwo(exponent - 13) : nan, is_finite ? power : nan,
+               code_offset);
   }
 
   static float PowerOfTwo(uint32_t exponent) {
@@ -206,13 +206,9 @@ struct ByteRows : IntegerRows<Scaling, Byte, false> {
     float largest;
     std::memcpy(&largest, &bits, sizeof(largest));
     const float units = is_finite && bits > kLeast ? 127 / largest : 0;  // of 1.0
-    int32_t sums[Scaling::kScales] = {};
-    for (int i = 0; i < kGroup; ++i) {
-      const int32_t integer = std::nearbyint(from[i] * units);
-      group.Number(i) = integer;
-      sums[i / Scaling::kShared] += integer;
-    }
-    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""), 0, code_offset);
+    int32_t integers[kGroup];
+    for (int i = 0; i < kGroup; ++i) integers[i] = std::nearbyint(from[i] * units);
+    group.Take(integers, is_finite ? largest / 127 : __builtin_nanf(""), 0, code_offset);
   }
 };
 
