@@ -158,13 +158,14 @@ def test_one_rows_nan_stays_its_own(bad, takes_bytes):
     np.testing.assert_array_equal(outputs[1], good[1])
 
 
+@pytest.mark.parametrize("takes_bytes", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_rows_result_does_not_depend_on_the_others(kind):
+def test_a_rows_result_does_not_depend_on_the_others(kind, takes_bytes):
     """Bit for bit: a token's logits are the same in a decoding step and in a verify call."""
     if not (library.has_packed()):
         pytest.skip("no C++ for packed kernels on this processor")
     raw, weights = random_rows(kind)
-    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16)
+    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16).replace(takes_bytes=takes_bytes)
     rows = jnp.asarray(np.random.default_rng(2).normal(size=(77, NUM_INPUTS)), jnp.float32)
     alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(77)])
     for count in (2, 3, 5, 8, 9, 17, 64, 77):
