@@ -144,7 +144,7 @@ def asked_kernels() -> str | None:
 
 
 def may_be_native() -> bool:
-    """Returns whether kernels in C++ may be used: unless `JSPEC_NATIVE` is 0.
+    """Returns whether kernels in C++ may be used: unless `JSPEC_NATIVE` is 0; empty is as 1.
 
     Raises:
       InputError: it is neither 0 nor 1.

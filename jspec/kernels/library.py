@@ -170,7 +170,7 @@ def cpp_recipe() -> Recipe:
         compiler=_cpp_compiler(),
         variable="CXX",
         sources=[path for path in sorted(_CPP.glob("*.cc")) if path.name != _PACKED_PRODUCT],
-        # Its fingerprint stands for all that is in C++.
+        # Its fingerprint stands for all sources in C++.
         headers=[*sorted(_CPP.glob("*.h")), *_CPP.glob(_PACKED_PRODUCT)],
         options=_CPP_OPTIONS,
         machine=_processor(),
@@ -261,7 +261,7 @@ def _prepare_cpp() -> ctypes.CDLL | None:
         library.jspec_team.restype = ctypes.c_void_p
         return library, [f"jspec_{function}" for function in _FUNCTIONS]
 
-    return _prepare(load, "cpu")
+    return _prepare(load, "cpu", "kernels in C++: XLA computes everything")
 
 
 @functools.cache
@@ -279,13 +279,16 @@ def _prepare_packed(kind: str) -> ctypes.CDLL | None:
         library.jspec_take_team(ctypes.c_void_p(main.jspec_team()))
         return library, names
 
-    return _prepare(load, "cpu")
+    return _prepare(load, "cpu", f"products of {kind} in C++: XLA computes these")
 
 
 def _prepare(
-    load: Callable[[], tuple[ctypes.CDLL, Iterable[str]]], device: str
+    load: Callable[[], tuple[ctypes.CDLL, Iterable[str]]], device: str, missing: str
 ) -> ctypes.CDLL | None:
-    """Returns a library, whose handlers of the given names XLA then knows; None if it fails."""
+    """Returns a library, whose handlers of the given names XLA then knows; None if it fails.
+
+    A line then says what is missing.
+    """
     try:
         library, names = load()
         for name in names:
@@ -293,8 +296,8 @@ def _prepare(
             jax.ffi.register_ffi_target(name, handler, platform=device)
     # ValueError: no home folder, or quotes in $CXX; RuntimeError: JAX has another library's.
     except (OSError, ValueError, RuntimeError) as error:
-        slow = "XLA computes everything, and decoding takes longer"
-        print(f"jspec: no kernels in C++: {error}; {slow}", file=sys.stderr, flush=True)
+        problem = f"no {missing}, and decoding takes longer ({error})"
+        print(f"jspec: {problem}", file=sys.stderr, flush=True)
         return None
     return library
 
@@ -380,7 +383,7 @@ def _prepare_cuda(capability: str | None) -> ctypes.CDLL | None:
             raise OSError(f"the CUDA C++ kernels do not load: {problem.decode()}")
         return library, cuda_handlers()
 
-    return _prepare(load, "CUDA")
+    return _prepare(load, "CUDA", "kernels in CUDA C++: XLA computes everything")
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:

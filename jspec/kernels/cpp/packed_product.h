@@ -1,7 +1,7 @@
 // Products of rows with kernels packed as in GGUF files. A few codes of two vectors of outputs are
 // taken out at a time, into registers, and multiplied by all rows: each code is taken out once,
-// each input is read once for both vectors, and no sum is taken across lanes. The sums of one or
-// two rows stay in registers, too; those of more rows are kept in memory.
+// each input is read once for both vectors, and no sum is taken across lanes. Of one or two rows of
+// integers the sums of inputs that share a scale stay in registers, too; others are kept in memory.
 //
 // A row's sums are taken in one order, however many rows share a pass: its result does not depend
 // on the rows beside it.
@@ -89,10 +89,10 @@ template <int kCount, int kVectors, typename Rows>
   }
 }
 
-// The products of many rows: weights of some inputs are taken out for all of them.
+// The products of any number of rows: weights of some inputs are taken out for all of them.
 template <int kCount, typename Format, typename Rows>
 void MultiplyMany(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
-                     Lanes* totals) {
+                  Lanes* totals) {
   using Weights = typename Rows::Weights;
   constexpr int kVectors = Rows::kVectors, kScales = Rows::kScales * Format::kGroups;
   constexpr int kTaken = std::min(kKept / kVectors, Rows::kShared / 4);  // fours at a time
@@ -154,9 +154,10 @@ template <int kCount, int kRows, typename Format, typename Rows>
     for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
+        const auto* numbers = rows[r].numbers + first + v * kInputs;
 #pragma GCC unroll 2
         for (int c = 0; c < kCount; ++c) {
-          sums[r][c] = AddProducts(sums[r][c], weights[c][v], rows[r].numbers + first + v * kInputs);
+          sums[r][c] = AddProducts(sums[r][c], weights[c][v], numbers);
         }
       }
     }
@@ -166,7 +167,8 @@ template <int kCount, int kRows, typename Format, typename Rows>
 #pragma GCC unroll 2
     for (int c = 0; c < kCount; ++c) {
       Lanes& total = totals[r * kCount + c];
-      total = rows[r].AddTo(total, sums[r][c], scales[c].factor[part], scales[c].minimum[part], part);
+      const Lanes factor = scales[c].factor[part], minimum = scales[c].minimum[part];
+      total = rows[r].AddTo(total, sums[r][c], factor, minimum, part);
     }
   }
 }
@@ -176,6 +178,7 @@ template <int kCount, int kRows, typename Format, typename Rows>
 void MultiplyFew(const Strips<Format>& strips, const Rows& rows, int64_t row, Lanes* totals) {
   constexpr int kScales = Rows::kScales * Format::kGroups;
   constexpr int kTurn = std::min(Format::kGroups, 4);  // groups whose code is written out
+  static_assert(Format::kGroups % kTurn == 0);
   constexpr int64_t kGroupBytes = Strips<Format>::kBlockBytes / Format::kGroups;
   for (int64_t b = 0; b < strips.bytes / Strips<Format>::kBlockBytes; ++b) {
     Lanes factor[kCount][kScales], minimum[kCount][kScales];
@@ -210,7 +213,7 @@ void MultiplyFew(const Strips<Format>& strips, const Rows& rows, int64_t row, La
 template <int kCount, typename Format, typename Rows>
 void MultiplyColumns(const Strips<Format>& strips, const Rows& rows, int64_t row, int64_t count,
                      Lanes* totals) {
-  if constexpr (Rows::kVectors < 4) {  // of floats each column needs the registers of two
+  if constexpr (Rows::kVectors < 4) {  // not of floats: four vectors of weights a column
     if (count == 1) return MultiplyFew<kCount, 1, Format>(strips, rows, row, totals);
     if (count == 2) return MultiplyFew<kCount, 2, Format>(strips, rows, row, totals);
   }

@@ -119,8 +119,8 @@ struct IntegerRows {
         offset[s] = -code_offset * sum;
         minimum[s] = -its_unit * sum;
       }
+      constexpr int second = sizeof(T) == 1 ? 1 : 2;  // where the second of every four goes
       for (int i = 0; i < kGroup; i += 4) {
-        const int second = sizeof(T) == 1 ? 1 : 2;
         numbers[i] = integers[i];
         numbers[i + second] = integers[i + 1];
         numbers[i + 3 - second] = integers[i + 2];
