@@ -49,10 +49,12 @@ def emulator(request, tmp_path_factory):
 
 @contextlib.contextmanager
 def _set_within(change, usual, value):
-    """Within it a setting of the emulator has a value."""
+    """Within it a setting of the emulator has a value; kernels that were started are waited for."""
+    jax.block_until_ready(jax.live_arrays())
     change(value)
     try:
         yield
+        jax.block_until_ready(jax.live_arrays())
     finally:
         change(usual)
 
