@@ -31,7 +31,9 @@ KERNELS = "qkv", "out", "gate_up", "down"
 
 def make_model(name, kind=None):
     """Returns a config, and bfloat16 parameters or such whose layers' kernels are integers."""
-    config = dataclasses.replace(CONFIG, **FAMILIES[name])
+    # Kernels take the multipliers of int4 for 128 inputs together.
+    sizes = {"embed_dim": 128, "hidden_dim": 128} if kind == "int4" else {}
+    config = dataclasses.replace(CONFIG, **sizes, **FAMILIES[name])
 
     def round_leaf(path, leaf):
         names = tuple(key.key for key in path)
