@@ -118,7 +118,7 @@ struct Block {
   const Product& product;
   const int warp, lane_index;
   const Lane lane;
-  const int first_row, num_rows, num_tiles, num_units, first_step, num_steps, end_step;
+  const int first_row, num_rows, num_tiles, first_step, num_steps, end_step;
   const Weights weights;
   unsigned char* const copies;
   float4* const partial;
@@ -134,7 +134,6 @@ struct Block {
         first_row(blockIdx.y * kRowTile),
         num_rows(min(kRowTile, product.num_rows - first_row)),
         num_tiles(product.num_outputs / kTile),
-        num_units(UnitsOf(product.num_outputs)),
         first_step(int(blockIdx.x) % kCluster * StepsOfBlock(product.num_inputs)),
         num_steps((StepsOfBlock(product.num_inputs) + kWarps - 1) / kWarps),
         end_step(min(first_step + StepsOfBlock(product.num_inputs), AllSteps(product.num_inputs))),
@@ -165,20 +164,15 @@ struct Block {
     return copies + ((warp * kDepth + slot) * kTiles + i) * kTileBytes;
   }
 
-  // What is copied next: a turn of a unit, in which each warp takes a step of every tile. From this
-  // unit on, num_left tiles are left.
+  // What is copied next: a turn of a unit, in which each warp takes a step of every tile.
   struct Source {
-    int unit, turn, num_left;
-    Weights tiles[kTiles];
+    int unit, turn;
+    Weights first;  // of the unit's tiles
   };
 
   __device__ void BeginUnit(Source& source, int unit) const {
-    source.unit = unit, source.turn = 0, source.num_left = num_tiles - unit * kOwnTiles;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int tile = unit * kOwnTiles + i % kOwnTiles + i / kOwnTiles * num_tiles;
-      source.tiles[i] = From<Format>(weights, tile, StepOf(0));
-    }
+    source.unit = unit, source.turn = 0;
+    source.first = From<Format>(weights, unit * kOwnTiles, StepOf(0));
   }
 
   // Starts to copy this lane's weights of a turn to a slot, and of the turn after it next time. Zeros
@@ -188,12 +182,14 @@ struct Block {
     const bool is_input = step * Format::kStep + Format::First(0, lane.t, 0) < product.num_inputs;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const bool is_there = step < end_step && is_input && i % kOwnTiles < source.num_left;
+      const bool is_tile = source.unit * kOwnTiles + i % kOwnTiles < num_tiles;
+      const bool is_there = step < end_step && is_input && is_tile;
       Raw raw;
       const CopyFields<Raw> visit = {{raw, PlaceOf(slot, i), lane_index}, is_there};
-      Format::Load(source.tiles[i], StepOf(0), lane, raw, visit);
-      source.tiles[i] = From<Format>(source.tiles[i], 0, kWarps);
+      const int tile = i % kOwnTiles + i / kOwnTiles * num_tiles;
+      Format::Load(From<Format>(source.first, tile, 0), StepOf(0), lane, raw, visit);
     }
+    source.first = From<Format>(source.first, 0, kWarps);
     EndCopies();
     if (++source.turn == num_steps) BeginUnit(source, source.unit + gridDim.x / kCluster);
   }
@@ -330,7 +326,7 @@ struct Block {
     Inputs next;
     LoadInputs(0, 0, next);
     int slot = 0;
-    for (int unit = first_unit; unit < num_units; unit += gridDim.x / kCluster) {
+    for (int unit = first_unit; unit * kOwnTiles < num_tiles; unit += gridDim.x / kCluster) {
       Sums unit_sums = {};
       float row_squares[kFragments] = {};
       for (int turn = 0; turn < num_steps; ++turn) {
