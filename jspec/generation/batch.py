@@ -33,7 +33,7 @@ from jspec.common.timing import Instant
 from jspec.common.typing import RowCounts
 from jspec.drafters.memory import History
 from jspec.generation.answer import Drafts, Round
-from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
+from jspec.generation.engine import CompileNotice, Engine, describe_switches
 from jspec.generation.request import SamplingParams
 from jspec.generation.result import RoundCounts, TokenLogprob
 from jspec.generation.rows import Row, next_smaller
@@ -467,7 +467,7 @@ class Batch:
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""
-        with self._tell(is_long=len(reading.prompt) > NARROW_PROMPT):
+        with self._tell(is_long=self.engine.is_long(len(reading.prompt))):
             return reading.read()
 
     def insert(self, row: int, reading: Reading) -> Round:

@@ -9,7 +9,7 @@ import numpy as np
 from jspec.common.memory import CacheSize, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import AnswerText
-from jspec.generation.engine import NARROW_PROMPT, CompileNotice, Engine, describe_switches
+from jspec.generation.engine import CompileNotice, Engine, describe_switches
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Beam, Result, RoundCounts, Stats
 from jspec.generation.rows import Row
@@ -66,7 +66,7 @@ class BeamSearch:
         engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
         parts = [str(self.cache_size), "beam search", *describe_switches(self._switches)]
-        is_long = len(row.prompt) > NARROW_PROMPT
+        is_long = engine.is_long(len(row.prompt))
         with self._notice.around(parts, is_long=is_long):
             state = self._begin()
             prefilled = Instant()

@@ -40,10 +40,8 @@ from jspec.weights.vocabulary import mask_padding
 MAX_ROUNDS_PER_VISIT = 32
 _DRAFTS_OF_BEAMS = 2
 _SHORTEST_SOURCE = 64  # to which shorter ones are padded, in tokens
-# The longest prompt, in tokens, that is read in narrow chunks.
-NARROW_PROMPT = 2 * kernels.NARROW_CHUNK
 _LARGE = "jit_prefill_chunk", "jit_run_rounds"  # the others take next to no time
-_LONG = "long prompts"
+_LONG = "longer prompts"
 
 
 class Engine:
@@ -104,7 +102,7 @@ class Engine:
             return speculate(params, state, rule=rule, widths=widths, sizes=sizes)
 
         self._config, self._fallback = shard.config, kernels.Fallback()
-        self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
+        self._widths_of_chunks = kernels.chunk_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
         # else is. Every other program donates the state that it takes, so that the caches, by far
@@ -169,8 +167,8 @@ class Engine:
         XLA makes float32 on a CPU without the C++.
         """
         config = self._config
-        width = kernels.NARROW_CHUNK if self.drafter is not None else 1  # in which drafters read on
-        tokens = max(self._prefill_widths[-1], batch_size * width)
+        width = kernels.CHUNK if self.drafter is not None else 1  # in which drafters read on
+        tokens = max(self._widths_of_chunks.wide, batch_size * width)
         scores = (8 * config.num_heads + 1) * capacity
         activations = 16 * (config.embed_dim + config.hidden_dim)
         logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
@@ -182,12 +180,12 @@ class Engine:
         With `widest`, if given, no call is wider than that and every wide call is full, so that
         more of what prompts have in common lies in full chunks. It may take a few more calls.
         """
-        narrow, calls, begin = self._prefill_widths[0], [], 0
-        wide, least = self._prefill_widths[-1], NARROW_PROMPT + 1
+        narrow, wide, fewest = self._widths_of_chunks
         if widest is not None:
-            least = wide = max([narrow, *(w for w in self._prefill_widths if w <= widest)])
+            fewest = wide = wide if wide <= widest else narrow
+        calls, begin = [], 0
         while begin < num_tokens:
-            width = wide if num_tokens - begin >= least else narrow
+            width = wide if num_tokens - begin >= fewest else narrow
             calls.append((begin, width))
             begin += width
         return calls
@@ -245,10 +243,18 @@ class Engine:
         run = self.layout.spread(_rounds_of(search), self.layout.stacked)
         return jax.jit(run, donate_argnums=1, compiler_options=self._options)
 
+    def programs_of(self, num_tokens: int) -> frozenset[int]:
+        """Returns the widths of the chunks of a prompt of this length: each has its program."""
+        return frozenset(width for _, width in self.chunks(num_tokens))
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Returns whether a prompt of this length has wide chunks."""
+        return num_tokens >= self._widths_of_chunks.fewest
+
     @property
     def telling_length(self) -> int:
         """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
-        return sum(self._prefill_widths) + 1
+        return self._widths_of_chunks.wide + self._widths_of_chunks.narrow + 1
 
     def begin(self, row: Row, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
@@ -296,7 +302,10 @@ class Engine:
 
         Shapes in place of arrays are enough: nothing is computed.
         """
-        tokens, count = np.zeros([1, self._prefill_widths[0]], np.int32), np.ones([1], np.int32)
+        tokens, count = (
+            np.zeros([1, self._widths_of_chunks.narrow], np.int32),
+            np.ones([1], np.int32),
+        )
         program = self.layout.program_in(self._prefill.trace(params, state, tokens, count))
         # What a program hands on untouched is the same variable before and after.
         before = program.invars[len(jax.tree.leaves(params)) :]
@@ -397,7 +406,7 @@ class CompileNotice:
 
         Args:
           parts: what it is compiled for; those that are new are named.
-          is_long: whether it reads a long prompt.
+          is_long: whether it reads a prompt that has a wide chunk.
         """
         if self._tell is None:
             yield

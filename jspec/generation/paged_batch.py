@@ -150,6 +150,8 @@ class PagedBatch(Batch):
         """Compiles what is needed for snapshots of chunks that are not wider, and saved rows."""
         state = self._empty(1)
         for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
+            if width % PAGE:
+                continue
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
         self._snapshots.copy_row(state, 0, 0, PAGE)

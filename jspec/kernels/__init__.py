@@ -4,7 +4,7 @@ Each is written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
 a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
 which device or processor it runs on: what follows from that is answered here by purpose, too
-(`prefill_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+(`chunk_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.attention import (
@@ -45,11 +45,11 @@ from jspec.kernels.loops import run_if, while_any
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.kernels.product import (
-    NARROW_CHUNK,
+    CHUNK,
     CompactKernel,
     Kernel,
+    chunk_widths,
     grouped_product,
-    prefill_widths,
     product,
     table_rows,
     take_rows,
@@ -69,8 +69,8 @@ from jspec.kernels.verdicts import Verdict, decide, driver_version, sources_dige
 from jspec.kernels.vocabulary import first_argmax, smallest_rank, zeros_if
 
 __all__ = [
+    "CHUNK",
     "MODEL_AXIS",
-    "NARROW_CHUNK",
     "PAGE",
     "TAIL",
     "CompactKernel",
@@ -94,6 +94,7 @@ __all__ = [
     "check_device",
     "choose_weights",
     "chosen_kernels",
+    "chunk_widths",
     "compiling_for",
     "compute_block",
     "decide",
@@ -111,7 +112,6 @@ __all__ = [
     "own_part",
     "own_part_of",
     "prefers_unrolled_loops",
-    "prefill_widths",
     "product",
     "reads_rows_in_place",
     "rms_norm",

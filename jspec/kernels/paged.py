@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int32
 from jspec.common.typing import RowCounts
 from jspec.kernels import library
 from jspec.kernels.attention import attend, attend_capped, takes_block, takes_queries
-from jspec.kernels.product import NARROW_CHUNK
+from jspec.kernels.product import CHUNK
 
-PAGE = NARROW_CHUNK  # slots of a page; a prompt is read in whole ones
+PAGE = CHUNK  # slots of a page; a prompt is read in whole ones
 
 
 @library.in_cpp("attend_pages", lambda queries, *_: library.floats(*queries.shape), takes_queries)

@@ -3,7 +3,7 @@
 Rows may each have a kernel of their own, by groups: a layer of experts. A table is a kernel too.
 """
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ Kernel: TypeAlias = Float[Array, "..."] | CompactKernel | SplitKernel
 # Up to this many rows the C++ is at least as fast as XLA, but for some float32 products near the
 # limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
 _MOST_ROWS = {jnp.dtype(jnp.bfloat16): 512, jnp.dtype(jnp.float32): 64}
-NARROW_CHUNK, _WIDE_CHUNK = 64, 256  # tokens of a prompt that one call reads
+CHUNK = 64  # tokens of a prompt that one call reads, and usually the most or the fewest
+_SHORT_CHUNK, _WIDE_CHUNK = 16, 256
 # Which axes are summed over, rows and kernels; which one of the rows is grouped, which of the
 # kernels counts the groups.
 _AXES = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
@@ -100,20 +101,36 @@ def float_product(
     return dot(padded(rows), kernel)[:num_rows]
 
 
-def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
-    """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
+class ChunkWidths(NamedTuple):
+    """The widths, in tokens, at which calls on chunks of a prompt are compiled.
 
-    A wide call takes two and a half to four times as long as a narrow call. Where many rows are
-    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough. One
-    of the model's kernels tells the type of all.
+    Attributes:
+      narrow: of narrow calls.
+      wide: of wide calls.
+      fewest: tokens left, at least, for which a wide call takes no longer than narrow ones.
+    """
+
+    narrow: int
+    wide: int
+    fewest: int
+
+
+def chunk_widths(kernel: Kernel) -> ChunkWidths:
+    """Returns the widths for a model, of whose kernels one tells the type of all.
+
+    A call on 256 tokens takes two and a half to four times as long as a call on 64. Where many rows
+    are multiplied in C++, but not in tiles, the seconds of a call are in proportion to its tokens:
+    then the fewer of them are padding, the better.
     """
     if isinstance(kernel, PackedKernel):
-        is_one_enough = library.has_packed()
+        is_proportional = library.has_packed()
     else:
         is_native = isinstance(kernel, QuantizedKernel) or kernel.dtype == jnp.bfloat16
         has_tiles = not isinstance(kernel, QuantizedKernel) and library.has_tiles()
-        is_one_enough = is_native and library.is_available() and not has_tiles
-    return (NARROW_CHUNK,) if is_one_enough else (NARROW_CHUNK, _WIDE_CHUNK)
+        is_proportional = is_native and library.is_available() and not has_tiles
+    if is_proportional:
+        return ChunkWidths(_SHORT_CHUNK, CHUNK, CHUNK - _SHORT_CHUNK + 1)
+    return ChunkWidths(CHUNK, _WIDE_CHUNK, 2 * CHUNK + 1)
 
 
 # XLA on CPU multiplies every row by every kernel. For 64 rows of 16 experts that takes 20 times as

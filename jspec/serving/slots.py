@@ -74,11 +74,11 @@ class BatchSlots:
     def __init__(self, batch: PagedBatch, prefix_cache_bytes: int, widest_chunk: int) -> None:
         self.pools = [PagePool(batch.num_pages) for _ in batch.page_bytes]
         self.tree = PrefixTree(prefix_cache_bytes, self._give_back)
-        self._batch, self._widest_chunk = batch, widest_chunk
+        self._batch, self._widest_chunk = batch, max(widest_chunk, PAGE)
         self._held: dict[int, _Held] = {}  # by row
         self._reading: tuple[int, Reading, Any] | None = None  # with its row and what was saved
         self._is_adding = False
-        batch.warm_up(widest_chunk)
+        batch.warm_up(self._widest_chunk)
 
     def _give_back(self, node: Node) -> None:
         for pool, pages in zip(self.pools, (node.page.pages, node.page.draft_pages), strict=True):
@@ -225,7 +225,7 @@ class BatchSlots:
         begin, width = reading.next_chunk
         num_tokens = self._batch.read(reading)
         if not reading.is_done:
-            if self._is_adding:
+            if self._is_adding and width % PAGE == 0:
                 self._add(self._held[row], reading, begin, width)
             return num_tokens, None
         self._reading = None

@@ -162,7 +162,7 @@ def test_what_programs_need_besides_is_foreseen(drafter, rows, capacity):
     generator = long_generator(drafter, batch_size=rows)
     engine, params, sizes = generator.engine, generator.params, []
     for function, batch, more in (
-        (engine._prefill, 1, [(1, engine._prefill_widths[-1]), (1,)]),
+        (engine._prefill, 1, [(1, engine._widths_of_chunks.wide), (1,)]),
         (engine._run, rows, [()]),
     ):
         state = engine.empty_state.eval_shape(batch, capacity, Switches())

@@ -17,7 +17,7 @@ from jspec.drafters.vocabulary_map import (
     make_vocabulary_map,
     most_alike,
 )
-from jspec.kernels import NARROW_CHUNK
+from jspec.kernels import CHUNK
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
@@ -277,4 +277,4 @@ def test_a_tiny_intersection_is_refused():
 
 def test_chunks_of_a_prompt_are_whole_blocks():
     """The server shares what reading a chunk has made, and no later chunk may change it."""
-    assert NARROW_CHUNK % BLOCK == 0
+    assert CHUNK % BLOCK == 0

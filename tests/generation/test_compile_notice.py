@@ -98,7 +98,7 @@ def test_rounds_after_a_long_prompt_are_no_news(notice):
         compile_large("jit_prefill_chunk-1")
     with teller.around(["1 row"]):
         compile_large()
-    assert lines == ["compiling once for 1 row, long prompts"]
+    assert lines == ["compiling once for 1 row, longer prompts"]
     with teller.around(["8 rows"]):
         compile_large()
     assert lines[1:] == ["compiling once for new 8 rows: about 4 s"]

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
+from jspec.kernels.product import ChunkWidths
 from jspec.sampling.settings import Switches
 from tests.cases import slow_unless
 from tests.tiny_models import shared_generator
@@ -140,16 +140,21 @@ def test_what_a_drafter_has_not_read_is_not_kept():
     assert sizes[1] <= sizes[0] <= sizes[1] + 8 * CHUNK
 
 
-def test_chunks_cover_the_prompt_once():
-    """With a limit, wide chunks are full ones, and none is wider than it, or than 64."""
+@pytest.mark.parametrize("widths", [ChunkWidths(64, 256, 129), ChunkWidths(16, 64, 49)])
+def test_chunks_cover_the_prompt_once(monkeypatch, widths):
+    """With a limit, wide chunks are full ones, and none is wider than it, or than a narrow one."""
     engine = shared_generator("none").engine
-    assert {width for _, width in engine.chunks(10_000)} <= {CHUNK, 256}
-    for length in (1, CHUNK, NARROW_PROMPT, NARROW_PROMPT + 1, 256, 257, 1000, 1024):
-        for widest in (None, 1, CHUNK, 255, 256, 10**6):
+    monkeypatch.setattr(engine, "_widths_of_chunks", widths)
+    narrow, wide, fewest = widths
+    assert engine.programs_of(fewest - 1) == {narrow}
+    assert engine.programs_of(fewest) == {wide}
+    assert engine.programs_of(10 * wide + 1) == {narrow, wide}
+    for length in (1, narrow, fewest - 1, fewest, wide, wide + 1, 1000, 1024):
+        for widest in (None, 1, narrow, wide - 1, wide, 10**6):
             calls = engine.chunks(length, widest=widest)
             ends = [begin + width for begin, width in calls]
             assert [begin for begin, _ in calls] == [0, *ends[:-1]]
             assert ends[-2:-1] < [length] <= ends[-1:]
             if widest is not None:
-                assert all(width <= max(widest, CHUNK) for _, width in calls)
-                assert all(width == CHUNK or begin + width <= length for begin, width in calls)
+                assert all(width <= max(widest, narrow) for _, width in calls)
+                assert all(width == narrow or begin + width <= length for begin, width in calls)

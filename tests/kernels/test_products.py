@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.kernels import library as native
-from jspec.kernels.product import float_product, prefill_widths
+from jspec.kernels.product import chunk_widths, float_product
 from jspec.models.layers import linear
 from jspec.weights.quantize import INTEGERS, dequantize, quantize
 from tests import tiny_models
@@ -171,7 +171,7 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
         np.testing.assert_allclose(call(rows, *weights), exact, atol=2e-4, rtol=0)
 
 
-def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
+def test_prompts_have_the_widths_of_chunks_that_are_fastest(monkeypatch):
     monkeypatch.setattr(native, "has_tiles", lambda: False)
     model = tiny_models.make_model()
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
@@ -181,11 +181,12 @@ def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
         "int8": quantize_params(halved, model.config, "int8"),
     }
     models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
-    widths = {name: prefill_widths(model.params["embedding"]) for name, model in models.items()}
-    assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
+    widths = {name: chunk_widths(model.params["embedding"]) for name, model in models.items()}
+    by_rows, by_calls = (16, 64, 49), (64, 256, 129)
+    assert widths == {"bfloat16": by_rows, "float32": by_calls, "int8": by_rows}
     monkeypatch.setattr(native, "has_tiles", lambda: True)
-    assert prefill_widths(models["bfloat16"].params["embedding"]) == (64, 256)
-    assert prefill_widths(models["int8"].params["embedding"]) == (64,)
+    assert chunk_widths(models["bfloat16"].params["embedding"]) == by_calls
+    assert chunk_widths(models["int8"].params["embedding"]) == by_rows
     monkeypatch.setattr(native, "is_available", lambda: False)
     for model in models.values():
-        assert prefill_widths(model.params["embedding"]) == (64, 256)
+        assert chunk_widths(model.params["embedding"]) == by_calls

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.generation.request import Request, SamplingParams
+from jspec.kernels.product import ChunkWidths
 from jspec.serving.worker import make_scheduler
 from tests.serving.served import answer, run, step, submit
 from tests.tiny_models import shared_generator
@@ -47,6 +48,22 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
         plain = shared_generator("model").generate(Request(prompt, settings))
         assert result.token_ids == expected.token_ids == plain.token_ids
         assert result.stats.rounds == expected.stats.rounds == plain.stats.rounds
+
+
+def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch):
+    """What is less than a page stays its row's own."""
+    plain, generator = (shared_generator("model", batch_size=size) for size in (1, 3))
+    prompts = [[*SHARED, *range(30)], [*SHARED, *range(30)], [*SHARED, *range(25), 3], [4, 5]]
+    requests = [Request(*request) for request in zip(prompts, SETTINGS, strict=False)]
+    expected = [plain.generate(request).token_ids for request in requests]
+    for engine in (plain.engine, generator.engine):
+        monkeypatch.setattr(engine, "_widths_of_chunks", ChunkWidths(16, 64, 49))
+    assert plain.engine.chunks(len(prompts[0]))[2:] == [(128, 16), (144, 16), (160, 16)]
+    _, scheduler = make()
+    for request, num_cached, tokens in zip(requests, (0, 128, 128, 0), expected, strict=True):
+        cached, result = answer(generator, scheduler, request.prompt, request.settings)
+        assert cached == num_cached
+        assert result.token_ids == tokens == plain.generate(request).token_ids
 
 
 def test_a_cache_that_is_full_drops_pages_and_changes_no_token():

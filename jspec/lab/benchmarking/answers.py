@@ -11,7 +11,7 @@ from jspec.common.errors import say
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.generation.auto import MOST_DRAFT_TOKENS
-from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.rows import capacity_for
@@ -83,12 +83,14 @@ def forget_all(generators: Iterable[Generator]) -> None:
         generator.forget_answers()
 
 
-def one_of_each_size(prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """Returns a prompt for each set of programs: each size of the cache and width of a chunk."""
+def one_of_each_size(
+    engine: Engine, prompts: Sequence[list[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """Returns a prompt for each set of programs: each size of the cache and widths of chunks."""
     by_size = {}
     for prompt in prompts:
         capacity = capacity_for(len(prompt) + max_new_tokens, MOST_DRAFT_TOKENS + 1)
-        by_size[capacity, len(prompt) > NARROW_PROMPT] = prompt
+        by_size[capacity, engine.programs_of(len(prompt))] = prompt
     return list(by_size.values())
 
 

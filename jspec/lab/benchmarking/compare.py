@@ -78,7 +78,9 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         raise InputError(f"expected the prompts that {path} was begun with, got others")
     if begun:
         say(f"going on with {path}")
-    _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
+    _warm_generators(
+        generators, one_of_each_size(some.engine, ids, settings.max_new_tokens), settings
+    )
     peak_bytes = _peak_bytes()
     working, left_out = _working_baselines(asked, target, draft, texts, ids)
     methods |= working

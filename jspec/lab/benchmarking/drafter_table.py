@@ -87,10 +87,11 @@ def compare_drafters(
         answers[name] = functools.partial(
             _answer, answer_with(generator, read, decoding=True), read
         )
-    warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
+    first, *_ = generators
+    sizes = one_of_each_size(generators[first].engine, prompts, settings.max_new_tokens)
+    warm_up(answers, sizes)
     forget = functools.partial(forget_all, generators.values())
     timings = timings_of(list(answer_in_turn(answers, prompts, _REPEATS, {}, forget))[-1])
-    first, *_ = generators
     rule = generators[first].describe()["acceptance"]
     report = summarise(timings, is_one_text=gives_one_text(settings, rule))
     for name, row in report.items():

@@ -280,7 +280,7 @@ def _measure(
         JSPEC_PLAIN: answer_with(plain, settings),
         row.drafter: answer_with(generator, settings),
     }
-    warm_up(methods, one_of_each_size(ids, settings.max_new_tokens))
+    warm_up(methods, one_of_each_size(generator.engine, ids, settings.max_new_tokens))
     forget = functools.partial(forget_all, [generator])
     timings = timings_of(list(answer_in_turn(methods, ids, asked.repeats, {}, forget))[-1])
     is_one_text = gives_one_text(settings, row.acceptance)

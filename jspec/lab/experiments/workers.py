@@ -20,7 +20,6 @@ from jspec.drafters.tables import count_ngrams, save_table
 from jspec.generation.auto import costs_of_first
 from jspec.generation.batch import needed_switches
 from jspec.generation.costs import RoundCosts
-from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
 from jspec.generation.layout import place_model
 from jspec.generation.options import settings_read_by
@@ -238,11 +237,12 @@ class GenerateWorker:
     def _warm_up(self, generator: Generator, requests: Sequence[Request]) -> None:
         """Runs requests for a few rounds, untimed, unless their programs have been compiled."""
         longest = max(len(request.prompt) + request.settings.max_new_tokens for request in requests)
+        engine, lengths = generator.engine, [len(request.prompt) for request in requests]
         programs = (
             id(generator),
             len(requests),
             capacity_for(min(longest, generator.max_seq_len), generator.num_draft_tokens + 1),
-            any(len(request.prompt) > NARROW_PROMPT for request in requests),
+            frozenset().union(*map(engine.programs_of, lengths)),
             needed_switches([request.settings for request in requests]),
         )
         if programs not in self._warm:
