@@ -148,7 +148,7 @@ class Control(struct.PyTreeNode):
         that were accepted or refused, and `answer_tokens` is the mean length of the answers.
         """
         assumed = (accepted + _PRIOR_WEIGHT * self.assumed) / (decided + _PRIOR_WEIGHT)
-        length = jnp.full_like(self.answer_tokens, answer_tokens)
+        length = np.full(self.answer_tokens.shape, answer_tokens, self.answer_tokens.dtype)
         return self.replace(assumed=assumed, answer_tokens=length)
 
     def round_costs(self, is_free: RowFlags) -> Costs:
