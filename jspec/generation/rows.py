@@ -256,14 +256,13 @@ def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
             control = control.with_measured(*row.measured)
     return state.replace(
         seed=np.array([_key_of(settings.seed)], np.uint32),
-        settings=SamplingSettings(
+        settings=state.settings.replace(
             temperature=np.array([settings.temperature], np.float32),
             top_k=np.array([settings.top_k], np.int32),
             top_p=np.array([settings.top_p], np.float32),
             min_p=np.array([settings.min_p], np.float32),
             states=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], states),
             wants_top=np.array([settings.top_logprobs > 0]) if switches.top_logprobs else None,
-            switches=switches,
         ),
         draft_temperature=np.array([temperature], np.float32),
         draft_top_k=np.array([top_k], np.int32) if switches.draft_filters else None,
