@@ -26,7 +26,7 @@ from jspec.common.typing import BlockFlags, RowCounts, RowTokens, Tokens
 from jspec.drafters.memory import History
 from jspec.drafters.vocabulary_map import Hashes, Lists, Reading, TextTable, VocabularyMap
 
-BLOCK = 32  # tokens of a text that are cut together; a chunk of a prompt is whole blocks
+BLOCK = 32  # tokens of a text that are cut together; a page is whole blocks
 MOST_JOINED = 8  # tokens that one of another vocabulary may stand for
 _NOT_JOINED, _COVERED = -1, -2  # see `TranslatedText.joined`
 _NEVER = 2**30

@@ -216,6 +216,11 @@ class Reading:
         return self._num_read == len(self._calls)
 
     @property
+    def widths(self) -> frozenset[int]:
+        """The widths of its chunks."""
+        return frozenset(width for _, width in self._calls)
+
+    @property
     def next_chunk(self) -> tuple[int, int]:
         """First token and width of the chunk that is read next."""
         return self._calls[self._num_read]
@@ -467,7 +472,7 @@ class Batch:
 
     def read(self, reading: Reading) -> int:
         """Reads the next chunk; returns its number of tokens."""
-        with self._tell(is_long=self.engine.is_long(len(reading.prompt))):
+        with self._tell(reading.widths):
             return reading.read()
 
     def insert(self, row: int, reading: Reading) -> Round:

@@ -66,8 +66,7 @@ class BeamSearch:
         engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
         parts = [str(self.cache_size), "beam search", *describe_switches(self._switches)]
-        is_long = engine.is_long(len(row.prompt))
-        with self._notice.around(parts, is_long=is_long):
+        with self._notice.around(parts, engine.programs_of(len(row.prompt) - 1)):
             state = self._begin()
             prefilled = Instant()
             is_done = False

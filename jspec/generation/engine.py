@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +41,6 @@ MAX_ROUNDS_PER_VISIT = 32
 _DRAFTS_OF_BEAMS = 2
 _SHORTEST_SOURCE = 64  # to which shorter ones are padded, in tokens
 _LARGE = "jit_prefill_chunk", "jit_run_rounds"  # the others take next to no time
-_LONG = "longer prompts"
 
 
 class Engine:
@@ -247,10 +246,6 @@ class Engine:
         """Returns the widths of the chunks of a prompt of this length: each has its program."""
         return frozenset(width for _, width in self.chunks(num_tokens))
 
-    def is_long(self, num_tokens: int) -> bool:
-        """Returns whether a prompt of this length has wide chunks."""
-        return num_tokens >= self._widths_of_chunks.fewest
-
     @property
     def telling_length(self) -> int:
         """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
@@ -401,21 +396,22 @@ class CompileNotice:
         self._seconds = 0.0  # that the last set has taken
 
     @contextlib.contextmanager
-    def around(self, parts: Sequence[str], *, is_long: bool = False) -> Iterator[None]:
+    def around(self, parts: Sequence[str], widths: Collection[int] = ()) -> Iterator[None]:
         """Tells of the first program that is compiled within.
 
         Args:
           parts: what it is compiled for; those that are new are named.
-          is_long: whether it reads a prompt that has a wide chunk.
+          widths: of the chunks of a prompt that it reads, if any.
         """
         if self._tell is None:
             yield
             return
-        purpose = frozenset([*parts, _LONG] if is_long else parts)
+        parts = [*parts, *(f"chunks of {width} tokens" for width in sorted(set(widths)))]
+        purpose = frozenset(parts)
 
         def listen(program: str) -> None:
             if program.startswith(_LARGE) and not self._is_told(purpose):
-                self._say([part for part in (*parts, _LONG) if part in purpose])
+                self._say(parts)
                 self._told.add(purpose)
 
         compile_listeners.append(listen)

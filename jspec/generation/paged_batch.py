@@ -149,9 +149,8 @@ class PagedBatch(Batch):
     def warm_up(self, widest: int) -> None:
         """Compiles what is needed for snapshots of chunks that are not wider, and saved rows."""
         state = self._empty(1)
-        for width in {width for _, width in self.chunks(self._capacity - 1, widest)}:
-            if width % PAGE:
-                continue
+        widths = {width for _, width in self.chunks(self._capacity - 1, widest)}
+        for width in sorted(width for width in widths if width % PAGE == 0):
             snapshot = self._snapshots.copy(state, 0, width)
             state = self._snapshots.put(state, snapshot, 0)
         self._snapshots.copy_row(state, 0, 0, PAGE)
@@ -270,7 +269,7 @@ class PagedBatch(Batch):
         """
         begin = 1 + row % self.num_apart * self._num_measured
         needed = self.needed(request.max_length, request.max_length)
-        reading = self.begin_in(request, [range(begin, begin + n) for n in needed], 0, ())
+        reading = self.begin_in(request, [range(begin, begin + n) for n in needed], PAGE, ())
         while not reading.is_done:
             self.read(reading)
         return self.insert(row, reading)

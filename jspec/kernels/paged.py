@@ -15,7 +15,7 @@ from jspec.kernels import library
 from jspec.kernels.attention import attend, attend_capped, takes_block, takes_queries
 from jspec.kernels.product import CHUNK
 
-PAGE = CHUNK  # slots of a page; a prompt is read in whole ones
+PAGE = CHUNK  # slots of a page; what texts share are whole ones
 
 
 @library.in_cpp("attend_pages", lambda queries, *_: library.floats(*queries.shape), takes_queries)

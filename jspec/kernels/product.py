@@ -32,7 +32,7 @@ Kernel: TypeAlias = Float[Array, "..."] | CompactKernel | SplitKernel
 # Up to this many rows the C++ is at least as fast as XLA, but for some float32 products near the
 # limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
 _MOST_ROWS = {jnp.dtype(jnp.bfloat16): 512, jnp.dtype(jnp.float32): 64}
-CHUNK = 64  # tokens of a prompt that one call reads, and usually the most or the fewest
+CHUNK = 64  # tokens of a prompt that a call reads: a width that all models have
 _SHORT_CHUNK, _WIDE_CHUNK = 16, 256
 # Which axes are summed over, rows and kernels; which one of the rows is grouped, which of the
 # kernels counts the groups.
@@ -116,7 +116,7 @@ class ChunkWidths(NamedTuple):
 
 
 def chunk_widths(kernel: Kernel) -> ChunkWidths:
-    """Returns the widths for a model, of whose kernels one tells the type of all.
+    """Returns the widths for a model; any one of its kernels tells the type of all.
 
     A call on 256 tokens takes two and a half to four times as long as a call on 64. Where many rows
     are multiplied in C++, but not in tiles, the seconds of a call are in proportion to its tokens:

@@ -225,7 +225,7 @@ class BatchSlots:
         begin, width = reading.next_chunk
         num_tokens = self._batch.read(reading)
         if not reading.is_done:
-            if self._is_adding and width % PAGE == 0:
+            if self._is_adding and width % PAGE == 0:  # what is less stays its row's own
                 self._add(self._held[row], reading, begin, width)
             return num_tokens, None
         self._reading = None

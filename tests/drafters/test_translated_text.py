@@ -17,7 +17,7 @@ from jspec.drafters.vocabulary_map import (
     make_vocabulary_map,
     most_alike,
 )
-from jspec.kernels import CHUNK
+from jspec.kernels import PAGE
 from jspec.weights.gguf import GgufFile
 from jspec.weights.published import SMOLLM2, fetch
 from jspec.weights.tokenizers.gguf_tokenizer import build_tokenizer
@@ -275,6 +275,6 @@ def test_a_tiny_intersection_is_refused():
         check_shared(only)
 
 
-def test_chunks_of_a_prompt_are_whole_blocks():
-    """The server shares what reading a chunk has made, and no later chunk may change it."""
-    assert CHUNK % BLOCK == 0
+def test_pages_are_whole_blocks():
+    """The server shares what reading a page has made, and no later token may change it."""
+    assert PAGE % BLOCK == 0

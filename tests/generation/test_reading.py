@@ -142,7 +142,7 @@ def test_what_a_drafter_has_not_read_is_not_kept():
 
 @pytest.mark.parametrize("widths", [ChunkWidths(64, 256, 129), ChunkWidths(16, 64, 49)])
 def test_chunks_cover_the_prompt_once(monkeypatch, widths):
-    """With a limit, wide chunks are full ones, and none is wider than it, or than a narrow one."""
+    """With a limit, wide chunks are full ones, and none but a narrow one is wider than it."""
     engine = shared_generator("none").engine
     monkeypatch.setattr(engine, "_widths_of_chunks", widths)
     narrow, wide, fewest = widths

@@ -50,7 +50,8 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
         assert result.stats.rounds == expected.stats.rounds == plain.stats.rounds
 
 
-def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch):
+@pytest.mark.parametrize("budget", [1, 64])
+def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch, budget):
     """What is less than a page stays its row's own."""
     plain, generator = (shared_generator("model", batch_size=size) for size in (1, 3))
     prompts = [[*SHARED, *range(30)], [*SHARED, *range(30)], [*SHARED, *range(25), 3], [4, 5]]
@@ -59,7 +60,7 @@ def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch):
     for engine in (plain.engine, generator.engine):
         monkeypatch.setattr(engine, "_widths_of_chunks", ChunkWidths(16, 64, 49))
     assert plain.engine.chunks(len(prompts[0]))[2:] == [(128, 16), (144, 16), (160, 16)]
-    _, scheduler = make()
+    _, scheduler = make(prefill_budget=budget)
     for request, num_cached, tokens in zip(requests, (0, 128, 128, 0), expected, strict=True):
         cached, result = answer(generator, scheduler, request.prompt, request.settings)
         assert cached == num_cached

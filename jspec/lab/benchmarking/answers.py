@@ -86,12 +86,15 @@ def forget_all(generators: Iterable[Generator]) -> None:
 def one_of_each_size(
     engine: Engine, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[list[int]]:
-    """Returns a prompt for each set of programs: each size of the cache and widths of chunks."""
+    """Returns prompts that run all programs: of each size of the cache, and width of a chunk."""
     by_size = {}
     for prompt in prompts:
         capacity = capacity_for(len(prompt) + max_new_tokens, MOST_DRAFT_TOKENS + 1)
         by_size[capacity, engine.programs_of(len(prompt))] = prompt
-    return list(by_size.values())
+    return [
+        prompt for (capacity, widths), prompt in by_size.items()
+        if not any(capacity == other and widths < more for other, more in by_size)
+    ]  # fmt: skip
 
 
 class Timings(NamedTuple):

@@ -54,9 +54,11 @@ def _set_within(change, usual, value):
     change(value)
     try:
         yield
-        jax.block_until_ready(jax.live_arrays())
     finally:
-        change(usual)
+        try:
+            jax.block_until_ready(jax.live_arrays())
+        finally:
+            change(usual)
 
 
 @pytest.fixture
