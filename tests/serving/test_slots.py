@@ -50,8 +50,7 @@ def test_a_hit_gives_the_tokens_of_a_miss(made):
         assert result.stats.rounds == expected.stats.rounds == plain.stats.rounds
 
 
-@pytest.mark.parametrize("budget", [1, 64])
-def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch, budget):
+def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch):
     """What is less than a page stays its row's own."""
     plain, generator = (shared_generator("model", batch_size=size) for size in (1, 3))
     prompts = [[*SHARED, *range(30)], [*SHARED, *range(30)], [*SHARED, *range(25), 3], [4, 5]]
@@ -60,7 +59,7 @@ def test_the_rest_of_a_prompt_may_be_read_in_short_chunks(monkeypatch, budget):
     for engine in (plain.engine, generator.engine):
         monkeypatch.setattr(engine, "_widths_of_chunks", ChunkWidths(16, 64, 49))
     assert plain.engine.chunks(len(prompts[0]))[2:] == [(128, 16), (144, 16), (160, 16)]
-    _, scheduler = make(prefill_budget=budget)
+    _, scheduler = make()
     for request, num_cached, tokens in zip(requests, (0, 128, 128, 0), expected, strict=True):
         cached, result = answer(generator, scheduler, request.prompt, request.settings)
         assert cached == num_cached
@@ -84,9 +83,12 @@ def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
     assert tree.root.num_pins == 0
 
 
-def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read():
+@pytest.mark.parametrize("widths", [ChunkWidths(64, 256, 129), ChunkWidths(16, 64, 49)])
+def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read(monkeypatch, widths):
     """Its slot answers the next request, and its chunks are there for it."""
-    generator, scheduler = make(prefill_budget=1)
+    generator = shared_generator("model", batch_size=3)
+    monkeypatch.setattr(generator.engine, "_widths_of_chunks", widths)
+    _, scheduler = make(generator, prefill_budget=1)
     job, results = submit(generator, scheduler, PROMPTS[0], SETTINGS[0])
     for _ in range(2):
         assert list(scheduler.step()) == []
