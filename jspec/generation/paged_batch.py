@@ -221,7 +221,9 @@ class PagedBatch(Batch):
         """Says how many slots the drafter's caches have, whatever snapshots told of others."""
 
         def cut(cache: Any) -> Any:
-            return cache.rollback(self.engine.layout.place(jnp.asarray([length], jnp.int32)))
+            # Put on the device, each its own, and not made there: that would compile.
+            num_slots = jax.device_put(np.array([length], np.int32))
+            return cache.rollback(self.engine.layout.place(num_slots))
 
         reading.state = reading.state.replace(draft=map_caches(cut, reading.state.draft))
 

@@ -6,6 +6,7 @@ Few rows, of one size and another: `row_counts` of a real server are tested with
 import dataclasses
 import queue
 
+import jax
 import numpy as np
 import pytest
 
@@ -88,6 +89,7 @@ def test_tokens_do_not_depend_on_company(scheduler):
 def test_hits_and_long_prompts_beside_running_answers_compile_nothing(scheduler):
     """In chunks of another number between the rounds: the tokens stay the same."""
     generator, _ = scheduler
+    jax.clear_caches()  # what other tests have compiled
     expected = shared_generator("model").generate(list(map(Request, BEGUN_ALIKE, DRAWN)))
     for budget in (1, 100):
         _, budgeted = make(generator, prefill_budget=budget)
