@@ -66,7 +66,7 @@ class BeamSearch:
         engine, params, row = self._engine, self._params, self._row
         started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
         parts = [str(self.cache_size), "beam search", *describe_switches(self._switches)]
-        with self._notice.around(parts, engine.programs_of(len(row.prompt) - 1)):
+        with self._notice.around(parts, engine.widths_of(len(row.prompt) - 1)):
             state = self._begin()
             prefilled = Instant()
             is_done = False

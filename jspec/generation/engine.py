@@ -242,14 +242,15 @@ class Engine:
         run = self.layout.spread(_rounds_of(search), self.layout.stacked)
         return jax.jit(run, donate_argnums=1, compiler_options=self._options)
 
-    def programs_of(self, num_tokens: int) -> frozenset[int]:
+    def widths_of(self, num_tokens: int) -> frozenset[int]:
         """Returns the widths of the chunks of a prompt of this length: each has its program."""
         return frozenset(width for _, width in self.chunks(num_tokens))
 
     @property
     def telling_length(self) -> int:
         """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
-        return self._widths_of_chunks.wide + self._widths_of_chunks.narrow + 1
+        narrow, wide, _ = self._widths_of_chunks
+        return narrow + wide + 1
 
     def begin(self, row: Row, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of one row that has a request, and has read nothing of its prompt."""
@@ -297,10 +298,8 @@ class Engine:
 
         Shapes in place of arrays are enough: nothing is computed.
         """
-        tokens, count = (
-            np.zeros([1, self._widths_of_chunks.narrow], np.int32),
-            np.ones([1], np.int32),
-        )
+        width = self._widths_of_chunks.narrow
+        tokens, count = np.zeros([1, width], np.int32), np.ones([1], np.int32)
         program = self.layout.program_in(self._prefill.trace(params, state, tokens, count))
         # What a program hands on untouched is the same variable before and after.
         before = program.invars[len(jax.tree.leaves(params)) :]
@@ -425,7 +424,7 @@ class CompileNotice:
                 self._seconds += compile_clock().seconds - begin
 
     def _is_told(self, purpose: frozenset[str]) -> bool:
-        return any(purpose <= told for told in self._told)  # rounds after a long prompt are no news
+        return any(purpose <= told for told in self._told)  # rounds after a prompt are no news
 
     def _say(self, parts: Sequence[str]) -> None:
         new = [part for part in parts if part not in self._known]

@@ -146,9 +146,9 @@ def test_chunks_cover_the_prompt_once(monkeypatch, widths):
     engine = shared_generator("none").engine
     monkeypatch.setattr(engine, "_widths_of_chunks", widths)
     narrow, wide, fewest = widths
-    assert engine.programs_of(fewest - 1) == {narrow}
-    assert engine.programs_of(fewest) == {wide}
-    assert engine.programs_of(10 * wide + 1) == {narrow, wide}
+    assert engine.widths_of(fewest - 1) == {narrow}
+    assert engine.widths_of(fewest) == {wide}
+    assert engine.widths_of(10 * wide + 1) == {narrow, wide}
     for length in (1, narrow, fewest - 1, fewest, wide, wide + 1, 1000, 1024):
         for widest in (None, 1, narrow, wide - 1, wide, 10**6):
             calls = engine.chunks(length, widest=widest)

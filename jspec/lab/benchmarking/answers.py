@@ -90,10 +90,10 @@ def one_of_each_size(
     by_size = {}
     for prompt in prompts:
         capacity = capacity_for(len(prompt) + max_new_tokens, MOST_DRAFT_TOKENS + 1)
-        by_size[capacity, engine.programs_of(len(prompt))] = prompt
+        by_size[capacity, engine.widths_of(len(prompt))] = prompt
     return [
         prompt for (capacity, widths), prompt in by_size.items()
-        if not any(capacity == other and widths < more for other, more in by_size)
+        if not any(capacity == size and widths < more for size, more in by_size)
     ]  # fmt: skip
 
 

@@ -187,7 +187,8 @@ def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
         }
     outputs = model.config.head_size or model.config.vocab_size
     head = 2 * outputs * model.config.embed_dim  # operations on one token
-    for width in chunk_widths(model.params["embedding"])[:2]:
+    widths = chunk_widths(model.params["embedding"])
+    for width in (widths.narrow, widths.wide):
         seconds = time_call(model, width, context=0)
         yield {
             "name": f"{role}: prefill of {width} tokens",

@@ -242,7 +242,7 @@ class GenerateWorker:
             id(generator),
             len(requests),
             capacity_for(min(longest, generator.max_seq_len), generator.num_draft_tokens + 1),
-            frozenset().union(*map(engine.programs_of, lengths)),
+            frozenset().union(*map(engine.widths_of, lengths)),
             needed_switches([request.settings for request in requests]),
         )
         if programs not in self._warm:
