@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import answer_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError, check_count, say
@@ -30,8 +30,7 @@ from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
 from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.adopt_module_key_flags(mesh_flags)
 flags.FLAGS.set_default("dtype", "float32")
 flags.FLAGS.set_default("max_new_tokens", 32)
@@ -81,7 +80,7 @@ def audit_functions(path: str) -> None:
     """Audits two functions of a file."""
     from jspec.lab.auditing.functions import FALSE_ALARM, check_speculate, read_functions
 
-    modules = (drafter_flags, answer_flags, mesh_flags)
+    modules = (answer_flags, mesh_flags)
     unread = [f for module in modules for f in flags.FLAGS.get_key_flags_for_module(module)]
     names = {flag.name for flag in unread if flag.present}
     if given := sorted(names - {"num_draft_tokens"}):

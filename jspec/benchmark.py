@@ -33,7 +33,7 @@ from absl import flags
 
 from jspec.cli import measure_flags, mesh_flags
 from jspec.cli import program as cli
-from jspec.cli.drafter_flags import read_options
+from jspec.cli.answer_flags import read_options
 from jspec.cli.measure_flags import read_flags
 from jspec.common import processes
 from jspec.generation.provenance import Recorder

@@ -6,7 +6,7 @@ Answers go to standard output, everything else to standard error. In a pipe each
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import answer_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.chat_session import Session
@@ -16,8 +16,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import check_unicode
 from jspec.weights.resolver import check_decoder
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.adopt_module_key_flags(mesh_flags)
 flags.FLAGS.set_default("max_new_tokens", 1024)
 _SYSTEM = flags.DEFINE_string("system", None, "The system message of the chat template.")

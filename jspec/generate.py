@@ -10,7 +10,7 @@ from collections.abc import Callable
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import answer_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_rule, read_settings
 from jspec.cli.program import list_flags
@@ -27,8 +27,7 @@ from jspec.generation.result import Result, format_stats
 from jspec.generation.rows import Row
 from jspec.weights.quantize import KINDS, PACKED_A8
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.adopt_module_key_flags(mesh_flags)
 _COSTS_FILE = flags.DEFINE_string(
     "costs_file", None, "JSON file of what rounds cost, for --num_draft_tokens=auto: `costs` as an "
@@ -127,7 +126,7 @@ def compare(
     for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
         if flag.present:
             raise InputError(f"expected --compare without --{flag.name}, which it does not read")
-    options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
+    options, (rule, rule_options) = answer_flags.read_options("--compare"), read_rule()
     number, has_draft = answer_flags.NUM_DRAFT_TOKENS.value, answer_flags.has_draft()
     asked = drafter_table.read_methods(
         drafters, number, settings, options, rule, rule_options, has_draft=has_draft
@@ -256,7 +255,7 @@ def why_no_drafts(loaded: Generator, result: Result) -> str | None:
         return None
     if result.stats.num_proposed:
         return None
-    from jspec.generation.no_drafts import explain_no_drafts  # few answers need it
+    from jspec.generation.auto import explain_no_drafts
 
     return explain_no_drafts(result, drafter, costs, context_of(loaded, result))
 

@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import answer_flags, mesh_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.program import list_flags
@@ -28,8 +28,7 @@ from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams
 from jspec.weights.resolver import check_decoder
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.adopt_module_key_flags(mesh_flags)
 # Sampled rows share a call's drafts, as greedy ones do. By a rule of which texts depend on the
 # drafts, each row would choose its own drafts as if it were alone, which is slow beside others.

@@ -11,7 +11,7 @@ from absl import flags
 
 from jspec.audio import Transcriber, read_wav
 from jspec.audio.transcriber import Window, processors_of
-from jspec.cli import answer_flags, drafter_flags
+from jspec.cli import answer_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.cli.program import list_flags
@@ -20,8 +20,7 @@ from jspec.common.json_lines import JsonLinesWriter
 from jspec.generation.generator import Generator
 from jspec.generation.result import Result
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.FLAGS.set_default("target", None)
 flags.FLAGS["target"].help = (
     "The model that hears, which must be given: a Whisper, as a Hugging Face folder or hub name, "

@@ -31,7 +31,7 @@ from absl import flags
 from jax.sharding import Mesh
 
 from jspec import kernels
-from jspec.cli import answer_flags, drafter_flags
+from jspec.cli import answer_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import read_method, read_settings
 from jspec.common.errors import InputError
@@ -49,8 +49,7 @@ from jspec.lab.accelerators.compiled import (
 from jspec.lab.accelerators.shapes import build_eagle, shape_model
 from jspec.models.sharding import make_mesh
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.FLAGS.set_default("target", "llama-3.2-1b")
 flags.FLAGS.set_default("temperature", 0.0)
 _DEVICE = flags.DEFINE_string("device", "h200", "The device: h200, h100, a100, v5e or v6e.")

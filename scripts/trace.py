@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from jspec.cli import answer_flags, drafter_flags
+from jspec.cli import answer_flags
 from jspec.cli import program as cli
 from jspec.cli.answer_flags import load_models, read_method, read_settings
 from jspec.common.errors import InputError
@@ -23,8 +23,7 @@ from jspec.generation.generator import Generator
 from jspec.lab.analysis.trace import to_svg, to_terminal
 from jspec.lab.benchmarking.tracing import record_trace
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(answer_flags)
+flags.adopt_module_key_flags(answer_flags)  # so that --help lists them
 flags.FLAGS.set_default("num_draft_tokens", "5")
 flags.FLAGS.set_default("max_new_tokens", 48)
 _PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer.")

@@ -1,16 +1,17 @@
-"""Flags of the programs that answer prompts: which models, how tokens are sampled and accepted."""
+"""Flags of the programs that answer prompts: which models, what proposes tokens, how they
+are sampled and accepted.
+"""
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 from absl import flags
 from jax.sharding import Mesh
 
-from jspec.cli.drafter_flags import read_drafter
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DRAFTERS, DrafterOptions
 from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.layout import place_model
 from jspec.generation.options import Method, check_draft_sampling, choose_method
@@ -30,6 +31,11 @@ DRAFT = flags.DEFINE_string(
     None,
     "A cheaper model, which proposes tokens; named like --target.",
 )
+_DRAFTER = flags.DEFINE_string(
+    "drafter", None, f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +. "
+    "Default: prompt_lookup, with +model if there is a --draft, else with +eagle if jspec has a "
+    "head for the target."
+)  # fmt: skip
 NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", DEFAULT_NUM_DRAFT_TOKENS, "Most drafts per round; auto chooses their "
     "number for each round, by the acceptance so far and by what rounds cost on this machine."
@@ -81,6 +87,15 @@ def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
     ]
 
 
+def _define_option(field: dataclasses.Field[Any]) -> flags.FlagHolder[Any]:
+    about, default = field.metadata, cast(Any, field.default)
+    name = about["flag"] or field.name
+    if about["among"]:
+        return flags.DEFINE_enum(name, default, about["among"], about["help"])
+    define = {int: flags.DEFINE_integer, float: flags.DEFINE_float}
+    return define.get(field.type, flags.DEFINE_string)(name, default, about["help"])
+
+
 _SETTINGS = _define(
     SamplingParams,
     max_new_tokens="Most tokens of an answer.",
@@ -118,6 +133,14 @@ _RULE_OPTIONS = _define(
     typical_delta="For the rule typical: accept a draft more likely than this times exp(-entropy).",
 )
 
+_DRAFTER_OPTIONS = {field: _define_option(field) for field in dataclasses.fields(DrafterOptions)}
+OF_DRAFTERS = [holder.name for holder in _DRAFTER_OPTIONS.values()]  # besides --drafter
+
+list_flags(
+    "Drafting",
+    "drafter num_draft_tokens draft_head draft_confidence draft_vocab_size",
+    "costs_file " + " ".join(OF_DRAFTERS),
+)
 list_flags("Models", "target draft dtype draft_quantization", "target_quantization max_seq_len")
 list_flags(
     "Sampling",
@@ -145,6 +168,31 @@ def read_settings(stop: tuple[str, ...] = ()) -> SamplingParams:
         early_stopping=early_stopping,
         **{holder.name: holder.value for holder in _SETTINGS},
     )
+
+
+def read_drafter() -> tuple[str | None, DrafterOptions]:
+    """Returns the drafter that the flags ask for, None for the default, and its options.
+
+    Raises:
+      InputError: an option out of its range.
+    """
+    values = {}
+    for field, holder in _DRAFTER_OPTIONS.items():
+        parse, value = field.metadata["parse"], holder.value
+        values[field.name] = value if parse is None or value is None else parse(value)
+    return _DRAFTER.value, DrafterOptions(**values)
+
+
+def read_options(instead: str = "--drafters") -> DrafterOptions:
+    """Returns the options, for a program that compares drafters, which the flag `instead` names.
+
+    Raises:
+      InputError: an option out of its range, or --drafter.
+    """
+    drafter, options = read_drafter()
+    if drafter is not None:
+        raise InputError(f"expected {instead} alone, which lists drafters; got --drafter={drafter}")
+    return options
 
 
 def read_method(settings: SamplingParams) -> Method:

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from jspec.cli import answer_flags, drafter_flags, mesh_flags
+from jspec.cli import answer_flags, mesh_flags
 from jspec.cli.program import list_flags
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.generation.request import SamplingParams
@@ -19,10 +19,7 @@ _OF_ANSWERS = (
     "target", "draft", "num_draft_tokens", "dtype", "target_quantization", "draft_quantization",
     "acceptance", "max_new_tokens", "temperature",
 )  # fmt: skip
-for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
-    if _flag.name != "drafter":  # --drafters stands here for it
-        flags.declare_key_flag(_flag.name)
-for _name in _OF_ANSWERS:
+for _name in (*answer_flags.OF_DRAFTERS, *_OF_ANSWERS):  # so that --help lists them
     flags.declare_key_flag(_name)
 flags.FLAGS.set_default("max_new_tokens", 128)
 flags.FLAGS.set_default("temperature", 0.0)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from jspec.common.memory import Budget
 from jspec.generation.answer import Answer, Round
 from jspec.generation.batch import Batch, Reading
+from jspec.generation.engine import VisitLength
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.generation.result import Chunk
 from jspec.generation.rows import Row
-from jspec.generation.visits import VisitLength
 
 STOPPED = "stopped"  # a reason why an answer ends, besides those of `Result`
 _ROUNDS_PER_VISIT = 2  # at least, so that the text comes smoothly

@@ -26,7 +26,7 @@ from jspec.generation.answer import Answer
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, KnownCosts, numbers_of
 from jspec.generation.batch import Batch, check_processor, needed_switches
 from jspec.generation.costs import RoundCosts
-from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, Engine, VisitLength
 from jspec.generation.options import (
     Method,
     check_beams,
@@ -39,7 +39,6 @@ from jspec.generation.prompts import encode_text, read_prompt
 from jspec.generation.request import Request, SamplingParams, make_requests
 from jspec.generation.result import Chunk, Result, check_answered
 from jspec.generation.rows import Row, make_row
-from jspec.generation.visits import VisitLength
 from jspec.sampling.settings import Processor, Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.types import ModelParams

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from jspec.generation.answer import Answer, Round
+from jspec.generation.engine import VisitLength
 from jspec.generation.result import RoundCounts
-from jspec.generation.visits import VisitLength
 from jspec.serving.fair_queue import FairQueue
 from jspec.serving.job import CANCELLED, EXPIRED, DrainingError, Job, QueueFullError, Slots, Update
 from jspec.weights.resolver import LoadedModel

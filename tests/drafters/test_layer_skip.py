@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jspec.cli.drafter_flags import read_drafter
+from jspec.cli.answer_flags import read_drafter
 from jspec.common.errors import InputError
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, choose_layers
 from jspec.speculation.types import TargetView

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from absl import flags
 
-import jspec.cli.drafter_flags  # noqa: F401 (it defines the flags)
+import jspec.cli.answer_flags  # noqa: F401 (it defines the flags)
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DRAFTERS,

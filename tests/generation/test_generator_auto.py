@@ -14,10 +14,10 @@ from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
 from jspec.generation.acceptance_rates import measure_rates
+from jspec.generation.auto import explain_no_drafts
 from jspec.generation.costs import RoundCosts, make_batch
 from jspec.generation.engine import Engine
 from jspec.generation.generator import Generator
-from jspec.generation.no_drafts import explain_no_drafts
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Switches
 from tests.cases import slow_unless

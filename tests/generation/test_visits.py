@@ -2,8 +2,7 @@
 
 import pytest
 
-from jspec.generation.engine import MAX_ROUNDS_PER_VISIT
-from jspec.generation.visits import VisitLength
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, VisitLength
 
 
 @pytest.mark.parametrize(

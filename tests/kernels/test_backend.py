@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec import kernels
-from jspec.kernels import backend, cudnn
+from jspec.kernels import attention, backend
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_gpu_without_bfloat16_takes_no_fused_kernel(gpu, monkeypatch, capsys, 
     monkeypatch.setattr(jax, "devices", lambda: [device])
     backend._is_new_enough.cache_clear()
     try:
-        assert backend.has_bfloat16() == cudnn._is_on() == is_new
+        assert backend.has_bfloat16() == attention._is_on() == is_new
         with backend.compiling_for("gpu"):
             assert backend.has_bfloat16()
     finally:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import attend, cudnn
-from jspec.kernels.cudnn import attend_fused
+from jspec.kernels import attend, attention
+from jspec.kernels.attention import attend_fused
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.tiny import CONFIG, random_params
@@ -32,11 +32,11 @@ def stand_in(monkeypatch):
         mixed = jax.nn.dot_product_attention(*rows, mask=mask, scale=1.0, implementation="xla")
         return mixed.transpose(0, 2, 1, 3)
 
-    monkeypatch.setattr(cudnn, "_cudnn", attend_by_head)
-    monkeypatch.setattr(cudnn, "_is_on", lambda: True)
-    cudnn._works.cache_clear()
+    monkeypatch.setattr(attention, "_cudnn", attend_by_head)
+    monkeypatch.setattr(attention, "_is_on", lambda: True)
+    attention._works.cache_clear()
     yield
-    cudnn._works.cache_clear()
+    attention._works.cache_clear()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def calls(monkeypatch):
         counted.append(operands[0].shape[1])
         return attend_fused(*operands)
 
-    monkeypatch.setattr(cudnn, "attend_fused", count)
+    monkeypatch.setattr(attention, "attend_fused", count)
     return counted
 
 
@@ -108,7 +108,7 @@ def test_what_fails_is_not_used(stand_in, monkeypatch, capsys):
     def fail(*_):
         raise RuntimeError("cuDNN is not detected.\nand more")
 
-    monkeypatch.setattr(cudnn, "attend_fused", fail)
+    monkeypatch.setattr(attention, "attend_fused", fail)
     queries, cache = make_operands((2, 64, 4, 2, 128, 6), jnp.bfloat16)
     visible = cache.visible(causal_mask(64))
     expected = jax.jit(attend_by_xla)(queries, cache.keys[0], cache.values[0], visible)
@@ -123,7 +123,7 @@ def test_what_fails_is_not_used(stand_in, monkeypatch, capsys):
 
 def test_what_says_something_else_is_not_used(stand_in, monkeypatch, capsys):
     """Heads of another order, as another layout would give."""
-    monkeypatch.setattr(cudnn, "attend_fused", lambda *o: attend_fused(*o)[:, :, ::-1])
+    monkeypatch.setattr(attention, "attend_fused", lambda *o: attend_fused(*o)[:, :, ::-1])
     queries, cache = make_operands((2, 64, 4, 2, 128, 6), jnp.bfloat16)
     visible = cache.visible(causal_mask(64))
     expected = attend_by_xla(queries, cache.keys[0], cache.values[0], visible)
@@ -167,7 +167,7 @@ def test_a_prompt_in_chunks_is_one_full_pass(stand_in, calls, monkeypatch):
     chunks = read(64, 64)
     assert calls.count(64) >= 2  # tried, and used
     num_calls = len(calls)
-    monkeypatch.setattr(cudnn, "_MANY_QUERIES", 1000)
+    monkeypatch.setattr(attention, "_MANY_QUERIES", 1000)
     whole = read(128)
     jax.clear_caches()  # of what was traced with this attention
     assert len(calls) == num_calls
