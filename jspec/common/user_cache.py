@@ -4,11 +4,12 @@ Also whether the network may be used, to put models there: nothing else is ever 
 """
 
 import contextlib
+import fcntl
 import functools
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -144,6 +145,24 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
     except OSError as error:
         note(f"note: cannot keep {what} in {path}: {error.strerror}")
         return False
+
+
+@contextlib.contextmanager
+def only_one(path: pathlib.Path, what: str) -> Iterator[None]:
+    """Lets one process at a time pass, by a lock on a file; the others wait, and say so.
+
+    `what` says what another process does, "fetches ..." say. The lock ends with the process.
+
+    Raises:
+      OSError: the file cannot be written, or its file system has no locks.
+    """
+    with path.open("w") as lock:  # closing the file gives the lock back
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(f"jspec: waiting for another process that {what}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def forbid_network() -> None:

@@ -243,13 +243,19 @@ class Fallback:
             if not (problem := _problem(error)):
                 raise
             _leave_to_xla()
+            try:
+                state = jax.tree.map(
+                    lambda leaf, before: jax.device_put(leaf, getattr(before, "sharding", None)),
+                    kept,
+                    state,
+                )
+                results = jax.block_until_ready(program(params, state, *operands))
+            except _FAILURES as second:  # as after an illegal address, which ends all use of a GPU
+                raise InputError(
+                    f"{problem}, and then XLA's did, too ({describe_error(second)[:200]}): start "
+                    f"again with JSPEC_KERNELS={XLA} in the environment"
+                ) from error
             note(f"jspec: {problem}: XLA computes everything from now on")
-            state = jax.tree.map(
-                lambda leaf, before: jax.device_put(leaf, getattr(before, "sharding", None)),
-                kept,
-                state,
-            )
-            results = program(params, state, *operands)
         self._has_run.add(key)
         return results
 

@@ -91,18 +91,28 @@ class Contest:
         note(f"jspec: trying the kernels for {self.what} on this device, once")
         reference, *others = self.candidates
         programs = [_Program(candidate.run) for candidate in self.candidates]
-        checks = self._checks(programs)
-        faults = {
-            candidate.name: _fault(candidate, program, checks)
-            for candidate, program in zip(others, programs[1:], strict=True)
-        }
-        entrants = {c.name: (c.run, self.draw) for c in self.candidates if not faults.get(c.name)}
-        seconds, failures = race(entrants) if len(entrants) > 1 else ({}, {})
-        faults = {name: fault for name, fault in (faults | failures).items() if fault}
-        for name, fault in faults.items():
-            note(f"jspec: the kernel {name!r} is not used for {self.what}: {fault}")
-        choice = fastest(seconds) if seconds else reference.name
-        return {"what": self.what, "choice": choice, "seconds": seconds, "faults": faults}
+        checks, faults = self._checks(programs), dict[str, str]()
+        verdict = {"what": self.what, "choice": reference.name, "seconds": {}, "faults": faults}
+        for candidate, program in zip(others, programs[1:], strict=True):
+            if not (fault := _fault(candidate, program, checks)):
+                continue
+            faults[candidate.name] = fault
+            self._tell_of(candidate.name, fault)
+            # An illegal address ends all use of a GPU: what is tried after it is not to blame.
+            if problem := _fault(reference, programs[0], checks[:1]):
+                note(f"jspec: after that {reference.name} fails, too ({problem}): start again")
+                return verdict
+        entrants = {c.name: (c.run, self.draw) for c in self.candidates if c.name not in faults}
+        if len(entrants) > 1:
+            seconds, failures = race(entrants)
+            for name, fault in failures.items():
+                self._tell_of(name, fault)
+            faults |= failures
+            verdict |= {"choice": fastest(seconds), "seconds": seconds}
+        return verdict
+
+    def _tell_of(self, name: str, fault: str) -> None:
+        note(f"jspec: the kernel {name!r} is not used for {self.what}: {fault}")
 
     def _checks(self, programs: Sequence["_Program"]) -> list["Check"]:
         """Returns calls of every width on the same tokens, with what their results should be.

@@ -39,23 +39,29 @@ _SHORT_CHUNK, _WIDE_CHUNK = 16, 256
 _AXES = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
 
 
-def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
+def product(
+    rows: Float[Array, "r i"], kernel: Kernel, *, may_compete: bool = True
+) -> Float32[Array, "r o"]:
     """Returns rows · kernelᵀ, summed in float32.
 
     By C++ a row's result does not depend on the rows beside it, so that a token's logits are the
     same in a decoding step and in a verify call.
 
     Rows are rounded to the kernel's type. A kernel is [o i], one output a row, as in PyTorch, which
-    is the faster layout for few rows.
+    is the faster layout for few rows. Kernels for GPUs compete where they may: not for a part of a
+    split kernel, which nothing has tried.
     """
     if isinstance(kernel, SplitKernel):
-        return kernel.join(product(rows, kernel.part))
+        return kernel.join(product(rows, kernel.part, may_compete=False))
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
     if isinstance(kernel, PackedKernel):
+        if not may_compete:
+            return packed_product(rows, kernel)
         return compute_product(packed_product, rows, kernel)
     if isinstance(kernel, JoinedKernel):
-        parts = jnp.concatenate([product(rows, part) for part in kernel.parts], axis=1)
+        outputs = [product(rows, part, may_compete=may_compete) for part in kernel.parts]
+        parts = jnp.concatenate(outputs, axis=1)
         return parts.at[:, kernel.order].get(mode="promise_in_bounds")
     return float_product(rows.astype(jnp.float32), kernel)
 

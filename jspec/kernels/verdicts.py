@@ -1,7 +1,9 @@
 """Verdicts: which of several names a trial has chosen, kept in the user's cache for the machine.
 
 A verdict is reached once, by one thread of one process; then it is read from the file. It holds for
-the driver, the jaxlib and the sources of kernels that it was reached with.
+the driver, the jaxlib and the sources of kernels that it was reached with. Processes take turns:
+two trials at once would disturb each other's times. So where a mark says that a trial was begun,
+and no process holds the lock, the trial has ended its process.
 """
 
 import concurrent.futures
@@ -13,14 +15,15 @@ import importlib.metadata
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import read_json
-from jspec.common.user_cache import cache_dir, keep, note, read_kept
+from jspec.common.user_cache import cache_dir, keep, note, only_one, read_kept
 from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
@@ -30,6 +33,8 @@ _LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reac
 _IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
 _FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+_PATIENCE = 600.0  # seconds of a trial, after which the device is taken to hang
+_MINUTE = 60.0  # after which Ctrl-C may be somebody's answer to a device that hangs
 _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
 
 
@@ -51,13 +56,50 @@ def decide(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> Verd
     with _LOCKS.setdefault(digest, threading.Lock()):
         if digest not in _VERDICTS:
             verdict = _recall(digest, names)
-            if verdict is None:
-                verdict = _reach_and_keep(digest, reach, names[0])
-            elif verdict.get("is_unfinished"):
-                remedy = f"remove {_path()} to try again"
-                note(f"note: a trial ended its process: {names[0]} is taken; {remedy}")
+            if verdict is None or verdict.get("is_unfinished"):
+                with _TURN.taken():
+                    verdict = _recall_or_reach(digest, names, reach)
             _VERDICTS[digest] = verdict
         return _VERDICTS[digest]
+
+
+def _recall_or_reach(digest: str, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
+    verdict = _recall(digest, names)  # another process may have reached it meanwhile
+    if verdict is None:
+        return _reach_and_keep(digest, reach, names[0])
+    if verdict.get("is_unfinished"):
+        remedy = f"remove {_path()} to try again"
+        note(f"note: a trial ended its process: {names[0]} is taken; {remedy}")
+    return verdict
+
+
+class _Turn:
+    """The turn of a process to try, which all of its threads share: a trial may need another."""
+
+    def __init__(self) -> None:
+        self._lock, self._num_trials = threading.Lock(), 0
+        self._held = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Waits for the turn. Where no file can be locked, processes do not wait."""
+        with self._lock:
+            if self._num_trials == 0:
+                with contextlib.suppress(InputError, OSError):
+                    path = _path().with_suffix(".lock")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._held.enter_context(only_one(path, "tries kernels on this device"))
+            self._num_trials += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_trials -= 1
+                if self._num_trials == 0:
+                    self._held.close()
+
+
+_TURN = _Turn()
 
 
 def is_trial() -> bool:
@@ -66,13 +108,19 @@ def is_trial() -> bool:
 
 
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Reaches a verdict, and keeps it, unless it has a problem."""
+    """Reaches a verdict, and keeps it, unless it has a problem.
+
+    Raises:
+      InputError: the device gives no answer; the next start takes `otherwise`.
+    """
     if not _keep(digest, {"choice": otherwise, "is_unfinished": True}):
         return _reach(reach, otherwise)
+    begin = time.monotonic()
     try:
         verdict = _reach(reach, otherwise)
-    except BaseException:  # Ctrl-C is no fault of a kernel
-        _keep(digest, None)
+    except BaseException:  # an early Ctrl-C is no fault of a kernel
+        if time.monotonic() - begin < _MINUTE:
+            _keep(digest, None)
         raise
     _keep(digest, None if "problem" in verdict else verdict)
     return verdict
@@ -82,15 +130,26 @@ def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
     """Reaches a verdict at once, although the caller is being traced: a new thread traces nothing.
 
     Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
+    Nothing waits for the thread of a device that hangs: it is a daemon.
     """
+    future = concurrent.futures.Future[Verdict]()
 
-    def reach_in_thread() -> Verdict:
+    def reach_in_thread() -> None:
         _IS_TRIAL.set(True)  # in the thread's own context
-        return reach()
+        try:
+            future.set_result(reach())
+        except BaseException as error:
+            future.set_exception(error)
 
+    threading.Thread(target=reach_in_thread, daemon=True).start()
+    concurrent.futures.wait([future], _PATIENCE)
+    if not future.done():
+        raise InputError(
+            f"expected a trial of kernels to end within {_PATIENCE:.0f} s, got no answer from the "
+            f"device: start again, and {otherwise} is taken"
+        )
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            return thread.submit(reach_in_thread).result()
+        return future.result()
     except Exception as error:
         problem = describe_error(error)[:200]
         note(f"jspec: the trial failed ({problem}); {otherwise} is taken")

@@ -6,7 +6,6 @@ joined and checked.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -19,10 +18,9 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
 
 from jspec.common.errors import InputError
-from jspec.common.user_cache import cache_dir, is_offline, note
+from jspec.common.user_cache import cache_dir, is_offline, note, only_one
 
 SMOLLM2 = "smollm2-135m-instruct"
 
@@ -318,18 +316,6 @@ def _from_hub(model: PublishedModel) -> pathlib.Path | None:
     return path if _is_the_file(path, model) else None
 
 
-@contextlib.contextmanager
-def _only_one(path: pathlib.Path, name: str) -> Iterator[None]:
-    """Lets one process at a time pass; the others wait, and say so."""
-    with path.open("w") as lock:  # closing the file gives the lock back
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            note(f"jspec: waiting for another process that fetches {name}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _check_space(model: PublishedModel, folder: pathlib.Path) -> None:
     """Checks that the parts, which are as large as the file, and the file find room."""
     finished = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
@@ -372,7 +358,7 @@ def fetch(name: str) -> pathlib.Path:
     try:
         parts = folder / "downloads" / name
         parts.mkdir(parents=True, exist_ok=True)
-        with _only_one(parts.with_name(f"{name}.lock"), name):
+        with only_one(parts.with_name(f"{name}.lock"), f"fetches {name}"):
             if is_complete():  # another process has fetched it
                 return path
             parts.mkdir(exist_ok=True)  # another one may have removed it, and failed

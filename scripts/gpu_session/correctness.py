@@ -260,10 +260,14 @@ Answer = dict[str, Any]  # rule, filters, method, request, tokens, error
 
 def run_seeds(work: Work) -> str:
     """Runs the four arms, and judges."""
-    answers = _run_arms(work, FIRST)
+    answers, problems = _run_arms(work, FIRST)
+    alone = {name: _tokens_alone(arm_answers).keys() for name, arm_answers in answers.items()}
+    if alone[IN_GRAPH] <= alone[REFERENCE]:  # others are compared with its answers alone
+        problems.pop(REFERENCE, None)
     numbers = {name: len(arm_answers) for name, arm_answers in answers.items()}
     wrong = {name: len(faults_of(arm_answers, answers)) for name, arm_answers in answers.items()}
-    verdict, said = judge(numbers, wrong, is_shown_by_race=shows_early_loops(work.session))
+    is_shown = shows_early_loops(work.session)
+    verdict, said = judge(numbers, wrong, problems, is_shown_by_race=is_shown)
     work.record("verdict", verdict=verdict, said=said)
     return said
 
@@ -276,14 +280,17 @@ def explain(work: Work) -> str:
         raise LeftOut(f"nothing to explain: {verdict}")
     # Where everything is wrong, the arms have only themselves to be compared with.
     first = FIRST[:1] if verdict == "graph off" else ()
-    answers = _run_arms(work, (*first, *arms))
+    answers, _ = _run_arms(work, (*first, *arms))
     wrong = {name: len(faults_of(arm_answers, answers)) for name, arm_answers in answers.items()}
     right = [name for name, arm_answers in answers.items() if arm_answers and not wrong[name]]
     return f"right: {', '.join(right) or 'none'}; wrong answers: {wrong}"
 
 
-def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
-    children = {}
+def _run_arms(
+    work: Work, arms: Sequence[Arm]
+) -> tuple[dict[str, list[Answer]], dict[str, str]]:
+    """Returns the answers of each arm, and why it has not given all of them, where it has not."""
+    children, problems = {}, {}
     for arm in arms:
         variables = _WITHOUT_TILING | dict(arm.variables)
         rehearsed = ["--rehearse"] if work.is_rehearsal else []
@@ -294,12 +301,14 @@ def _run_arms(work: Work, arms: Sequence[Arm]) -> dict[str, list[Answer]]:
     for name, child in children.items():
         number, seconds = len(answers[name]), [answer["seconds"] for answer in answers[name]]
         problem, last = child.problem(), max(seconds, default=None)
+        if problem is not None:
+            problems[name] = problem
         work.record("answers", arm=name, number=number, seconds=last, problem=problem)
         child.end()
     for name, arm_answers in answers.items():
         faults = faults_of(arm_answers, answers)
         work.record("faults", arm=name, number=len(faults), faults=faults[:8])
-    return answers
+    return answers, problems
 
 
 def _listen(
@@ -365,13 +374,18 @@ def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
 
 
 def judge(
-    numbers: Mapping[str, int], wrong: Mapping[str, int], *, is_shown_by_race: bool
+    numbers: Mapping[str, int],
+    wrong: Mapping[str, int],
+    problems: Mapping[str, str],
+    *,
+    is_shown_by_race: bool,
 ) -> tuple[str, str]:
     """Returns the verdict by the rules of decision, and what it means; see `__main__`.
 
     Args:
       numbers: of each arm's answers.
       wrong: how many of them are.
+      problems: why arms have not given all answers that they should have.
       is_shown_by_race: whether the smallest program has shown the fault of the old loops.
 
     Returns:
@@ -383,8 +397,10 @@ def judge(
         return "unknown", f"too few arms have answered ({counts})"
     if wrong[REFERENCE]:
         return "wrong", f"wrong without a graph, too: the rest of the time goes there ({counts})"
-    if wrong[IN_GRAPH]:
+    if wrong[IN_GRAPH] or wrong.get(EARLY):
         return "graph off", f"wrong with a graph only: the graph stays off ({counts})"
+    for name in {REFERENCE, IN_GRAPH, EARLY} & problems.keys():
+        return "unknown", f"{name} has not given all of its answers: {problems[name]} ({counts})"
     if wrong.get(OLD):
         return "settled", f"old loops are wrong and new ones right: that was it ({counts})"
     if numbers.get(OLD, 0) >= numbers[IN_GRAPH]:

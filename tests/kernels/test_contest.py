@@ -373,7 +373,7 @@ def test_a_damaged_verdict_is_reached_anew(won, capsys):
         assert len(won.timed) == 2
     assert capsys.readouterr().err == ""
     assert verdict()["choice"] == "cuda"
-    assert [path.name for path in won.path.iterdir()] == ["kernels.json"]
+    assert {path.name for path in won.path.iterdir()} == {"kernels.json", "kernels.lock"}
 
 
 def test_a_trial_that_ended_its_process_is_not_begun_again(stage, monkeypatch, capsys):
@@ -397,6 +397,23 @@ def test_a_trial_that_ended_its_process_is_not_begun_again(stage, monkeypatch, c
     assert (verdict()["choice"], stage.timed) == ("xla", [])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("note: a trial ended its process: xla is taken; remove ")
+
+
+def test_what_is_tried_on_a_device_that_is_lost_is_not_to_blame(stage, monkeypatch, capsys):
+    """An illegal address of one candidate fails whatever comes after it, XLA's own block too."""
+    asked = []
+
+    def fail(candidate, program, checks):
+        asked.append(candidate.name)
+        return "an illegal address"
+
+    monkeypatch.setattr(contest, "_fault", fail)
+    stage.take(stand_in("cuda"), stand_in("layer"))
+    trace()
+    assert asked == ["cuda", "xla"]
+    assert verdict()["faults"] == {"cuda": "an illegal address"}
+    assert verdict()["choice"] == "xla"
+    assert "after that xla fails, too (an illegal address): start again" in capsys.readouterr().err
 
 
 def test_a_trial_without_memory_is_tried_again_next_time(stage, monkeypatch, capsys):
@@ -587,3 +604,18 @@ def test_a_kernel_that_fails_while_it_runs_is_named(kind, stage, request):
     assert won.ran == []
     with pytest.raises(jax.errors.JaxRuntimeError), kernels.explained_failures():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+
+def test_a_device_that_is_lost_is_said_in_one_line(stage, monkeypatch):
+    """After an illegal address XLA cannot go on in the same process."""
+    monkeypatch.setattr(candidates, "_may_compete", lambda: True)
+    candidates._CHOICES[CONFIG] = {"cuda"}
+
+    def program(params, state):
+        raise jax.errors.JaxRuntimeError("INTERNAL: illegal address")
+
+    with pytest.raises(InputError) as failure:
+        candidates.Fallback().run(program, None, jnp.zeros(2))
+    said = str(failure.value)
+    assert said.startswith("a program with the kernels cuda failed (")
+    assert said.endswith("start again with JSPEC_KERNELS=xla in the environment")

@@ -241,6 +241,7 @@ def test_a_wrong_token_is_found_by_its_index():
         ({correctness.OLD}, "settled"),
         (set(), "not reproduced"),
         ({correctness.IN_GRAPH, correctness.OLD}, "graph off"),
+        ({correctness.EARLY}, "graph off"),
         ({correctness.REFERENCE}, "wrong"),
     ],
 )
@@ -249,7 +250,7 @@ def test_the_rules_of_decision(wrong, verdict):
     numbers = {arm.name: 8 for arm in correctness.FIRST}
     counts = {name: int(name in wrong) for name in numbers}
     for is_shown in (True, False):
-        found, said = correctness.judge(numbers, counts, is_shown_by_race=is_shown)
+        found, said = correctness.judge(numbers, counts, {}, is_shown_by_race=is_shown)
         assert found == verdict
         assert f"{correctness.OLD}: {counts[correctness.OLD]} of 8 wrong" in said
 
@@ -259,21 +260,32 @@ def test_old_loops_that_do_not_answer_are_not_right(number):
     """Guards against "all right, old loops too" of a process that ran for ever."""
     numbers = {arm.name: 8 for arm in correctness.FIRST} | {correctness.OLD: number}
     right = dict.fromkeys(numbers, 0)
-    verdict, said = correctness.judge(numbers, right, is_shown_by_race=False)
+    verdict, said = correctness.judge(numbers, right, {}, is_shown_by_race=False)
     assert verdict == "old loops unknown"
     assert f"old loops gave {'5 of 8 answers' if number else 'no answer'} in time" in said
-    verdict, text = correctness.judge(numbers, right, is_shown_by_race=True)
+    verdict, text = correctness.judge(numbers, right, {}, is_shown_by_race=True)
     assert verdict == "settled"
     assert "in time, and race has shown that they start too early" in text
     wrong = right | {correctness.IN_GRAPH: 1}
-    assert correctness.judge(numbers, wrong, is_shown_by_race=True)[0] == "graph off"
+    assert correctness.judge(numbers, wrong, {}, is_shown_by_race=True)[0] == "graph off"
 
 
 def test_without_the_reference_nothing_is_known():
     """Guards against "all right" where the processes died at once."""
     for numbers in ({}, {correctness.IN_GRAPH: 8}, {correctness.IN_GRAPH: 8, "no graph": 0}):
         wrong = dict.fromkeys(numbers, 0)
-        assert correctness.judge(numbers, wrong, is_shown_by_race=True)[0] == "unknown"
+        assert correctness.judge(numbers, wrong, {}, is_shown_by_race=True)[0] == "unknown"
+
+
+@pytest.mark.parametrize("arm", [correctness.IN_GRAPH, correctness.REFERENCE, correctness.OLD])
+def test_new_loops_that_do_not_give_all_answers_are_not_right(arm):
+    """Guards against "settled" by a graph that answered 5 of 112 requests, and then hung."""
+    numbers = {a.name: 8 for a in correctness.FIRST} | {arm: 5}
+    wrong = dict.fromkeys(numbers, 0) | {correctness.OLD: 1}
+    problems = {arm: "it did not end in time"}
+    verdict, said = correctness.judge(numbers, wrong, problems, is_shown_by_race=True)
+    assert verdict == ("settled" if arm == correctness.OLD else "unknown")
+    assert arm == correctness.OLD or f"{arm} has not given all of its answers: it did" in said
 
 
 def test_the_race_shows_the_fault_by_both_conditions(start):
