@@ -27,6 +27,7 @@ from jspec.generation.auto import AUTO
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
+from jspec.speculation.acceptance import RuleOptions
 from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import LoadedModel
 
@@ -196,17 +197,21 @@ def make_subject(mesh: Mesh | None) -> Subject:
 
 def describe(subject: Subject) -> str:
     """Returns what was audited, in one line."""
-    settings, options = _changed(subject.settings), _changed(subject.drafter_options)
-    drafter = f"drafter {subject.drafter}" + (f" ({options})" if options else "")
+    drafter = f"drafter {subject.drafter}{_in_brackets(_changed(subject.drafter_options))}"
+    rule = f"rule {subject.acceptance}{_in_brackets(_changed(subject.rule_options))}"
     if subject.draft is not None:
         drafter += f" with {_title(subject.draft)}"
     models = _title(subject.target), subject.dtype, drafter
     if subject.target.mesh is not None:
         models += (f"mesh {dict(subject.target.mesh.shape)}",)
-    return ", ".join([*models, f"rule {subject.acceptance}", settings or "default settings"])
+    return ", ".join([*models, rule, _changed(subject.settings) or "default settings"])
 
 
-def _changed(values: SamplingParams | DrafterOptions) -> str:
+def _in_brackets(options: str) -> str:
+    return f" ({options})" if options else ""
+
+
+def _changed(values: SamplingParams | DrafterOptions | RuleOptions) -> str:
     """Returns the fields that are not at their defaults, without the length of answers."""
     names = (field.name for field in dataclasses.fields(values) if field.name != "max_new_tokens")
     usual, given = vars(type(values)()), vars(values)
@@ -230,6 +235,8 @@ def make_record(
         "settings": dataclasses.asdict(subject.settings),
         "num_draft_tokens": subject.num_draft_tokens,
         "drafter_options": dataclasses.asdict(subject.drafter_options),
+        "acceptance": subject.acceptance,
+        "rule_options": dataclasses.asdict(subject.rule_options),
         "false_alarm_rate": FALSE_ALARM,
         **_outcome(checks, has_passed, seconds),
     }

@@ -83,7 +83,7 @@ class Answer:
         self._eos_ids = frozenset(target.config.eos_ids)
         self._num_draft_tokens = num_draft_tokens
         self._token_ids: list[int] = []
-        self._num_taken = self._num_drafted = self._tree_depth = 0
+        self._num_taken = self._num_accepted = self._tree_depth = 0
         self._text = AnswerText(target.tokenizer, row.prompt, request.settings)
         self.rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
@@ -123,7 +123,7 @@ class Answer:
                     num_accepted=min(counts.num_accepted, num_emitted),
                 )
             self.rounds.append(counts)
-            self._num_drafted += counts.num_accepted
+            self._num_accepted += counts.num_accepted
             self._tree_depth = max(self._tree_depth, a_round.drafts.depth)
 
     def _push_all(self, a_round: Round) -> int:
@@ -164,11 +164,11 @@ class Answer:
             index=self._index,
             text=self._text.take(is_last=is_finished),
             token_ids=self._token_ids[self._num_taken :],
-            num_drafted=self._num_drafted,
+            num_accepted=self._num_accepted,
             result=self._result() if is_finished else None,
         )
         self._num_taken = len(self._token_ids)
-        self._num_drafted = 0
+        self._num_accepted = 0
         return chunk
 
     def _result(self) -> Result:

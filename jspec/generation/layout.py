@@ -120,7 +120,7 @@ class Layout:
         return self.spread(begin, lambda *_: self._specs(shapes))(read, *arguments)
 
     def insert(self, state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:
-        """Replaces a row where it lies; see `prefill.insert`."""
+        """Replaces a row where it lies; see `plain.insert`."""
 
         def put(state: SpecState, row: Array, prefilled: SpecState) -> SpecState:
             # On another device the row is one past the last. There the last is replaced by itself.

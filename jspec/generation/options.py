@@ -212,7 +212,8 @@ def check_num_draft_tokens(
 
 def rules_that_read(option: str) -> list[str]:
     """Returns the acceptance rules that change with the value of a field of `RuleOptions`."""
-    low, high = (RuleOptions(**{option: value}) for value in (0.0, 1.0))
+    (field,) = (field for field in dataclasses.fields(RuleOptions) if field.name == option)
+    low, high = (RuleOptions(**{option: value}) for value in field.metadata["between"])
     names = [*RULES, *TIMING_RULES]
     return [name for name in names if get_rule(name, low) is not get_rule(name, high)]
 

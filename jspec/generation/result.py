@@ -297,14 +297,14 @@ class Chunk:
       text: the text to print. It may trail the tokens by an unfinished character or by the
         beginning of a stop string.
       token_ids: the new tokens.
-      num_drafted: how many of them the drafter had proposed.
+      num_accepted: how many of them are accepted drafts.
       result: the whole answer, with its last chunk; None before that.
     """
 
     index: int
     text: str
     token_ids: list[int]
-    num_drafted: int
+    num_accepted: int
     result: Result | None = None
 
 

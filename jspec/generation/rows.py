@@ -283,7 +283,7 @@ def _key_of(seed: int) -> int:
 
 
 def finish_row(state: SpecState, row: jax.Array) -> SpecState:
-    """Returns the state with a row, a scalar, marked as done: it neither writes nor emits."""
+    """Returns the state with a row, a scalar, marked as done: it neither commits nor emits."""
     return silence(state, state.is_done.at[row].set(True))
 
 

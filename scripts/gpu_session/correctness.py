@@ -286,9 +286,7 @@ def explain(work: Work) -> str:
     return f"right: {', '.join(right) or 'none'}; wrong answers: {wrong}"
 
 
-def _run_arms(
-    work: Work, arms: Sequence[Arm]
-) -> tuple[dict[str, list[Answer]], dict[str, str]]:
+def _run_arms(work: Work, arms: Sequence[Arm]) -> tuple[dict[str, list[Answer]], dict[str, str]]:
     """Returns the answers of each arm, and why it has not given all of them, where it has not."""
     children, problems = {}, {}
     for arm in arms:

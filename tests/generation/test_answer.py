@@ -116,7 +116,7 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
         answer.add_visit(0.0, [Round(list(block), None, RoundCounts(3, accepted))])
         chunks.append(answer.take_chunk())
     assert [chunk.text for chunk in chunks] == ["a", "b", "", "cdX", "y", ""]
-    assert [chunk.num_drafted for chunk in chunks] == [0, 1, 0, 0, 1, 2]
+    assert [chunk.num_accepted for chunk in chunks] == [0, 1, 0, 0, 1, 2]
     assert [chunk.result is None for chunk in chunks] == [True] * 5 + [False]
     result = chunks[-1].result
     assert "".join(chunk.text for chunk in chunks) == result.text == "abcdXy"

@@ -85,8 +85,8 @@ def test_pieces_add_up_to_the_result(answer):
             assert len(chunks) > 1
             assert "".join(chunk.text for chunk in chunks) == result.text
             assert [i for chunk in chunks for i in chunk.token_ids] == result.token_ids
-            assert sum(chunk.num_drafted for chunk in chunks) == result.stats.num_accepted
-            assert all(0 <= chunk.num_drafted <= len(chunk.token_ids) for chunk in chunks)
+            assert sum(chunk.num_accepted for chunk in chunks) == result.stats.num_accepted
+            assert all(0 <= chunk.num_accepted <= len(chunk.token_ids) for chunk in chunks)
             assert len(result.token_ids) == 40
     assert generate("self").stats.num_accepted > 0
 

@@ -126,7 +126,9 @@ def test_rules_that_read_an_option_are_others_by_it(rule):
     for field in dataclasses.fields(RuleOptions):
         readers = rules_that_read(field.name)
         assert readers
-        changed = get_rule(rule, RuleOptions(**{field.name: 0.25}))
+        low, high = field.metadata["between"]
+        assert low < field.default < high or isinstance(field.default, int)
+        changed = get_rule(rule, RuleOptions(**{field.name: low + (high - low) / 4}))
         assert (changed is not get_rule(rule)) == (rule in readers)
 
 

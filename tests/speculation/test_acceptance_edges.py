@@ -11,6 +11,7 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RULES, RuleOptions, chain, get_rule
 from jspec.speculation.types import Proposal
 from tests.speculation.enumeration import acceptance_probs, next_token_probs
+from tests.speculation.rules import rule_cases
 
 ALMOST_ONE = np.float32(1 - 2**-24)
 REJECTION = get_rule("rejection")
@@ -130,14 +131,17 @@ def test_padding_is_never_accepted(name, num_tokens):
     np.testing.assert_allclose(distribution, [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name not in ("block", "coupled")])
+OF_ONE_UNIFORM = rule_cases(lambda rule: rule not in (get_rule("block"), get_rule("coupled")))
+
+
+@pytest.mark.parametrize("name", OF_ONE_UNIFORM)
 def test_acceptance_agrees_with_its_probabilities(name):
     """`accept` applies the probabilities that the enumeration of invariant 1 sums over.
 
     Every draft is decided by one uniform: keep iff u < probability, except within rounding. That of
     block verification, where more than one decides, is in test_block.py.
     """
-    rule = get_rule(name)
+    rule = OF_ONE_UNIFORM[name]
     rng = np.random.default_rng(0)
     target, draft = rng.dirichlet([0.5] * 6, (2, 500, 4)).astype(np.float32)
     proposal = Proposal(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
-from jspec.speculation.acceptance import RULES, RuleOptions, block, chain, get_rule, rejection
+from jspec.speculation.acceptance import RuleOptions, block, chain, get_rule, rejection
 from jspec.speculation.types import Temperatures
 from tests.cases import slow_unless
 from tests.speculation.drive import settings_of
@@ -28,20 +28,20 @@ from tests.speculation.enumeration import (
     worst_error,
     worst_error_of,
 )
+from tests.speculation.rules import rule_cases
 from tests.speculation.toys import make_tables, softmax
 
 VOCAB = 4
 TABLES = make_tables(seed=1, vocab=VOCAB)
 
 
-def is_enumerated(name):
+def is_enumerated(rule):
     """Returns whether a rule claims to be lossless, at every temperature and with its own noise."""
-    rule = get_rule(name)
     is_any = rule.temperatures is Temperatures.ANY
     return rule.is_lossless and is_any and rule.noise is INDEPENDENT
 
 
-LOSSLESS = [name for name in RULES if is_enumerated(name)]
+LOSSLESS = rule_cases(is_enumerated)
 KINDS = ["sampled", "deterministic", "one-hot"]
 TOLERANCE = 1e-6
 VISIBLE = 1e-3  # a wrong rule's error, at least
@@ -56,7 +56,8 @@ def distributions(temperature):
 
 def error(rule, width, kind, temperatures=(1.0, 1.0), **options):
     """Returns the worst error over the toy tables."""
-    rule = get_rule(rule) if isinstance(rule, str) else rule
+    if isinstance(rule, str):
+        rule = LOSSLESS.get(rule) or get_rule(rule)
     target, draft = distributions(temperatures[0])[0], distributions(temperatures[1])[1]
     return worst_error(rule, target, draft, width, kind, **options)
 
@@ -115,10 +116,10 @@ def test_drafts_cut_by_filters_of_their_own_are_lossless(name, cut):
     target, whole = distributions(1.0)
     draft = as_float32(sampling_probs(TABLES[1], settings))
     assert ((draft == 0) & (target > 0)).any()
-    assert worst_error(get_rule(name), target, draft, 2) < TOLERANCE
+    assert worst_error(LOSSLESS[name], target, draft, 2) < TOLERANCE
     paths, uncut = (enumerate_paths(target, probs, 2) for probs in (draft, whole))
     proposal = paths.proposal.replace(probs=uncut.proposal.probs)
-    assert worst_error_of(get_rule(name), target, paths._replace(proposal=proposal)) > VISIBLE
+    assert worst_error_of(LOSSLESS[name], target, paths._replace(proposal=proposal)) > VISIBLE
 
 
 def distribution_pair(relation, seed, vocab):
@@ -152,7 +153,7 @@ RELATIONS = ["any", "equal", "truncated draft", "truncated target", "disjoint"]
 def test_random_distributions_with_zeros_are_lossless(name, relation, seed, counts_of):
     """Guards against 0 / 0, and against drafts that one of the two sides can never say."""
     target, draft = distribution_pair(relation, seed, vocab=3)
-    assert worst_error(get_rule(name), target, draft, 3, counts_of=counts_of) < TOLERANCE
+    assert worst_error(LOSSLESS[name], target, draft, 3, counts_of=counts_of) < TOLERANCE
 
 
 @pytest.mark.parametrize("relation", [slow_unless(r in ("any", "disjoint"), r) for r in RELATIONS])
@@ -160,7 +161,7 @@ def test_random_distributions_with_zeros_are_lossless(name, relation, seed, coun
 def test_six_tokens_are_lossless(name, relation):
     """A larger vocabulary has room for distributions that overlap in part only."""
     target, draft = distribution_pair(relation, seed=5, vocab=6)
-    assert worst_error(get_rule(name), target, draft, 2) < TOLERANCE
+    assert worst_error(LOSSLESS[name], target, draft, 2) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -168,7 +169,7 @@ def test_a_draft_distribution_equal_to_the_targets_keeps_everything(name):
     """Guards against a rounding error or an epsilon that refuses good drafts (invariant 4)."""
     target, draft = distribution_pair("equal", seed=2, vocab=4)
     paths = enumerate_paths(target, draft, 3)
-    kept = kept_probs(get_rule(name), paths)[paths.weights > 0]
+    kept = kept_probs(LOSSLESS[name], paths)[paths.weights > 0]
     np.testing.assert_array_equal(kept[:, 3], 1)
 
 
@@ -178,9 +179,9 @@ def test_disjoint_distributions_keep_nothing(name):
     target = np.broadcast_to(as_float32([0.0, 0.0, 0.3, 0.7]), (4, 4, 4))
     draft = np.broadcast_to(as_float32([0.6, 0.4, 0.0, 0.0]), (4, 4, 4))
     paths = enumerate_paths(target, draft, 2)
-    kept = kept_probs(get_rule(name), paths)[paths.weights > 0]
+    kept = kept_probs(LOSSLESS[name], paths)[paths.weights > 0]
     np.testing.assert_array_equal(kept[:, 0], 1)
-    assert worst_error(get_rule(name), target, draft, 2) < TOLERANCE
+    assert worst_error(LOSSLESS[name], target, draft, 2) < TOLERANCE
 
 
 @pytest.mark.parametrize("width", [1, 3])

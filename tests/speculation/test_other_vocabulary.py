@@ -17,7 +17,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jspec.drafters.translated_model import TranslatedDrafter, TranslatedParams
 from jspec.drafters.vocabulary_map import make_vocabulary_map, most_alike
-from jspec.speculation.acceptance import get_rule
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 from tests.cases import slow_unless
 from tests.speculation.drive import inputs_of
@@ -115,7 +114,7 @@ def reported():
 
 def error_of(rule, paths, target):
     """Returns how far the joint distribution of what is emitted is from the target's, at most."""
-    return worst_error_of(get_rule(rule), target, paths)
+    return worst_error_of(LOSSLESS[rule], target, paths)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -9,9 +9,15 @@ from jspec.common.errors import InputError, check_numbers, check_type
 from jspec.speculation.types import AcceptanceRule
 
 
+def _option(default: Any, low: float, high: float) -> Any:
+    return dataclasses.field(default=default, metadata={"between": (low, high)})
+
+
 @dataclasses.dataclass(frozen=True)
 class RuleOptions:
     """Options of some rules; the other rules ignore them.
+
+    Each field's metadata says between which values it must be.
 
     Attributes:
       lenience: for `lenient` and `lenient_argmax`, from 0 to 1; 1 is no lenience.
@@ -20,9 +26,9 @@ class RuleOptions:
         those of Medusa's own code, with delta about the square root of epsilon.
     """
 
-    lenience: float = 0.5
-    typical_epsilon: float = 0.09
-    typical_delta: float = 0.3
+    lenience: float = _option(0.5, 0.0, 1.0)
+    typical_epsilon: float = _option(0.09, 0.0, 1.0)
+    typical_delta: float = _option(0.3, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -81,9 +87,11 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     known = {**RULES, **TIMING_RULES}
     if name not in known:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    for option, value in dataclasses.asdict(options).items():
-        if not 0 <= value <= 1:
-            raise InputError(f"expected a {option.replace('_', ' ')} from 0 to 1; got {value}")
+    for field in dataclasses.fields(options):
+        (low, high), value = field.metadata["between"], getattr(options, field.name)
+        if not low <= value <= high:
+            title = f"a {field.name.replace('_', ' ')} from {low:g} to {high:g}"
+            raise InputError(f"expected {title}; got {value}")
     return known[name](options)
 
 
