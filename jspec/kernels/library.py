@@ -54,8 +54,8 @@ _SECONDS = 240  # of a compilation at most
 _COMPILERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)  # ahead of their use
 _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
-    "smallest_rank", "first_argmax", "table_rows", "write_rows", "grouped_product", "attend_pages",
-    "write_pages", "unwritten",
+    "smallest_rank", "first_argmax", "table_rows", "packed_rows", "write_rows", "grouped_product",
+    "attend_pages", "write_pages", "unwritten",
 )  # fmt: skip
 _IN_PLACE = {"write_rows": {0: 0}, "write_pages": {0: 0}}  # operands that are changed and returned
 

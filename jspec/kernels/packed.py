@@ -339,10 +339,23 @@ def has_fast_packed_products() -> bool:
 
 def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
     """Returns rows of a table, [b t d], in float32."""
-    flat = ids.reshape(-1)
-    blocks = as_in_file(table.strips[flat // STRIP], table.kind)
-    row_blocks = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
-    return FORMATS[table.kind].decode(row_blocks).reshape(*ids.shape, -1)
+    form, row_bytes = FORMATS[table.kind], table.strips.shape[1] // STRIP
+    num_blocks = row_bytes // form.num_bytes
+
+    def reference(strips: Array, ids: Array, fields: Any) -> Array:
+        del fields
+        blocks = as_in_file(strips[ids // STRIP], table.kind)
+        row = jnp.take_along_axis(blocks, (ids % STRIP)[:, None, None, None], axis=1)
+        return row.reshape(len(ids), row_bytes)
+
+    operands = table.strips, ids.reshape(-1).astype(jnp.int32), np.array(form.fields, np.int32)
+    if library.is_available():  # XLA would gather them on several threads: see `rows.cc`
+        result = jax.ShapeDtypeStruct((ids.size, row_bytes), jnp.uint8)
+        blocks = library.call("packed_rows", reference, result, *operands)
+    else:
+        blocks = reference(*operands)
+    decoded = form.decode(blocks.reshape(ids.size, num_blocks, form.num_bytes))
+    return decoded.reshape(*ids.shape, num_blocks * form.inputs)
 
 
 def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:

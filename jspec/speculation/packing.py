@@ -111,7 +111,7 @@ def judge_packed(
         probs: TargetProbs = packing.unpack(rule.distribution(whole(logits), rows))
         width, is_random = proposal.width, settings.is_random
         noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], is_random)
-        return rule.accept(probs, proposal, noise)
+        return rule.accept(probs, proposal.as_judged(), noise)
 
     def by_match() -> Verdict:
         return match_tokens(packing.unpack(best_token(logits)), proposal)

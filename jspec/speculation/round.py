@@ -204,10 +204,10 @@ def judge(
         size = probs.shape[-1], settings.is_random
         if tree is None:
             noise = rule.noise.acceptance(seed, position, width, *size)
-            verdict = _decide(rule, probs, proposal, noise)
+            verdict = _decide(rule, probs, proposal.as_judged(), noise)
         else:
             noise = rule.tree.noise(seed, position, tree, *size)
-            verdict = rule.tree.accept(probs, proposal, tree, noise)
+            verdict = rule.tree.accept(probs, proposal.as_judged(), tree, noise)
         return verdict, probs if has_logprobs else None
 
     def by_match() -> tuple[Verdict, TargetProbs | None]:

@@ -67,14 +67,22 @@ class Proposal(struct.PyTreeNode):
         return self.tokens.shape[1]
 
     def narrow(self, width: int) -> Self:
-        """Returns the proposal with only the first `width` drafts of each row."""
+        """Returns the proposal with only the first `width` drafts of each row.
+
+        Their distributions, which are large, stay whole until a rule reads them: see `as_judged`.
+        """
         prefix = self.prefix
         if prefix is not None:
             prefix = prefix.replace(hidden=prefix.hidden[:, : width + 1])
-        leaves = {name: getattr(self, name) for name in ("tokens", "probs", "parents", "scores")}
+        leaves = {name: getattr(self, name) for name in ("tokens", "parents", "scores")}
         cut = {name: leaf[:, :width] for name, leaf in leaves.items() if leaf is not None}
         most, depth = jnp.minimum(self.num_tokens, width), min(self.max_depth, width)
         return self.replace(**cut, num_tokens=most, prefix=prefix, max_depth=depth)
+
+    def as_judged(self) -> Self:
+        """Returns the proposal with the distributions of its own drafts only."""
+        probs = self.probs
+        return self if probs is None else self.replace(probs=probs[:, : self.width])
 
 
 def as_tree(proposal: Proposal) -> Proposal:

@@ -233,14 +233,19 @@ def test_products_are_the_same_on_other_processors(options, monkeypatch, tmp_pat
                 np.testing.assert_array_equal(outputs, here)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q6_k"])
-def test_rows_of_a_table(kind):
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_of_a_table(kind, monkeypatch):
     """An embedding that stays packed; the ids lie in the first and in the last, padded strip."""
     raw, weights = random_rows(kind)
     table = make_kernel(raw, kind, weights.shape, jnp.float32)
     ids = np.array([[3, 49, 0], [17, 16, 15]])
-    table_rows = jax.jit(packed_rows)(table, jnp.asarray(ids))
+    program = jax.jit(packed_rows)
+    assert "jspec_packed_rows" in program.lower(table, jnp.asarray(ids)).as_text()
+    table_rows = program(table, jnp.asarray(ids))
     np.testing.assert_allclose(table_rows, weights[ids], rtol=1e-6)
+    monkeypatch.setattr(library, "is_available", lambda: False)
+    by_xla = jax.jit(lambda table, ids: packed_rows(table, ids))(table, jnp.asarray(ids))
+    np.testing.assert_array_equal(table_rows, by_xla)
 
 
 @pytest.mark.usefixtures("optimised")

@@ -26,6 +26,32 @@ ffi::Error TableRows(ffi::AnyBuffer table, ffi::BufferR2<ffi::S32> ids,
   return ffi::Error::Success();
 }
 
+// The blocks of some outputs of a packed kernel, as a file has them: `kernels/packed.py` says how
+// strips are laid out. The fields of a block are pairs: bytes of an element, number of elements.
+ffi::Error PackedRows(ffi::BufferR2<ffi::U8> strips, ffi::BufferR1<ffi::S32> ids,
+                      ffi::BufferR2<ffi::S32> fields, ffi::Result<ffi::BufferR2<ffi::U8>> rows) {
+  constexpr int64_t kStrip = 16;
+  const int64_t strip_bytes = strips.dimensions()[1];
+  const int64_t count = strips.dimensions()[0] * kStrip, num_fields = fields.dimensions()[0];
+  const int32_t* pairs = fields.typed_data();
+  uint8_t* to = rows->typed_data();
+  for (size_t i = 0; i < ids.element_count(); ++i) {
+    const int64_t id = std::clamp<int64_t>(ids.typed_data()[i], 0, count - 1), output = id % kStrip;
+    const uint8_t* from = strips.typed_data() + id / kStrip * strip_bytes;
+    for (const uint8_t* end = from + strip_bytes; from < end;) {  // block by block
+      for (int64_t f = 0; f < num_fields; ++f) {
+        const int64_t size = pairs[2 * f];
+        for (int32_t element = 0; element < pairs[2 * f + 1]; ++element) {
+          std::memcpy(to, from + size * output, size);
+          from += size * kStrip;
+          to += size;
+        }
+      }
+    }
+  }
+  return ffi::Error::Success();
+}
+
 // A block [b t k h], which is written into a layer of a cache [b k s h] in the layer's type and in
 // place, each row from its own slot on; or into pages [p k s h], of which a table [b n] names each
 // row's. What falls past the last slot is lost, never shifted onto a good one.
@@ -86,6 +112,7 @@ ffi::Error Unwritten(ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success()
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_table_rows, TableRows);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_packed_rows, PackedRows);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_pages, WritePages);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_unwritten, Unwritten);
