@@ -123,7 +123,7 @@ class Engine:
     def widths(self, batch_size: int) -> tuple[int, ...]:
         """Returns the widths, besides a full proposal's, for which a verify call is compiled."""
         # Each is a program of the whole target, which takes a GPU's compiler half a minute.
-        if kernels.are_like_one(batch_size * (self.num_draft_tokens + 1)):
+        if kernels.is_as_fast_as_one(batch_size * (self.num_draft_tokens + 1)):
             return ()
         may_be_silent = self.drafter is not None and self.drafter.may_be_silent
         return self.numbers or (0,) * may_be_silent
@@ -249,7 +249,7 @@ class Engine:
         return frozenset(width for _, width in self.chunks(num_tokens))
 
     @property
-    def telling_length(self) -> int:
+    def warm_up_length(self) -> int:
         """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
         narrow, wide, _ = self._widths_of_chunks
         return narrow + wide + 1

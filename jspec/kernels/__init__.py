@@ -4,7 +4,8 @@ Each is written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and what computes
 a decoder block of few tokens is chosen by a trial (`contest`). Nothing outside this package asks
 which device or processor it runs on: what follows from that is answered here by purpose, too
-(`chunk_widths`, `are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+(`chunk_widths`, `is_as_fast_as_one`, `prefers_unrolled_loops`, `timed_products`,
+`describe_device`).
 """
 
 from jspec.kernels.attention import (
@@ -32,11 +33,11 @@ from jspec.kernels.candidates import (
     explained_failures,
 )
 from jspec.kernels.device import (
-    are_like_one,
     check_device,
     describe_device,
     devices_per_memory,
     environment,
+    is_as_fast_as_one,
     prefers_unrolled_loops,
     timed_products,
 )
@@ -84,7 +85,6 @@ __all__ = [
     "Verdict",
     "allow_one_graph",
     "apply_rope",
-    "are_like_one",
     "attend",
     "attend_capped",
     "attend_gathered",
@@ -108,6 +108,7 @@ __all__ = [
     "geglu",
     "grouped_product",
     "has_fast_packed_products",
+    "is_as_fast_as_one",
     "one_graph_options",
     "own_part",
     "own_part_of",

@@ -49,7 +49,7 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
     return TimedProducts(2 << 30, 8192, 8192, kernel_dtype)
 
 
-def are_like_one(num_tokens: int) -> bool:
+def is_as_fast_as_one(num_tokens: int) -> bool:
     """Returns whether a call on that many tokens takes about as long as a call on a token."""
     # Where weights are read at the full bandwidth of memory, a few hundred products of each are
     # free. It is a guess: no device has measured it.

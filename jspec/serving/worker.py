@@ -86,7 +86,7 @@ def make_scheduler(
     )  # fmt: skip
     # So that no client waits for a compiler: prompts with chunks of each width.
     longest = generator.max_seq_len - 1
-    for length in {min(2, longest), min(generator.engine.telling_length, longest)}:
+    for length in {min(2, longest), min(generator.engine.warm_up_length, longest)}:
         ids = [token % generator.target.config.vocab_size for token in range(length)]
         is_short = length == 2  # of which the logits of every token are computed, too
         request = Request(ids, SamplingParams(2, logprobs=is_short, prompt_logprobs=is_short))

@@ -154,7 +154,7 @@ def in_smallest(
     if len(calls) == 1:
         return calls[0][1](state, proposal)
     # Under jit the last one is traced once for its shapes and for the loop.
-    calls = [(size, jax.jit(verify, inline=True), width) for size, verify, width in calls]
+    calls = [(size, jax.jit(call, inline=True), width) for size, call, width in calls]
     shapes = jax.eval_shape(calls[-1][1], state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     info = empty
@@ -163,16 +163,16 @@ def in_smallest(
         return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
 
     too_few = -1
-    for size, verify, width in calls:
+    for size, call, width in calls:
 
         def run(
-            carry: tuple[_State, Any], verify: Any = verify, width: int = width
+            carry: tuple[_State, Any], call: Any = call, width: int = width
         ) -> tuple[_State, Any]:
             state, info = carry
             # Beside something that changes, or XLA cuts the proposal before the loop, for nothing.
             changing = jax.tree.leaves(info)[0]
-            _, whole = jax.lax.optimization_barrier((changing, proposal))
-            state, info = verify(state, whole.narrow(width))
+            _, uncut = jax.lax.optimization_barrier((changing, proposal))
+            state, info = call(state, uncut.narrow(width))
             return state, jax.tree.map(pad, info, empty)
 
         is_fitting = (too_few < num_needed) & (num_needed <= size)

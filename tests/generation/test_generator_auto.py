@@ -455,7 +455,7 @@ def test_plain_decoding_has_nothing_to_choose():
 def test_where_few_tokens_take_like_one_a_call_has_one_width(monkeypatch):
     """On a GPU each width is a program of the whole target to compile. The tokens are the same."""
     expected = make_auto("prompt_lookup", batch_size=4).generate(requests(max_new_tokens=24))
-    monkeypatch.setattr(kernels, "are_like_one", lambda num_tokens: True)
+    monkeypatch.setattr(kernels, "is_as_fast_as_one", lambda num_tokens: True)
     generator = make_auto("prompt_lookup", batch_size=4)
     results = generator.generate(requests(max_new_tokens=24))
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]
