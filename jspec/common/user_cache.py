@@ -151,7 +151,7 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
 def only_one(path: pathlib.Path, what: str) -> Iterator[None]:
     """Lets one process at a time pass, by a lock on a file; the others wait, and say so.
 
-    `what` says what another process does, "fetches ..." say. The lock ends with the process.
+    `what` says what another process does, for example "fetches NAME". The lock ends with it.
 
     Raises:
       OSError: the file cannot be written, or its file system has no locks.

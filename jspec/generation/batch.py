@@ -435,7 +435,7 @@ class Batch:
         state = self.engine.begin(request, self._capacity, self._switches)
         state = self.engine.read_source(self.params, state, request)
         is_scored = request.settings.prompt_logprobs
-        # Of a wide chunk the logits of each token would take too much memory.
+        # Of a chunk of 256 the logits of each token would take too much memory.
         calls = self.engine.chunks(len(request.prompt), widest=kernels.CHUNK if is_scored else None)
         return Reading(self.engine, self.params, request.prompt, state, calls, is_scored)
 

@@ -251,6 +251,8 @@ class Fallback:
                 )
                 results = jax.block_until_ready(program(params, state, *operands))
             except _FAILURES as second:  # as after an illegal address, which ends all use of a GPU
+                if isinstance(second, InputError) or "RESOURCE_EXHAUSTED" in str(second):
+                    raise
                 raise InputError(
                     f"{problem}, and then XLA's did, too ({describe_error(second)[:200]}): start "
                     f"again with JSPEC_KERNELS={XLA} in the environment"

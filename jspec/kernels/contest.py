@@ -100,15 +100,19 @@ class Contest:
             self._tell_of(candidate.name, fault)
             # An illegal address ends all use of a GPU: what is tried after it is not to blame.
             if problem := _fault(reference, programs[0], checks[:1]):
-                note(f"jspec: after that {reference.name} fails, too ({problem}): start again")
-                return verdict
+                return verdict | {"is_lost": problem}
         entrants = {c.name: (c.run, self.draw) for c in self.candidates if c.name not in faults}
         if len(entrants) > 1:
-            seconds, failures = race(entrants)
+            try:
+                seconds, failures = race(entrants)
+            except DeviceLost as lost:
+                seconds, failures = {}, lost.faults
+                verdict["is_lost"] = str(lost)
             for name, fault in failures.items():
                 self._tell_of(name, fault)
             faults |= failures
-            verdict |= {"choice": fastest(seconds), "seconds": seconds}
+            if seconds:
+                verdict |= {"choice": fastest(seconds), "seconds": seconds}
         return verdict
 
     def _tell_of(self, name: str, fault: str) -> None:
@@ -136,6 +140,14 @@ class Contest:
             bounds = _MOST_ERRORS * _errors(call, run(call), precise) + _ROUNDING
             checks.append(Check(seed, call, precise, bounds))
         return checks
+
+
+class DeviceLost(Exception):
+    """The reference fails after another kernel did. It has the kernels' faults by name."""
+
+    def __init__(self, problem: str, faults: dict[str, str]) -> None:
+        super().__init__(problem)
+        self.faults = faults
 
 
 class Check(NamedTuple):
@@ -276,6 +288,9 @@ def race(entrants: Mapping[str, tuple[Run, Draw]]) -> tuple[Seconds, dict[str, s
     """Returns the seconds of each entrant's block by width, and why some have none.
 
     An entrant is what computes, and what draws its operands. The first one must not fail.
+
+    Raises:
+      DeviceLost: it does, after another one has failed.
     """
     draws = list(dict.fromkeys(draw for _, draw in entrants.values()))
     layers = {draw: _draw_layers(draw, len(draws)) for draw in draws}
@@ -297,6 +312,10 @@ def race(entrants: Mapping[str, tuple[Run, Draw]]) -> tuple[Seconds, dict[str, s
                 if name == first:
                     raise
                 faults[name] = describe_error(error)[:200]
+                try:
+                    calls[first]()
+                except Exception as second:
+                    raise DeviceLost(describe_error(second)[:200], faults) from error
         seconds = {name: seconds[name] for name in calls}
         for name, median in medians(calls).items():
             num_blocks = len(layers[entrants[name][1]]) * _TURNS

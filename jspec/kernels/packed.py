@@ -348,7 +348,8 @@ def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "
         row = jnp.take_along_axis(blocks, (ids % STRIP)[:, None, None, None], axis=1)
         return row.reshape(len(ids), row_bytes)
 
-    operands = table.strips, ids.reshape(-1).astype(jnp.int32), np.array(form.fields, np.int32)
+    flat = jnp.clip(ids.reshape(-1).astype(jnp.int32), 0, table.shape[0] - 1)
+    operands = table.strips, flat, np.array(form.fields, np.int32)
     if library.is_available():  # XLA would gather them on several threads: see `rows.cc`
         result = jax.ShapeDtypeStruct((ids.size, row_bytes), jnp.uint8)
         blocks = library.call("packed_rows", reference, result, *operands)

@@ -48,8 +48,8 @@ def product(
     same in a decoding step and in a verify call.
 
     Rows are rounded to the kernel's type. A kernel is [o i], one output a row, as in PyTorch, which
-    is the faster layout for few rows. Kernels for GPUs compete where they may: not for a part of a
-    split kernel, which nothing has tried.
+    is the faster layout for few rows. A part of a split kernel is always computed by XLA on a GPU,
+    as `may_compete` says: its product would need a contest of its own.
     """
     if isinstance(kernel, SplitKernel):
         return kernel.join(product(rows, kernel.part, may_compete=False))

@@ -3,7 +3,8 @@
 A verdict is reached once, by one thread of one process; then it is read from the file. It holds for
 the driver, the jaxlib and the sources of kernels that it was reached with. Processes take turns:
 two trials at once would disturb each other's times. So where a mark says that a trial was begun,
-and no process holds the lock, the trial has ended its process.
+and no process holds the lock, the trial did not end. (Where files cannot be locked, processes do
+not wait for each other, and one may see the mark of another that is still trying.)
 """
 
 import concurrent.futures
@@ -23,18 +24,20 @@ import jax
 
 from jspec.common.errors import InputError, describe_error
 from jspec.common.json_lines import read_json
-from jspec.common.user_cache import cache_dir, keep, note, only_one, read_kept
+from jspec.common.user_cache import cache_dir, keep, note, only_one
 from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
 
 _VERDICTS: dict[str, Verdict] = {}  # of this process
 _LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reached once
+# The latest trial of each key, and when it was begun, once it is.
+_TRIALS: dict[str, tuple[concurrent.futures.Future[Verdict], list[float]]] = {}
 _IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
 _FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _PATIENCE = 600.0  # seconds of a trial, after which the device is taken to hang
-_MINUTE = 60.0  # after which Ctrl-C may be somebody's answer to a device that hangs
+_LONG = 300.0  # after which Ctrl-C may be somebody's answer to a device that hangs
 _SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh"}
 
 
@@ -51,25 +54,74 @@ def choose(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> str:
 
 
 def decide(key: Any, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
-    """Returns the verdict; see `choose`. In a process it is reached once: other threads wait."""
+    """Returns the verdict; see `choose`. In a process it is reached once: other threads wait.
+
+    Raises:
+      InputError: the device gives no answer, or a kernel has left it unusable; the next start takes
+        the first name.
+    """
     digest = hashlib.sha256(repr((key, run_options())).encode()).hexdigest()[:32]
     with _LOCKS.setdefault(digest, threading.Lock()):
         if digest not in _VERDICTS:
             verdict = _recall(digest, names)
             if verdict is None or verdict.get("is_unfinished"):
-                with _TURN.taken():
-                    verdict = _recall_or_reach(digest, names, reach)
+                verdict = _in_thread(digest, functools.partial(_try, digest, names, reach), names)
             _VERDICTS[digest] = verdict
         return _VERDICTS[digest]
 
 
-def _recall_or_reach(digest: str, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
-    verdict = _recall(digest, names)  # another process may have reached it meanwhile
+def is_trial() -> bool:
+    """Returns whether what is being computed belongs to a trial, and to no answer."""
+    return _IS_TRIAL.get()
+
+
+def _in_thread(digest: str, run: Callable[[], Verdict], names: Sequence[str]) -> Verdict:
+    """Runs a trial in a new thread, which traces nothing, although the caller is being traced.
+
+    Nothing waits for the thread of a device that hangs: it is a daemon. The turn is the thread's.
+    In a notebook it goes on after Ctrl-C, and whoever asks again waits for it.
+    """
+    if digest not in _TRIALS or _TRIALS[digest][0].done():
+        _TRIALS[digest] = concurrent.futures.Future(), []
+        threading.Thread(target=_run_trial, args=(run, *_TRIALS[digest]), daemon=True).start()
+    future, begun = _TRIALS[digest]
+
+    def seconds() -> float:
+        return time.monotonic() - begun[0] if begun else 0.0
+
+    try:
+        while not future.done():
+            concurrent.futures.wait([future], min(1.0, _PATIENCE))
+            if seconds() > _PATIENCE and not future.done():
+                expected = f"expected a trial of kernels to end within {_PATIENCE:.0f} s"
+                again = f"start again, and {names[0]} is taken"
+                raise InputError(f"{expected}, got no answer from the device: {again}")
+    except KeyboardInterrupt:
+        if begun and seconds() < _LONG:  # no fault of a kernel
+            _keep(digest, None)
+        raise
+    return future.result()
+
+
+def _run_trial(
+    run: Callable[[], Verdict], future: concurrent.futures.Future[Verdict], begun: list[float]
+) -> None:
+    _IS_TRIAL.set(True)  # in the thread's own context
+    try:
+        with _TURN.taken():
+            begun.append(time.monotonic())
+            future.set_result(run())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _try(digest: str, names: Sequence[str], reach: Callable[[], Verdict]) -> Verdict:
+    # Another process may have reached it meanwhile. What is wrong with the file was said before.
+    verdict = _recall(digest, names, tell=lambda text: None)
     if verdict is None:
         return _reach_and_keep(digest, reach, names[0])
     if verdict.get("is_unfinished"):
-        remedy = f"remove {_path()} to try again"
-        note(f"note: a trial ended its process: {names[0]} is taken; {remedy}")
+        note(f"note: a trial did not end: {names[0]} is taken; remove {_path()} to try again")
     return verdict
 
 
@@ -88,7 +140,7 @@ class _Turn:
                 with contextlib.suppress(InputError, OSError):
                     path = _path().with_suffix(".lock")
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    self._held.enter_context(only_one(path, "tries kernels on this device"))
+                    self._held.enter_context(only_one(path, "tries kernels"))
             self._num_trials += 1
         try:
             yield
@@ -102,70 +154,42 @@ class _Turn:
 _TURN = _Turn()
 
 
-def is_trial() -> bool:
-    """Returns whether what is being computed belongs to a trial, and to no answer."""
-    return _IS_TRIAL.get()
-
-
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Reaches a verdict, and keeps it, unless it has a problem.
-
-    Raises:
-      InputError: the device gives no answer; the next start takes `otherwise`.
-    """
-    if not _keep(digest, {"choice": otherwise, "is_unfinished": True}):
-        return _reach(reach, otherwise)
-    begin = time.monotonic()
+    """Reaches a verdict and keeps it, unless there is a problem, want of memory say."""
+    is_marked = _keep(digest, {"choice": otherwise, "is_unfinished": True})
     try:
-        verdict = _reach(reach, otherwise)
-    except BaseException:  # an early Ctrl-C is no fault of a kernel
-        if time.monotonic() - begin < _MINUTE:
-            _keep(digest, None)
-        raise
-    _keep(digest, None if "problem" in verdict else verdict)
-    return verdict
-
-
-def _reach(reach: Callable[[], Verdict], otherwise: str) -> Verdict:
-    """Reaches a verdict at once, although the caller is being traced: a new thread traces nothing.
-
-    Where that fails, for want of memory say, the verdict has the problem in it, and is not kept.
-    Nothing waits for the thread of a device that hangs: it is a daemon.
-    """
-    future = concurrent.futures.Future[Verdict]()
-
-    def reach_in_thread() -> None:
-        _IS_TRIAL.set(True)  # in the thread's own context
-        try:
-            future.set_result(reach())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=reach_in_thread, daemon=True).start()
-    concurrent.futures.wait([future], _PATIENCE)
-    if not future.done():
-        raise InputError(
-            f"expected a trial of kernels to end within {_PATIENCE:.0f} s, got no answer from the "
-            f"device: start again, and {otherwise} is taken"
-        )
-    try:
-        return future.result()
+        verdict = reach()
     except Exception as error:
         problem = describe_error(error)[:200]
         note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
-        return {"choice": otherwise, "problem": problem}
+        verdict = {"choice": otherwise, "problem": problem}
+    except BaseException:
+        _keep(digest, None)
+        raise
+    if is_marked:
+        _keep(digest, None if "problem" in verdict else verdict)
+    if lost := verdict.get("is_lost"):
+        raise InputError(f"{otherwise} fails after another kernel did ({lost}): start again")
+    return verdict
 
 
-def _recall(key: str, names: Collection[str]) -> Verdict | None:
+def _recall(
+    key: str, names: Collection[str], tell: Callable[[str], object] = note
+) -> Verdict | None:
     """Returns a verdict that chooses one of the names; None without one for this very machine."""
     try:
         path = _path()
     except InputError:  # no home folder
         return None
-    verdict = _entry_here(read_kept(path), path)["verdicts"].get(key)
+    entries: dict[str, Any] = {}
+    try:
+        entries = read_json(path)
+    except InputError as error:
+        tell(f"note: {error}: begun anew")
+    verdict = _entry_here(entries, path)["verdicts"].get(key)
     if verdict is None or (isinstance(verdict, dict) and verdict.get("choice") in names):
         return verdict
-    note(f"note: {path}: expected a verdict under {key}, got {verdict!r:.50}: tried again")
+    tell(f"note: {path}: expected a verdict under {key}, got {verdict!r:.50}: tried again")
     return None
 
 

@@ -22,7 +22,6 @@ from jspec.generation.answer import Round
 from jspec.generation.batch import Reading, Snapshot
 from jspec.generation.paged_batch import PAGE, PagedBatch
 from jspec.generation.rows import Row
-from jspec.kernels import CHUNK
 from jspec.serving.page_pool import PagePool
 from jspec.serving.prefix_tree import Node, PageTokens, PrefixTree, path
 
@@ -113,9 +112,9 @@ class BatchSlots:
         nothing, if there are not enough pages for it yet.
         """
         assert self._reading is None
-        # Scores are those of every token of the prompt, and of narrow chunks: see `Batch.begin`.
+        # Scores are those of every token of the prompt, in narrow chunks, which are compiled.
         is_scored = request.settings.prompt_logprobs and saved is None
-        widest = min(CHUNK, self._widest_chunk) if is_scored else self._widest_chunk
+        widest = 0 if is_scored else self._widest_chunk
         nodes = [] if is_scored else self._find(request)
         draft_pages = self._read_by_drafter(request, nodes)
         held = _Held(request, nodes[-1] if nodes else self.tree.root, draft_pages)

@@ -37,7 +37,8 @@ class Proposal(struct.PyTreeNode):
       num_tokens: how many drafts each row has, 0 to w, [b]; the rest is padding, which counts
         neither as proposed nor as rejected.
       probs: the distribution from which each draft was really drawn, after temperature and filters,
-        [b w v], and zeros for padding; anything where no rule reads it. None for drafts that follow
+        [b w v], and zeros for padding; anything where no rule reads it. After `narrow` it is wider,
+        until `as_judged`. None for drafts that follow
         from the context alone: theirs have all probability on the draft. In a tree a distribution
         is that given the earlier siblings: without replacement, they are taken out of it.
       kind: which of the drafter's kinds of proposal each row has, [b]; None for the first kind.
