@@ -28,9 +28,8 @@ What follows from the results:
 - Old loops without all answers, and nothing shown by `race`: new loops are right, and of the old
   ones nothing is known ("old loops unknown").
 - All loops right, the old ones too: the fault did not show ("not reproduced").
-- New loops wrong in a graph only: later steps run without a graph (`JSPEC_ONE_GRAPH=0`), and the
+- New loops wrong, or without all answers, in a graph only: later steps run without a graph (`JSPEC_ONE_GRAPH=0`), and the
   step `why` looks for the part of a graph that causes it.
-- New loops without all answers: nothing is known ("unknown"), and later steps run without a graph.
 - New loops wrong without a graph, too: no speed is measured, and the step `why` takes the time.
 - The kernels in CUDA C++ are chosen where they are 3 % faster than XLA's.
 

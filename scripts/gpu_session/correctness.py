@@ -398,10 +398,10 @@ def judge(
         return "wrong", f"wrong without a graph, too: the rest of the time goes there ({counts})"
     if wrong[IN_GRAPH] or wrong.get(EARLY):
         return "graph off", f"wrong with a graph only: the graph stays off ({counts})"
-    for name in (IN_GRAPH, REFERENCE, EARLY):
+    for name, verdict in ((REFERENCE, "unknown"), (IN_GRAPH, "graph off"), (EARLY, "graph off")):
         if name in problems:
             said = f"{name} has not given all of its answers: {problems[name]}"
-            return "unknown", f"{said} ({counts})"
+            return verdict, f"{said} ({counts})"
     if wrong.get(OLD):
         return "settled", f"old loops are wrong and new ones right: that was it ({counts})"
     if numbers.get(OLD, 0) >= numbers[IN_GRAPH]:
