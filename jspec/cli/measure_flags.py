@@ -156,8 +156,9 @@ def read_flags() -> dict[str, Any]:
                 f"expected --{holder.name} with --measure={' or '.join(readers)}, got it with "
                 f"{mode}"
             )
+    read = {*_OF_ANSWERS, *answer_flags.OF_DRAFTERS, "drafter"}  # the last by `read_options`
     for flag in flags.FLAGS.get_key_flags_for_module(answer_flags):
-        if flag.present and flag.name not in _OF_ANSWERS:
+        if flag.present and flag.name not in read:
             raise InputError(f"expected no --{flag.name}, which no measurement reads")
     _check_values(values)
     for name in {"streams", "batch_sizes"} & {*names}:

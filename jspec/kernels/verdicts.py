@@ -34,6 +34,7 @@ _LOCKS: dict[str, threading.Lock] = {}  # by a verdict's key, so that it is reac
 # The latest trial of each key, and when it was begun, once it is.
 _TRIALS: dict[str, tuple[concurrent.futures.Future[Verdict], list[float]]] = {}
 _IS_TRIAL = contextvars.ContextVar("is a trial", default=False)
+_wait = concurrent.futures.wait  # is interrupted by Ctrl-C
 _FILE = threading.Lock()  # of this process's threads none drops what another one has added
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _PATIENCE = 600.0  # seconds of a trial, after which the device is taken to hang
@@ -91,7 +92,7 @@ def _in_thread(digest: str, run: Callable[[], Verdict], names: Sequence[str]) ->
 
     try:
         while not future.done():
-            concurrent.futures.wait([future], min(1.0, _PATIENCE))
+            _wait([future], min(1.0, _PATIENCE))
             if seconds() > _PATIENCE and not future.done():
                 expected = f"expected a trial of kernels to end within {_PATIENCE:.0f} s"
                 again = f"start again, and {names[0]} is taken"

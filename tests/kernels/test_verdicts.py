@@ -1,6 +1,5 @@
 """Trials of several processes, and of a device that gives no answer."""
 
-import _thread
 import concurrent.futures
 import json
 import subprocess
@@ -96,15 +95,21 @@ def test_a_device_that_gives_no_answer_is_not_waited_for(monkeypatch, cache):
 def test_a_late_interrupt_is_taken_for_a_device_that_hangs(seconds, monkeypatch, cache):
     """An early one is not; the trial goes on meanwhile, as in a notebook, and keeps its verdict."""
     monkeypatch.setattr(verdicts, "_LONG", seconds)
-    is_over = threading.Event()
+    is_begun, is_over = threading.Event(), threading.Event()
 
     def reach():
-        _thread.interrupt_main()
+        is_begun.set()
         is_over.wait()
         return {"choice": "cuda"}
 
-    with pytest.raises(KeyboardInterrupt):
-        verdicts.decide(KEY, NAMES, reach)
+    def interrupt(futures, timeout):
+        is_begun.wait()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "_wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            verdicts.decide(KEY, NAMES, reach)
     (entry,) = json.loads(cache.read_text()).values()
     marks = [verdict.get("is_unfinished") for verdict in entry["verdicts"].values()]
     assert marks == ([True] if seconds == 0 else [])
