@@ -19,6 +19,7 @@ from jspec.common.errors import InputError, say
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.timing import Instant
 from jspec.drafters import DrafterOptions
+from jspec.generation.auto import explain_no_drafts
 from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import Prompt, prompts_of
@@ -255,8 +256,6 @@ def why_no_drafts(loaded: Generator, result: Result) -> str | None:
         return None
     if result.stats.num_proposed:
         return None
-    from jspec.generation.auto import explain_no_drafts
-
     return explain_no_drafts(result, drafter, costs, context_of(loaded, result))
 
 
