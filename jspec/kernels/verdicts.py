@@ -109,7 +109,7 @@ def _run_trial(
 ) -> None:
     _IS_TRIAL.set(True)  # in the thread's own context
     try:
-        with _TURN.taken():
+        with _turn().taken():
             begun.append(time.monotonic())
             future.set_result(run())
     except BaseException as error:
@@ -152,7 +152,7 @@ class _Turn:
                     self._held.close()
 
 
-_TURN = _Turn()
+_turn = functools.cache(_Turn)  # the process's
 
 
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
