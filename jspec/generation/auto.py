@@ -20,7 +20,14 @@ from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir, keep, note, read_kept
 from jspec.generation.acceptance_rates import AcceptanceRates, measure_rates
-from jspec.generation.costs import RoundCosts, contexts_of, make_batch, measure_costs, texts_for
+from jspec.generation.costs import (
+    LONGEST_MEASURED,
+    RoundCosts,
+    contexts_of,
+    make_batch,
+    measure_costs,
+    texts_for,
+)
 from jspec.generation.engine import Engine
 from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.result import Result
@@ -34,7 +41,6 @@ from jspec.weights.resolver import LoadedModel
 AUTO = "auto"
 _T = TypeVar("_T")
 _METHOD = 6  # version of the measurement: what another version measured is measured again
-_TOKENS_OF_RATES = 512  # more change nothing of how acceptance is measured
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 _NUM_MOMENTS = 8  # of the answer, for which a row's choice is computed again
@@ -272,7 +278,7 @@ class KnownCosts:
             "method": _METHOD,
             "bytes": [tree_bytes(part) for part in self.params],
             "batch_size": num_rows,
-            "rates_within": min(self.max_seq_len, _TOKENS_OF_RATES),
+            "rates_within": min(self.max_seq_len, LONGEST_MEASURED),
             "numbers": list(engine.numbers),
         }
         if engine.drafter is not None and engine.drafter.reads_text:

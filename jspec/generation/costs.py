@@ -198,7 +198,7 @@ def read_costs(path: str) -> RoundCosts:
 _Change: TypeAlias = Callable[[ModelParams, SpecState], SpecState]
 _CONTEXTS = (512, 2048)
 PROMPT_TOKENS = 129
-LONGEST_MEASURED = 448  # tokens of prompt and answer of a row, at most, while rounds are measured
+LONGEST_MEASURED = 448  # tokens of prompt and answer of a row, at most, in all that is measured
 _REPEATS = 9
 _READING_REPEATS = 5
 _TOKEN_ID = 1
