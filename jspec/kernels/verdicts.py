@@ -10,6 +10,7 @@ not wait for each other, and one may see the mark of another that is still tryin
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -109,7 +110,7 @@ def _run_trial(
 ) -> None:
     _IS_TRIAL.set(True)  # in the thread's own context
     try:
-        with _turn().taken():
+        with _TURN.taken():
             begun.append(time.monotonic())
             future.set_result(run())
     except BaseException as error:
@@ -126,33 +127,34 @@ def _try(digest: str, names: Sequence[str], reach: Callable[[], Verdict]) -> Ver
     return verdict
 
 
+@dataclasses.dataclass
 class _Turn:
     """The turn of a process to try, which all of its threads share: a trial may need another."""
 
-    def __init__(self) -> None:
-        self._lock, self._num_trials = threading.Lock(), 0
-        self._held = contextlib.ExitStack()
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    num_trials: int = 0
+    held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """Waits for the turn. Where no file can be locked, processes do not wait."""
-        with self._lock:
-            if self._num_trials == 0:
+        with self.lock:
+            if self.num_trials == 0:
                 with contextlib.suppress(InputError, OSError):
                     path = _path().with_suffix(".lock")
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    self._held.enter_context(only_one(path, "tries kernels"))
-            self._num_trials += 1
+                    self.held.enter_context(only_one(path, "tries kernels"))
+            self.num_trials += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._num_trials -= 1
-                if self._num_trials == 0:
-                    self._held.close()
+            with self.lock:
+                self.num_trials -= 1
+                if self.num_trials == 0:
+                    self.held.close()
 
 
-_turn = functools.cache(_Turn)  # the process's
+_TURN = _Turn()
 
 
 def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -> Verdict:
