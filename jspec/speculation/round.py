@@ -262,10 +262,12 @@ def learn(
 
 def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
     """Returns the accepted drafts of [b w] and then the next token; the rest means nothing."""
+    next_token = verdict.next_token[:, None]
+    if drafts.shape[1] == 0:
+        return next_token  # where empty arrays are padded, XLA may lose a program's C++ calls
     index = jnp.arange(drafts.shape[1] + 1)
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    is_next = index == verdict.num_accepted[:, None]
-    return jnp.where(is_next, verdict.next_token[:, None], padded)
+    return jnp.where(index == verdict.num_accepted[:, None], next_token, padded)
 
 
 def cut_at_end(
