@@ -13,7 +13,7 @@ from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
-from jspec.generation.acceptance_rates import measure_rates
+from jspec.generation.acceptance_rates import AcceptanceRates, measure_rates
 from jspec.generation.auto import explain_no_drafts
 from jspec.generation.costs import RoundCosts, make_batch
 from jspec.generation.engine import Engine
@@ -324,6 +324,8 @@ def test_costs_of_other_kernels_or_without_a_graph_are_measured_anew(tmp_path, m
         return chosen["kernels"]
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
+    no_rates = AcceptanceRates((), (), 0)
+    monkeypatch.setattr("jspec.generation.auto.measure_rates", lambda *rows: no_rates)
     monkeypatch.setattr(kernels, "await_choices", await_choices)
     monkeypatch.setattr(kernels, "chosen_kernels", chosen_kernels)
     monkeypatch.setattr(kernels, "run_options", lambda: chosen["options"])

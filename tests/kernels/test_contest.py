@@ -26,6 +26,7 @@ from jspec.kernels.split import MODEL_AXIS, SplitKernel
 from jspec.models import decoder, init_cache, make_apply
 from jspec.models.cache import PagedKVCache, causal_mask
 from jspec.models.layers import rope_cos_sin
+from tests.cases import slow_unless
 from tests.kernels.families import make_model
 
 CONFIG, PARAMS = make_model("llama")
@@ -507,7 +508,7 @@ def test_derivatives_are_those_of_the_reference(won):
 
 @pytest.mark.parametrize(
     ("name", "kind", "has_pages"),
-    [("biased", "int8", False), ("gemma", "q4_0", True)],
+    [slow_unless(False, "biased", "int8", False), ("gemma", "q4_0", True)],
 )
 def test_a_right_candidate_passes_whatever_the_model(name, kind, has_pages, stage):
     """Norms before and after, biases, both gates, integers and packed weights, in a cache and in

@@ -1,6 +1,7 @@
 """The CUDA C++ kernels, compiled by g++ to run in the emulator (`emulation.h`), on a CPU."""
 
 import contextlib
+import fcntl
 import functools
 import os
 import pathlib
@@ -38,7 +39,8 @@ def emulator(request, tmp_path_factory):
     )
     cache = getattr(request.config, "cache", None)
     folder = tmp_path_factory.mktemp("cuda") if cache is None else cache.mkdir("cuda")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, open(folder / "lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # of several workers one compiles, on all cores
         patch.setenv("JSPEC_CACHE", str(folder))
         emulated = library.load_library(recipe)
     for name in library.cuda_handlers():

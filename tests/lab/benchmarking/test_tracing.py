@@ -65,6 +65,7 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     )
 
 
+@pytest.mark.slow
 def test_a_trace_of_trees_tells_their_paths():
     """The kept drafts are a path that is the text, and not always the block's first ones.
 
