@@ -91,7 +91,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
         "jspec.generate", f"--target={folder}", f"--draft={folder}", "--prompt=hé",
         "--drafter=model", "--num_draft_tokens=3", f"--output_json={path}",
         "--max_new_tokens=20", "--seed=7", "--temperature=0.5", "--dtype=float32",
-        "--system=be kind", env=as_users(env),
+        "--system=be kind", env=as_users(env) | {"JAX_ENABLE_X64": "1"},  # which is not heeded
     )  # fmt: skip
     assert status == 0, errors
     (record,) = read_lines(path)

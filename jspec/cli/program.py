@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
@@ -58,6 +59,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
 
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
+        jax.config.update("jax_enable_x64", False)  # or JAX_ENABLE_X64 would change every type
         _hear_interrupts()
         if sys.stderr is None:  # closed by the shell: print() would take standard output
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -91,7 +91,8 @@ class Generator:
       round_costs: what rounds cost on this machine, by which "auto" chooses.
 
     Raises:
-      InputError: a value out of range, a draft model that does not fit, an option that is not read.
+      InputError: a value out of range, a draft model that does not fit, an option that is not read;
+        or JAX has 64-bit types (jax_enable_x64).
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Generator:
         **options: Any,
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
+        _check_number_types()
         use_compile_cache()
         if kernels.awaits_graph_trial():
             from jspec.generation.graph_trial import check_one_graph  # once for a GPU
@@ -191,6 +193,7 @@ class Generator:
         Raises:
           InputError: if a model cannot be loaded, or an option is out of range.
         """
+        _check_number_types()
         if draft is None and draft_quantization not in (None, "auto"):
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         target = model_name(target)
@@ -573,6 +576,14 @@ def _describe(model: LoadedModel) -> list[str | None]:
 
 def _has_user_code(entries: Sequence[DrafterEntry]) -> bool:
     return any(not (entry.build.__module__ or "").startswith("jspec.") for entry in entries)
+
+
+def _check_number_types() -> None:
+    if jax.config.jax_enable_x64:
+        raise InputError(
+            "expected jax_enable_x64 to be off for a Generator, whose programs count in 32 bits; "
+            "got it on"
+        )
 
 
 def _keywords() -> list[str]:

@@ -1,10 +1,14 @@
-"""A process that may use one core gives the same answers."""
+"""What a process may use and has set up: one core, 64-bit types."""
 
 import os
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from jspec.common.errors import InputError
+from tests.tiny_models import make_generator
 
 # The affinity is set first: XLA looks for the number of cores once.
 _PROGRAM = """
@@ -43,3 +47,9 @@ def test_a_drafter_that_may_find_nothing_answers_on_one_core(drafter):
     plain, drafted = done.stdout.splitlines()
     assert len(plain.split(",")) == 20
     assert drafted == plain
+
+
+def test_64_bit_types_are_refused_in_one_line():
+    message = "expected jax_enable_x64 to be off for a Generator"
+    with jax.enable_x64(True), pytest.raises(InputError, match=message):
+        make_generator("none")
