@@ -74,6 +74,11 @@ def generate(monkeypatch, capsys, folder):
     return run_it
 
 
+NOT_HEEDED = {
+    "JAX_ENABLE_X64": "1", "JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_THREEFRY_PARTITIONABLE": "0",
+}  # fmt: skip
+
+
 def without_notices(errors):
     """Returns the lines on standard error but those of compiling, which an earlier run has done."""
     return [line for line in errors.splitlines() if not line.startswith("compiling once")]
@@ -91,7 +96,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
         "jspec.generate", f"--target={folder}", f"--draft={folder}", "--prompt=hé",
         "--drafter=model", "--num_draft_tokens=3", f"--output_json={path}",
         "--max_new_tokens=20", "--seed=7", "--temperature=0.5", "--dtype=float32",
-        "--system=be kind", env=as_users(env) | {"JAX_ENABLE_X64": "1"},  # which is not heeded
+        "--system=be kind", env=as_users(env) | NOT_HEEDED,
     )  # fmt: skip
     assert status == 0, errors
     (record,) = read_lines(path)

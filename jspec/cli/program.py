@@ -37,6 +37,12 @@ _IMPORTS = flags.DEFINE_multi_string(
 _OFFLINE = flags.DEFINE_bool(
     "offline", False, "Use no network: refuse models that are not on this machine."
 )
+# What variables of the environment, such as JAX_ENABLE_X64, would change: types, and a seed's text.
+_JAX = {
+    "jax_enable_x64": False,
+    "jax_numpy_rank_promotion": "allow",
+    "jax_threefry_partitionable": True,
+}
 _OWN, _YOURS = "This program", "Your own code"
 _ABSL = "Flags of absl, such as --flagfile, --verbosity and --pdb, work too."
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", _YOURS, "Output"
@@ -59,7 +65,8 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
 
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
-        jax.config.update("jax_enable_x64", False)  # or JAX_ENABLE_X64 would change every type
+        for name, value in _JAX.items():
+            jax.config.update(name, value)
         _hear_interrupts()
         if sys.stderr is None:  # closed by the shell: print() would take standard output
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
