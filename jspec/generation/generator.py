@@ -579,7 +579,7 @@ def _has_user_code(entries: Sequence[DrafterEntry]) -> bool:
 
 
 def _check_number_types() -> None:
-    if jax.config.jax_enable_x64:
+    if jax.dtypes.canonicalize_dtype("int64") == "int64":
         raise InputError(
             "expected jax_enable_x64 to be off for a Generator, whose programs count in 32 bits; "
             "got it on"
