@@ -61,8 +61,8 @@ def test_the_tokens_allowed_are_those_after_which_a_word_can_come():
 
 
 def test_a_state_from_which_no_tokens_lead_on_is_never_reached():
-    """The letter q is no token: after 'a' only 'b' may come, though the pattern allows 'q'."""
-    table, class_of = make_tables("a(?:b|qc)|qa", [b"a", b"b", b"c"], 3)
+    """The letter q is no token: 'c' may not come, as only 'q' could follow."""
+    table, class_of = make_tables("a(?:b|cq|qc)|cq", [b"a", b"b", b"c"], 3)
     state = table[1, class_of[0]]
     assert np.flatnonzero(table[state, class_of]).tolist() == [1]
     assert np.flatnonzero(table[1, class_of]).tolist() == [0]
