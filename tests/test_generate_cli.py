@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from jspec.common.memory import device_name
@@ -75,13 +76,30 @@ def generate(monkeypatch, capsys, folder):
 
 
 NOT_HEEDED = {
-    "JAX_ENABLE_X64": "1", "JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_THREEFRY_PARTITIONABLE": "0",
-}  # fmt: skip
+    "JAX_ENABLE_X64": "1",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+}
+_NUMBERS = """
+import jax, jax.numpy as jnp
+from jspec.cli.program import run_main
+def main():
+    matrix = jnp.zeros([1, 2]) + jnp.arange(2)
+    print(matrix.dtype, jax.random.uniform(jax.random.key(0), [2]).tolist())
+run_main(main)
+"""
 
 
 def without_notices(errors):
     """Returns the lines on standard error but those of compiling, which an earlier run has done."""
     return [line for line in errors.splitlines() if not line.startswith("compiling once")]
+
+
+def test_variables_of_jax_change_neither_types_nor_what_a_seed_draws():
+    """Guards against a seed that gives another text on a machine that is set up otherwise."""
+    command, env = [sys.executable, "-c", _NUMBERS], os.environ | NOT_HEEDED
+    output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert output == f"float32 {jax.random.uniform(jax.random.key(0), [2]).tolist()}\n"
 
 
 def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):

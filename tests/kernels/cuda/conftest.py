@@ -1,7 +1,6 @@
 """The CUDA C++ kernels, compiled by g++ to run in the emulator (`emulation.h`), on a CPU."""
 
 import contextlib
-import fcntl
 import functools
 import os
 import pathlib
@@ -10,6 +9,7 @@ import shutil
 import jax
 import pytest
 
+from jspec.common.user_cache import only_one
 from jspec.kernels import library
 
 FOLDER = pathlib.Path(__file__).parent
@@ -39,8 +39,8 @@ def emulator(request, tmp_path_factory):
     )
     cache = getattr(request.config, "cache", None)
     folder = tmp_path_factory.mktemp("cuda") if cache is None else cache.mkdir("cuda")
-    with pytest.MonkeyPatch.context() as patch, open(folder / "lock", "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # of several workers one compiles, on all cores
+    # Of several workers one compiles, on all cores.
+    with pytest.MonkeyPatch.context() as patch, only_one(folder / "lock", "compiles"):
         patch.setenv("JSPEC_CACHE", str(folder))
         emulated = library.load_library(recipe)
     for name in library.cuda_handlers():
