@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
-from jspec.audio.spectrogram import HOP, log_mel
+from jspec.audio.sound import HOP, RATE, log_mel
 from jspec.audio.timestamps import SECONDS, SpecialTokens, timestamp_processor
-from jspec.audio.wav import RATE
 from jspec.common.errors import InputError, check_among
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
