@@ -81,6 +81,7 @@ def test_samples_are_read(tmp_path):
         ({"count": 0}, "expected sound of above 0 s and up to 24 hours, got 0 s"),
         ({"cut": 10}, "expected 100 samples as its header says, got 95"),
         ({"cut": 230}, "expected a WAV file of"),
+        ({"cut": 244}, "expected a WAV file of"),
     ],
     ids=str,
 )
@@ -94,13 +95,6 @@ def test_another_sound_is_refused(options, message, tmp_path):
     with pytest.raises(InputError, match=message) as error:
         read_wav(path)
     assert "\n" not in str(error.value)
-
-
-def test_what_is_no_wav(tmp_path):
-    """A text, and a file that is not there."""
-    (tmp_path / "a.wav").write_text("hello, this is a text and no sound at all" * 3)
-    with pytest.raises(InputError, match="expected a WAV file"):
-        read_wav(tmp_path / "a.wav")
     with pytest.raises(InputError, match=r"b\.wav: cannot be read: No such file"):
         read_wav(tmp_path / "b.wav")
 
@@ -156,10 +150,11 @@ def test_a_request_for_the_language_is_left_alone():
     assert not processor.is_used(SamplingParams(allowed_token_ids=(29, 30)))
 
 
-def transcribe(generator, sound, settings=None):
-    settings = settings or SamplingParams(max_new_tokens=12)
-    windows = list(Transcriber(generator).run(sound, settings))
-    return [s for window in windows for s in window.segments], [w.result for w in windows]
+def transcribe(generator, sound, settings, language=None):
+    transcriber = Transcriber(generator, language)
+    windows = list(transcriber.run(sound, settings))
+    segments = [segment for window in windows for segment in window.segments]
+    return segments, [window.result for window in windows], transcriber.language
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +178,8 @@ def drafted_by(whisper):
 
 def test_drafts_change_no_transcript(whisper, drawn, drafted_by):
     """Several windows, timestamps in order, nothing that was suppressed."""
-    sound, settings, segments, results = drawn
-    drafted, drafted_results = transcribe(drafted_by(whisper), sound, settings)
+    sound, settings, segments, results, language = drawn
+    drafted, drafted_results, _ = transcribe(drafted_by(whisper), sound, settings, language)
     assert drafted == segments
     assert all(result.stats.acceptance_rate == 1.0 for result in drafted_results)
     assert len(results) > 2
@@ -198,7 +193,7 @@ def test_drafts_change_no_transcript(whisper, drawn, drafted_by):
 
 @pytest.fixture(scope="module")
 def drawn(plain):
-    """Returns a sound, settings that draw, and plain decoding's segments and results."""
+    """Returns a sound, settings that draw, and plain decoding's segments, results and language."""
     sound = make_sound(1.7)
     settings = SamplingParams(max_new_tokens=12, temperature=1.0, seed=11)
     return sound, settings, *transcribe(plain, sound, settings)
@@ -212,7 +207,6 @@ def drawn(plain):
         slow_unless(False, "model", 1, {"noise": 0.02}),
         slow_unless(False, "model", 4, {"noise": 0.02}),
         slow_unless(False, "suffix", 2, {}),
-        slow_unless(False, "layer_skip", 1, {"draft_layers": 1}),
         slow_unless(False, "layer_skip", 3, {"draft_layers": 1}),
         slow_unless(False, "model", 3, {"noise": 0.02, "tree_depth": 2}),
     ],
@@ -222,7 +216,7 @@ def test_coupled_transcripts_are_those_of_plain_decoding(
     whisper, drawn, drafted_by, drafter, number, options
 ):
     """One text a seed, timestamps and suppressed tokens included, whatever drafts."""
-    sound, settings, _, results = drawn
+    sound, settings, _, results, language = drawn
     expected = [result.token_ids for result in results]
     options, draft = dict(options), None
     if noise := options.pop("noise", 0.0):
@@ -237,7 +231,7 @@ def test_coupled_transcripts_are_those_of_plain_decoding(
             whisper, draft, drafter=drafter, num_draft_tokens=number, acceptance="coupled",
             processors=processors_of(whisper), **options,
         )  # fmt: skip
-    _, results = transcribe(generator, sound, settings)
+    _, results, _ = transcribe(generator, sound, settings, language)
     assert [result.token_ids for result in results] == expected
     assert sum(result.stats.num_proposed for result in results) > 0
     assert len({tuple(ids) for ids in expected}) > 1
