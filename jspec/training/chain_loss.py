@@ -107,6 +107,32 @@ def target_steps(
     return target_step
 
 
+def steps_after(
+    rows: Rows,
+    logits: Float32[Array, "b t u"],
+    anchors: Int32[Array, "b n"],
+    ids: Int32[np.ndarray, "u"],
+    first: int,
+) -> Callable[[int], TargetStep]:
+    """Returns the target's side of blocks whose step s is the token `first` + s after the anchor.
+
+    `logits` are the target's among `ids`, [u], which are those that can be drafted.
+    """
+    is_known = jnp.isin(jnp.asarray(rows.tokens), jnp.asarray(ids), method="binary_search")
+
+    def at(leaf: Array, ahead: int) -> Array:
+        place = (anchors + ahead).reshape(*anchors.shape, *[1] * (leaf.ndim - 2))
+        return jnp.take_along_axis(leaf, place, axis=1, mode="clip")
+
+    def target_step(step: int) -> TargetStep:
+        ahead = first + step
+        here, is_scored = at(logits, ahead - 1), at(rows.is_scored(ahead), 0)
+        can_hit = is_scored & at(is_known, ahead)
+        return TargetStep(jax.nn.softmax(here), jnp.argmax(here, axis=-1), is_scored, can_hit)
+
+    return target_step
+
+
 def masked_mean(values: Shaped[Array, "b n"], mask: Bool[Array, "b n"]) -> Float32[Array, ""]:
     """Returns the mean over the positions of a mask; 0 if it is empty."""
     total = jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0))

@@ -15,14 +15,13 @@ accepts the draft.
 
 import dataclasses
 import pathlib
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
@@ -40,9 +39,10 @@ from jspec.drafters.dflash_head import (
 from jspec.drafters.eagle_head import default_feature_layers
 from jspec.models import init_cache
 from jspec.models.layers import finish_logits, head_kernel, linear, look_up
-from jspec.training.chain_loss import TargetStep, chain_loss, masked_mean
+from jspec.training.chain_loss import TargetStep, chain_loss, masked_mean, steps_after
 from jspec.training.config import Trainee, TrainingConfig, cast
-from jspec.training.packing import Rows
+from jspec.training.heads import frequent_ids
+from jspec.training.packing import Rows, block_mask
 from jspec.training.target_states import TargetStates, target_states
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
@@ -90,7 +90,8 @@ class DflashTraining(TrainingConfig):
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)
         check_range("markov_rank", self.markov_rank, 0, 10**4)
         check_range("confidence_weight", self.confidence_weight, 0, 10**3)
-        ids = self._ids(target, texts)
+        size = target.config.vocab_size
+        ids = frequent_ids(texts, size, self.vocab_size) if self.vocab_size else np.arange(size)
         config = self._config(target, len(ids))
         for layer in config.feature_layers:
             check_range("feature_layers", layer, 0, target.config.num_layers)
@@ -115,19 +116,6 @@ class DflashTraining(TrainingConfig):
             save_dflash(folder, config, stored)
 
         return Trainee(first, target.params, loss, save, layers)
-
-    def _ids(self, target: LoadedModel, texts: Sequence[Text]) -> Int32[np.ndarray, "u"]:
-        """Returns the tokens that the head can propose, in rising order."""
-        size = target.config.vocab_size
-        if not self.vocab_size:
-            return np.arange(size, dtype=np.int32)
-        answers = np.concatenate([np.array(text.answer, int) for text in texts])
-        # Of equally frequent tokens the smaller ids are taken.
-        by_count = np.argsort(-np.bincount(answers, minlength=size), kind="stable")
-        ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
-        print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
-              "texts", file=sys.stderr, flush=True)  # fmt: skip
-        return ids
 
     def _config(self, target: LoadedModel, num_ids: int) -> DflashConfig:
         """Returns the head's shape: layers of Qwen3 in the sizes of the target's."""
@@ -177,7 +165,7 @@ class DflashTraining(TrainingConfig):
                 logits += markov_bias(params, embedded)
             return logits
 
-        target_step = steps_after(rows, states, anchors, ids)
+        target_step = steps_after(rows, states.logits, anchors, ids, first=1)
         sizes = {"num_steps": config.most_drafts, "decay": self.decay}
         value, metrics = chain_loss(draft_logits, target_step, is_frugal=True, **sizes)
         if config.has_confidence:
@@ -258,44 +246,11 @@ def block_outputs(
     masks = jnp.broadcast_to(params["mask"], (b, n, size - 1, first.shape[-1]))
     embedded = jnp.concatenate([first[:, :, None], masks], axis=2)
     places = jnp.take_along_axis(positions, anchors, axis=1)[..., None] + jnp.arange(size)
+    # The anchor is in its block, and its feature is not known when that is drafted.
+    mask = block_mask(rows, anchors, np.ones([size, size]), sees_anchor=False)
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, cache.num_slots - mask.shape[2])))
     hidden, _ = read_block(
         config, params, embedded.reshape(b, n * size, -1), cache,
-        positions=places.reshape(b, -1), visible=block_mask(rows, anchors, size, cache.num_slots),
+        positions=places.reshape(b, -1), visible=mask,
     )  # fmt: skip
     return hidden.reshape(b, n, size, -1)[:, :, size - config.most_drafts :]
-
-
-def block_mask(
-    rows: Rows, anchors: Int32[Array, "b n"], size: int, num_slots: int
-) -> Bool[Array, "b m s"]:
-    """Returns what each slot of the blocks sees: its text before the anchor, and its block.
-
-    Blocks have `size` slots; m = n · size. They stand after the t tokens of the row.
-    """
-    b, n = anchors.shape
-    text = jnp.take_along_axis(rows.visible(), anchors[..., None], axis=1)
-    # The anchor is in its block, and its feature is not known when that is drafted.
-    text &= jnp.arange(text.shape[2]) != anchors[..., None]
-    block = jnp.asarray(np.kron(np.eye(n), np.ones([size, size])).astype(bool))
-    block = jnp.broadcast_to(block, (b, *block.shape))
-    mask = jnp.concatenate([jnp.repeat(text, size, axis=1), block], axis=2)
-    return jnp.pad(mask, ((0, 0), (0, 0), (0, num_slots - mask.shape[2])))
-
-
-def steps_after(
-    rows: Rows, states: TargetStates, anchors: Int32[Array, "b n"], ids: Int32[np.ndarray, "u"]
-) -> Callable[[int], TargetStep]:
-    """Returns the target's side of blocks that begin with the anchors; drafts are among `ids`."""
-    is_known = jnp.isin(jnp.asarray(rows.tokens), jnp.asarray(ids), method="binary_search")
-
-    def at(leaf: Array, ahead: int) -> Any:
-        place = (anchors + ahead).reshape(*anchors.shape, *[1] * (leaf.ndim - 2))
-        return jnp.take_along_axis(leaf, place, axis=1, mode="clip")
-
-    def target_step(step: int) -> TargetStep:
-        logits = at(states.logits, step)
-        is_scored = at(rows.is_scored(1 + step), 0)
-        can_hit = is_scored & at(is_known, 1 + step)
-        return TargetStep(jax.nn.softmax(logits), jnp.argmax(logits, axis=-1), is_scored, can_hit)
-
-    return target_step

@@ -1,13 +1,26 @@
-"""A head of EAGLE-3 (arXiv 2503.01840) as a trainee."""
+"""A head of EAGLE-3 (arXiv 2503.01840) as a trainee, by training-time test.
+
+A chain of drafts that begins after token i + 1 calls the head on (feature i, token i + 1), and then
+on its own output in the feature's place. Step s of all chains is one call here:
+
+    step 0   (f0 t1)  (f1 t2)  (f2 t3) ...     each sees the pairs up to its own
+    step 1   (h0 t2)  (h1 t3)  (h2 t4) ...     each sees the pairs that its chain saw at step 0, and
+    step 2   (h0 t3)  (h1 t4)  (h2 t5) ...     its own chain's later pairs
+
+The tokens are the text's: a chain matters only as long as its drafts are accepted
+(arXiv 2503.01840, section 3.2).
+"""
 
 import dataclasses
+import functools
 import pathlib
-import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float32
 
 from jspec.common.errors import InputError, check_range
 from jspec.common.typing import Params
@@ -15,22 +28,32 @@ from jspec.drafters.eagle_head import (
     EagleConfig,
     LoadedHead,
     default_feature_layers,
+    fuse,
     init_eagle_params,
     load_eagle,
     save_eagle,
 )
+from jspec.kernels import apply_rope
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import DecoderConfig
-from jspec.models.layers import head_kernel, linear, look_up, scaled
+from jspec.models.layers import (
+    FeedForward,
+    RMSNorm,
+    head_kernel,
+    linear,
+    look_up,
+    rope_cos_sin,
+    scaled,
+)
 from jspec.training.config import Trainee, TrainingConfig, cast
-from jspec.training.eagle_unroll import unroll
-from jspec.training.heads import Heads, StepLogits, make_heads_trainee
-from jspec.training.packing import Rows
+from jspec.training.heads import Heads, StepLogits, frequent_ids, make_heads_trainee
+from jspec.training.packing import Rows, shift_left
 from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
 from jspec.weights.quantize import dequantize
 from jspec.weights.resolver import LoadedModel
 
+_MASKED = -1e30
 _FROM_THE_END = 2  # the layer of the target that a head begins as: of SmolLM2's 30 the 29th
 
 
@@ -67,18 +90,13 @@ class EagleTraining(TrainingConfig):
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)
         shape = target.config
         size, depth = shape.vocab_size, shape.num_layers
-        answers = np.concatenate([np.array(text.answer, int) for text in texts])
-        # Of equally frequent tokens the smaller ids are taken.
-        by_count = np.argsort(-np.bincount(answers, minlength=size), kind="stable")
-        ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
         earlier = self._load_earlier(shape)
         usual = earlier.config.feature_layers if earlier else default_feature_layers(depth)
         width = (earlier.config.layer if earlier else shape).hidden_dim
         layers = self.feature_layers or usual
         for layer in layers:
             check_range("feature_layers", layer, 0, depth)
-        print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
-              "texts", file=sys.stderr, flush=True)  # fmt: skip
+        ids = frequent_ids(texts, size, self.vocab_size)
         layer = dataclasses.replace(
             shape.as_llama(), num_layers=1, vocab_size=len(ids), tie_embeddings=False,
             hidden_dim=self.hidden_dim or width,
@@ -202,3 +220,81 @@ def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
             "found another shape"
         )
     return params
+
+
+def unroll(
+    config: EagleConfig,
+    params: Params,
+    rows: Rows,
+    states: TargetStates,
+    num_steps: int,
+) -> list[Float32[Array, "b t d"]]:
+    """Returns the head's outputs, normed, at every position and each of a chain's calls.
+
+    From index i of those of step s the head predicts token i + 2 + s; the last 2 + s positions of a
+    text have no meaning.
+    """
+    mlp, norm = FeedForward(config.layer), RMSNorm(config.layer.norm_epsilon)
+    head, visible = params["head"], rows.visible()
+
+    def normed(name: str, inputs: Array) -> Any:
+        return norm.apply({"params": head[name]}, inputs)
+
+    hidden = fuse(params, states.features)
+    pairs, outputs = [], []
+    for step in range(num_steps):
+        tokens = shift_left(states.embedded.astype(jnp.float32), 1 + step)
+        halves = [normed("embedding_norm", tokens), normed("feature_norm", hidden)]
+        inputs = jnp.concatenate(halves, axis=-1)
+        positions = jnp.asarray(rows.positions) + step
+        queries, *pair = _project(config.layer, head["attention"], inputs, positions)
+        pairs.append(pair)
+        hidden = hidden + _attend(config.layer, head["attention"], queries, pairs, visible)
+        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed("mlp_norm", hidden))  # type: ignore
+        outputs.append(normed("final_norm", hidden))
+    return outputs
+
+
+def _project(
+    config: DecoderConfig, params: Params, inputs: Float32[Array, "b t i"], positions: Array
+) -> tuple[Float32[Array, "b t k g h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
+    """Returns the queries, scaled, the keys and the values of one step."""
+    b, t = inputs.shape[:2]
+    k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
+    qkv = linear(inputs, params["qkv"])
+    if config.qkv_bias:
+        qkv += params["qkv_bias"]
+    rope = rope_cos_sin(config, positions)
+    rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)
+    rotated = rotated.reshape(b, t, k, g + 1, h)
+    return rotated[:, :, :, :g] * h**-0.5, rotated[:, :, :, g], qkv[:, :, :, g + 1]
+
+
+def _attend(
+    config: DecoderConfig,
+    params: Params,
+    queries: Float32[Array, "b t k g h"],
+    pairs: Sequence[Sequence[Float32[Array, "b t k h"]]],
+    visible: Bool[Array, "b t t"],
+) -> Float32[Array, "b t d"]:
+    """Returns the attention to the pairs of step 0 that a position sees and to its chain."""
+    # The softmax over both is assembled from its parts, so that no array holds all scores.
+    (keys, values), *chain_pairs = pairs
+    scores = jnp.einsum("btkgh,bskh->bkgts", queries, keys)
+    scores = jnp.where(visible[:, None, None], scores, _MASKED)
+    chain_scores = [
+        jnp.einsum("btkgh,btkh->bkgt", queries, chain_keys)[..., None]
+        for chain_keys, _ in chain_pairs
+    ]
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, chain_scores, top))
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1)
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values)
+    for score, (_, chain_values) in zip(chain_scores, chain_pairs, strict=True):
+        weight = jnp.exp(score - top)[..., 0]
+        total += weight
+        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, chain_values)
+    mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
+    outputs = linear(mixed.reshape(*mixed.shape[:2], -1), params["out"])
+    return outputs + params["out_bias"] if config.out_bias else outputs

@@ -6,6 +6,7 @@ texts' own tokens; this is its mean over the tokens that the target might have w
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -80,6 +81,18 @@ def make_heads_trainee(target: LoadedModel, heads: Heads) -> Trainee:
         return heads.loss(params, target_params, jax.lax.stop_gradient(states), rows)
 
     return Trainee(heads.params, target.params, loss, heads.save, layers)
+
+
+def frequent_ids(texts: Sequence[Text], vocab_size: int, number: int) -> Int32[np.ndarray, "u"]:
+    """Returns the most frequent tokens of answers, which a head can propose, in rising order."""
+    answers = np.concatenate([np.array(text.answer, int) for text in texts])
+    # Of equally frequent tokens the smaller ids are taken.
+    by_count = np.argsort(-np.bincount(answers, minlength=vocab_size), kind="stable")
+    ids = np.sort(by_count[:number]).astype(np.int32)
+    share = np.isin(answers, ids).mean()
+    print(f"the head can propose {len(ids)} tokens, {share:.1%} of the texts",
+          file=sys.stderr, flush=True)  # fmt: skip
+    return ids
 
 
 @dataclasses.dataclass(frozen=True)

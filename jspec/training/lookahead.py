@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
@@ -25,9 +25,9 @@ from jspec.drafters.lookahead import (
     save_lookahead,
 )
 from jspec.models import init_cache, make_apply
-from jspec.training.chain_loss import SCORE, TargetStep, chain_loss
+from jspec.training.chain_loss import SCORE, chain_loss, steps_after
 from jspec.training.config import LossFn, Trainee, TrainingConfig
-from jspec.training.packing import Rows
+from jspec.training.packing import Rows, block_mask
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
@@ -64,6 +64,7 @@ class LookaheadTraining(TrainingConfig):
     def _make_loss(self, target: LoadedModel) -> LossFn:
         """Returns the loss of all groups of embeddings, which are one block of a second call."""
         shape, num, stride = target.config, self.num_tokens, self.stride
+        ids = np.arange(shape.vocab_size)
         apply, dtype = make_apply(shape), target.params["embedding"].dtype
 
         def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
@@ -77,18 +78,11 @@ class LookaheadTraining(TrainingConfig):
             positions = jnp.take_along_axis(positions, anchors, axis=1)[..., None]
             positions = (positions + 1 + jnp.arange(num)).reshape(b, -1)
             block = jnp.tile(params["embeddings"], (b, n, 1))
-            mask = group_mask(rows, anchors, num)
+            # Each embedding sees its group up to itself.
+            mask = block_mask(rows, anchors, np.tril(np.ones([num, num])), sees_anchor=True)
             logits = apply(target_params, block, cache, positions=positions, block_mask=mask)[0]
             logits = logits.reshape(b, n, num, -1)
-
-            def target_step(step: int) -> TargetStep:
-                ahead = 2 + step
-                is_scored = jnp.take_along_axis(rows.is_scored(ahead), anchors, axis=1)
-                at = anchors[..., None] + ahead - 1
-                here = jnp.take_along_axis(target_logits, at, axis=1, mode="clip")
-                best = jnp.argmax(here, axis=-1)
-                return TargetStep(jax.nn.softmax(here), best, is_scored, is_scored)
-
+            target_step = steps_after(rows, target_logits, anchors, ids, first=2)
             value, metrics = chain_loss(
                 lambda step: logits[:, :, step], target_step, num_steps=num, decay=self.decay
             )
@@ -102,15 +96,3 @@ def anchors_of(rows: Rows, stride: int) -> Int32[Array, "b n"]:
     tokens = jnp.asarray(rows.tokens)
     begin = jnp.sum(tokens, axis=1, keepdims=True) % stride  # arbitrary, but the row's own
     return begin + stride * jnp.arange(tokens.shape[1] // stride, dtype=jnp.int32)
-
-
-def group_mask(rows: Rows, anchors: Int32[Array, "b n"], num: int) -> Bool[Array, "b m u"]:
-    """Returns what each embedding sees: its text up to the anchor, and its group up to itself.
-
-    Groups have `num` embeddings; m = n · num, u = t + m.
-    """
-    b, n = anchors.shape
-    text = jnp.take_along_axis(rows.visible(), anchors[..., None], axis=1)
-    group = jnp.asarray(np.kron(np.eye(n), np.tril(np.ones([num, num]))).astype(bool))
-    group = jnp.broadcast_to(group, (b, n * num, n * num))
-    return jnp.concatenate([jnp.repeat(text, num, axis=1), group], axis=2)

@@ -63,6 +63,23 @@ def shift_left(leaf: Array, by: int) -> Array:
     return jnp.pad(leaf, padding)[:, by:]
 
 
+def block_mask(
+    rows: Rows, anchors: Int32[Array, "b n"], block: np.ndarray, *, sees_anchor: bool
+) -> Bool[Array, "b m u"]:
+    """Returns what each slot of blocks after the t tokens of their row sees, one an anchor.
+
+    That is its text up to the anchor and, of its block, what `block` [w w] says; m = n · w and
+    u = t + m.
+    """
+    (b, n), width = anchors.shape, len(block)
+    text = jnp.take_along_axis(rows.visible(), anchors[..., None], axis=1)
+    if not sees_anchor:
+        text &= jnp.arange(text.shape[2]) != anchors[..., None]
+    blocks = jnp.asarray(np.kron(np.eye(n), block).astype(bool))
+    blocks = jnp.broadcast_to(blocks, (b, *blocks.shape))
+    return jnp.concatenate([jnp.repeat(text, width, axis=1), blocks], axis=2)
+
+
 def pack(texts: Sequence[Text], seq_len: int) -> Rows:
     """Packs each text into the first row of `seq_len` tokens with room; longer texts are cut."""
     rows: list[Int32[np.ndarray, "4 t"]] = []

@@ -20,6 +20,7 @@ from jspec.models.sharding import DATA_AXIS, split_spec, spread_config
 from jspec.training.packing import Rows
 from jspec.weights.hf import read_config
 from jspec.weights.resolver import LoadedModel, check_decoder, find_model, load_model
+from jspec.weights.shards import put_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,7 @@ def _put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Returns an array on the mesh; if it has devices of several processes, each puts its parts."""
     if sharding.is_fully_addressable or not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    whole = np.asarray(leaf)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return put_whole(leaf, sharding)
 
 
 ON_ONE = Placement()  # device

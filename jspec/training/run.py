@@ -19,9 +19,8 @@ from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
 from jspec.training.heads import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
-from jspec.training.loop import train
+from jspec.training.loop import train, write_figures
 from jspec.training.medusa import MedusaTraining
-from jspec.training.metrics import write_figures
 from jspec.training.packing import Batches, iterate_rows, pack
 from jspec.training.placement import ON_ONE, Placement
 from jspec.training.texts import Text, read_texts, split

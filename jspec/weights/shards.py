@@ -147,6 +147,12 @@ def is_placed(leaf: Any, mesh: Mesh) -> bool:
     return isinstance(sharding, NamedSharding) and sharding.mesh == mesh
 
 
+def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Returns an array that this process has whole, of which each device gets its part."""
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
 def place_everywhere(tree: Any, mesh: Mesh) -> Any:
     """Returns arrays of this process, the same in all of them, as arrays on every device.
 
@@ -159,8 +165,7 @@ def place_everywhere(tree: Any, mesh: Mesh) -> Any:
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf.update(sharding=sharding)
-        values = np.asarray(leaf)
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+        return put_whole(leaf, sharding)
 
     return jax.tree.map(place, tree)
 
@@ -211,14 +216,12 @@ def _spread_compact(
         kernel = _take(kernel, _outputs_of_shards(parameter, stored, axis, count), name)
     kernel = kernel.replace(shape=parameter.shape)
 
-    def place(spec: PartitionSpec, array: Any) -> jax.Array:
-        values, sharding = np.asarray(array), NamedSharding(mesh, spec)
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
     return jax.tree.map(
-        place, parameter_specs({name: kernel}, count)[name], kernel,
+        lambda spec, array: put_whole(array, NamedSharding(mesh, spec)),
+        parameter_specs({name: kernel}, count)[name],
+        kernel,
         is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-    )  # fmt: skip
+    )
 
 
 def _outputs_of_shards(

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jspec.drafters import DrafterOptions
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_params
 from jspec.training.loop import make_evaluate
 from jspec.training.packing import Batches, iterate_rows, pack, packed_hidden
@@ -87,3 +90,17 @@ def grammar_target():
             params, state, value = update(params, state, batches[step])
     assert value < 0.4, f"the target has not learned the grammar: {value} nats a letter"
     return make_model(params=params)
+
+
+def share_kept(target, drafter, head, num_draft_tokens=3):
+    """Returns the share of a head's drafts that are kept; the text is plain decoding's."""
+    settings = SamplingParams(max_new_tokens=40)
+    requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
+    plain = Generator(target, drafter="none", batch_size=8).generate(requests)
+    results = Generator(
+        target, drafter=drafter, num_draft_tokens=num_draft_tokens, batch_size=8,
+        drafter_options=DrafterOptions(draft_head=str(head)),
+    ).generate(requests)  # fmt: skip
+    assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+    kept = sum(result.stats.num_accepted for result in results)
+    return kept / sum(result.stats.num_proposed for result in results)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.training.dflash import block_mask, block_outputs, draw_anchors, steps_after
-from jspec.training.packing import pack, packed_hidden
+from jspec.training.chain_loss import steps_after
+from jspec.training.dflash import block_outputs, draw_anchors
+from jspec.training.packing import block_mask, pack, packed_hidden
 from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
 from tests import tiny, tiny_dflash
@@ -70,7 +71,7 @@ def test_anchors_are_drawn_from_answers(rows):
 def test_the_target_is_asked_about_the_token_that_a_slot_says(rows, states):
     """Step s is the token s + 1 places after the anchor, in the anchor's text."""
     anchors, ids = draw_anchors(rows, 6), np.arange(61)
-    step = steps_after(rows, states, anchors, ids)(2)
+    step = steps_after(rows, states.logits, anchors, ids, first=1)(2)
     for row, places in enumerate(np.asarray(anchors)):
         for index, place in enumerate(places):
             is_there = place + 3 < SEQ_LEN and rows.text[row, place + 3] == rows.text[row, place]
@@ -86,7 +87,7 @@ def test_the_target_is_asked_about_the_token_that_a_slot_says(rows, states):
 def test_a_block_sees_neither_its_anchors_feature_nor_later_tokens(rows):
     """The anchor's feature is not known when its block is drafted."""
     anchors = draw_anchors(rows, 6)
-    mask = np.asarray(block_mask(rows, anchors, 3, SEQ_LEN + 30))
+    mask = np.asarray(block_mask(rows, anchors, np.ones([3, 3]), sees_anchor=False))
     for row, places in enumerate(np.asarray(anchors)):
         for index, place in enumerate(places):
             for slot in range(3):

@@ -125,14 +125,11 @@ def test_chosen_layers_begin_as_the_targets(embeddings):
     ("fields", "message"),
     [({}, "num_layers of at least 1, or init_layers"),
      ({"init_layers": (1, 0)}, r"init_layers rising, from 0 to 1, got \[1, 0\]"),
-     ({"init_layers": (0, 2)}, r"got \[0, 2\]"),
      ({"init_layers": (0,), "num_layers": 2}, "num_layers 0 or 1, got 2"),
      ({"init_layers": (0,), "embed_dim": 16}, "to be 0 or the target's"),
      ({"num_layers": 1, "embed_dim": 16, "embeddings": "copied"}, "the target's width, 32; got"),
      ({"num_layers": 1, "embed_dim": 18, "num_heads": 2, "num_kv_heads": 2}, "head_dim must be"),
-     ({"num_layers": 1, "num_heads": 3}, "multiple of num_kv_heads"),
      ({"num_layers": 1, "embeddings": "hers"}, "embeddings among own, copied, shared"),
-     ({"num_layers": 1, "kl_weight": 0.0}, "one of them above"),
      ({"num_layers": 1, "kl_weight": -1.0}, "at least 0")],
 )  # fmt: skip
 def test_shapes_that_cannot_be_are_refused(fields, message):

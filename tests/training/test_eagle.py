@@ -1,9 +1,12 @@
 """A head of EAGLE-3 in training: how it begins, and from which head it goes on.
 
+Training-time test: all chains at once say what each says by itself.
+
 Seeds: 0 of the order of the texts and the heads' parameters.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +14,23 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters.eagle_head import EagleConfig, init_eagle_params, load_eagle, save_eagle
+from jspec.drafters.eagle_head import (
+    EagleConfig,
+    apply_head,
+    fuse,
+    init_eagle_params,
+    load_eagle,
+    save_eagle,
+)
 from jspec.drafters.head_folder import round_head
+from jspec.models import init_cache
+from jspec.models.layers import linear
 from jspec.training.config import Recipe
-from jspec.training.eagle import EagleTraining
+from jspec.training.eagle import EagleTraining, unroll
+from jspec.training.packing import pack
+from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
+from tests import tiny_eagle
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_model, target
 from tests.training.grammar import grammar_batches, grammar_texts
@@ -31,6 +46,7 @@ def frozen():
     return target().params
 
 
+@functools.cache
 def trainee_of(ids, **fields):
     fields = {"feature_layers": LAYERS, "chain_steps": 2} | fields
     training = EagleTraining(vocab_size=len(ids), recipe=RECIPE, **fields)
@@ -40,11 +56,9 @@ def trainee_of(ids, **fields):
 @pytest.mark.parametrize("freeze_head", [slow_unless(False, False), True])
 def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
     """Every parameter is there; what is frozen gets no gradient, and only that."""
-    ids = np.unique([text.answer for text in grammar_texts(128, 2)])
+    ids = tuple(np.unique([text.answer for text in grammar_texts(128, 2)]).tolist())
     trainee = trainee_of(ids, freeze_head=freeze_head)
-    layer = dataclasses.replace(
-        CONFIG, num_layers=1, vocab_size=len(ids), tie_embeddings=False
-    )  # fmt: skip
+    layer = dataclasses.replace(CONFIG, num_layers=1, vocab_size=len(ids), tie_embeddings=False)
     config = EagleConfig(layer, CONFIG.vocab_size, LAYERS, CONFIG.num_layers)
     shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
     del shapes["ids"]
@@ -53,7 +67,7 @@ def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
     width = CONFIG.embed_dim
     np.testing.assert_array_equal(head["attention"]["qkv"][..., width:], layer["attention"]["qkv"])
     np.testing.assert_array_equal(head["mlp"]["down"], layer["mlp"]["down"])
-    np.testing.assert_array_equal(head["head"], frozen()["head"][ids])
+    np.testing.assert_array_equal(head["head"], frozen()["head"][jnp.array(ids)])
     rows = grammar_batches(4)[0][0]
     gradient = jax.jit(jax.grad(lambda params: trainee.loss(params, frozen(), rows)[0]))
     largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), gradient(trainee.params))
@@ -148,7 +162,7 @@ def test_another_layer_is_refused(folder, monkeypatch):
     changed = earlier._replace(params=earlier.params | {"head": head | {"mlp": mlp}})
     monkeypatch.setattr("jspec.training.eagle.load_eagle", lambda *_: changed)
     with pytest.raises(InputError, match="expected a layer like the target's"):
-        trainee_of(OWN, init_head=str(folder))
+        trainee_of.__wrapped__(OWN, init_head=str(folder))
 
 
 @pytest.mark.parametrize("extra", [{"mask_id": 3}, {"has_embedding": True}], ids=str)
@@ -159,3 +173,78 @@ def test_a_head_of_p_eagle_is_refused(tmp_path, extra):
     save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
     with pytest.raises(InputError, match="the embedding of a P-EAGLE, which are not trained"):
         trainee_of(OWN, init_head=str(tmp_path / "head"))
+
+
+STEPS, LENGTH = 3, 12
+_apply_head = jax.jit(apply_head, static_argnums=0)
+_unroll = jax.jit(unroll, static_argnums=(0, 4))
+
+
+@pytest.fixture(scope="module")
+def head():
+    return tiny_eagle.params()
+
+
+def rows_of(texts):
+    texts = [Text((), tuple(text[0].tolist())) for text in texts]
+    return pack(texts, sum(len(text.ids) for text in texts))
+
+
+def states_of(pair, tokens, features):
+    return TargetStates(pair.target["embedding"][tokens], features, None, None)
+
+
+def logits_of(head, outputs):
+    return linear(outputs, head["head"]["head"])
+
+
+def chain(pair, head, tokens, features, anchor):
+    """Returns the logits of the calls of the chain that begins at a pair, teacher-forced.
+
+    What lies behind the newest pair is not seen: all calls are one program.
+    """
+    pairs, said = np.zeros([1, LENGTH, features.shape[2]], np.float32), []
+    pairs[:, : anchor + 1] = features[:, : anchor + 1]
+    later = np.pad(tokens[:, 1:], ((0, 0), (0, LENGTH + 1 - tokens.shape[1])))
+    embedded = pair.target["embedding"][later]
+    empty = init_cache(tiny_eagle.CONFIG.layer, batch_size=1, capacity=LENGTH, dtype=jnp.float32)
+    for place in range(anchor, min(anchor + STEPS, tokens.shape[1] - 1)):
+        logits, hidden, _ = _apply_head(
+            tiny_eagle.CONFIG, head, embedded, jnp.asarray(pairs), empty
+        )
+        said.append(logits[0, place])
+        pairs[:, place + 1] = hidden[:, place]
+    return said
+
+
+def test_every_chain_is_what_drafting_computes(tiny_pair, head):
+    """At several places of a row that holds two texts."""
+    rng = np.random.default_rng(0)
+    texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, LENGTH)]
+    features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
+    row = jnp.concatenate(texts, axis=1)
+    states = states_of(tiny_pair, row, jnp.concatenate(features, axis=1))
+    outputs = _unroll(tiny_eagle.CONFIG, head, rows_of(texts), states, STEPS)
+    logits = [logits_of(head, output)[0] for output in outputs]
+    for text, of_text, begin in zip(texts, features, (0, 9), strict=True):
+        for anchor in (0, 3, 6):
+            said = chain(tiny_pair, head, text, fuse(head, of_text), anchor)
+            for step, expected in enumerate(said):
+                np.testing.assert_allclose(
+                    logits[step][begin + anchor], expected, rtol=1e-3, atol=1e-3
+                )
+
+
+def test_gradients_reach_every_parameter(tiny_pair, head):
+    """From the loss of the last step alone."""
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (1, 10)), jnp.int32)
+    features, rows = tiny_eagle.features_of(tiny_pair, tokens), rows_of([tokens])
+    trained = {name: leaf for name, leaf in head.items() if name != "ids"}
+
+    def loss(params):
+        states = states_of(tiny_pair, tokens, features)
+        outputs = unroll(tiny_eagle.CONFIG, params, rows, states, STEPS)
+        return jnp.sum(jax.nn.log_softmax(logits_of(params, outputs[-1]))[:, :, 0])
+
+    grads = jax.jit(jax.grad(loss))(trained)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))

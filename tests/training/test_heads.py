@@ -4,15 +4,13 @@ The target has learned a grammar (seed 0); so have the heads, from the target's 
 """
 
 import dataclasses
-import json
 
 import jax
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.generation.generator import Generator
-from jspec.generation.request import Request, SamplingParams
+from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.checks import run_checks
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
@@ -25,7 +23,14 @@ from jspec.training.medusa import MedusaTraining
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_subject
 from tests.tiny_models import target
-from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
+from tests.training.folders import read_metrics
+from tests.training.grammar import (
+    grammar_batches,
+    grammar_target,
+    grammar_texts,
+    metrics_before,
+    share_kept,
+)
 
 RECIPE = Recipe(
     num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=60
@@ -43,22 +48,11 @@ KINDS = {
 # By how much a trained head beats itself before the first step: tokens a call on held-out texts and
 # the share of its drafts that are accepted. Measured: 2.6, 1.8, 2.0, 0.10, and 0.86, 0.65, 0.64,
 # 0.13. A look-ahead takes two calls a round, and the target keeps its first draft in any case.
-MARGIN = {
-    "eagle": 1.0,
-    "medusa": 1.0,
-    "blockwise": 1.0,
-    "lookahead": 0.06,
-    "dflash": 0.5,
-    "dspark": 0.5,
-}
-SHARE = {
-    "eagle": 0.3,
-    "medusa": 0.3,
-    "blockwise": 0.3,
-    "lookahead": 0.08,
-    "dflash": 0.15,
-    "dspark": 0.15,
-}
+MARGIN = dict.fromkeys(("eagle", "medusa", "blockwise"), 1.0) | {"lookahead": 0.06}
+MARGIN |= dict.fromkeys(("dflash", "dspark"), 0.5)
+SHARE = dict.fromkeys(("eagle", "medusa", "blockwise"), 0.3) | {"lookahead": 0.08}
+SHARE |= dict.fromkeys(("dflash", "dspark"), 0.15)
+_QUICK = "blockwise"  # which has half of the steps
 DRAFTER = {"dspark": "dflash"}  # which drafts with a head, where that is called otherwise
 _RULES = {0.0: "greedy", 1.0: "rejection"}
 _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
@@ -66,11 +60,12 @@ _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_pen
 _ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 
-@pytest.fixture(scope="module", params=[slow_unless(kind == "blockwise", kind) for kind in KINDS])
+@pytest.fixture(scope="module", params=[slow_unless(kind == _QUICK, kind) for kind in KINDS])
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
-    params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
+    recipe = dataclasses.replace(RECIPE, num_steps=60) if request.param == _QUICK else RECIPE
+    params, metrics = train(trainee, *grammar_batches(16), recipe, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
@@ -79,8 +74,7 @@ def trained(request, tmp_path_factory):
 def test_it_learns(trained):
     """On held-out texts it is better than untrained, and its loss falls."""
     name, trainee, metrics, folder = trained
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
     before = metrics_before(trainee, 16)[SCORE]
     print(f"{before:.3f} -> {metrics[SCORE]:.3f} tokens a call, loss {losses}")
@@ -91,22 +85,12 @@ def test_it_learns(trained):
 def test_what_was_trained_drafts_better_than_untrained(trained):
     """The folders are loaded by name; greedy output is plain decoding's."""
     name, _, _, folder = trained
-    name = DRAFTER.get(name, name)
-    settings = SamplingParams(max_new_tokens=40)
-    requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
-    plain = Generator(grammar_target(), drafter="none", batch_size=8).generate(requests)
-    rates = []
-    for head in ("untrained", "head"):
-        generator = Generator(
-            grammar_target(), drafter=name, num_draft_tokens=3, batch_size=8,
-            drafter_options=DrafterOptions(draft_head=str(folder / head)),
-        )  # fmt: skip
-        results = generator.generate(requests)
-        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
-        kept = sum(result.stats.num_accepted for result in results)
-        rates.append(kept / sum(result.stats.num_proposed for result in results))
+    rates = [
+        share_kept(grammar_target(), DRAFTER.get(name, name), folder / head)
+        for head in ("untrained", "head")
+    ]
     print(f"{name}: {rates[0]:.3f} -> {rates[1]:.3f} of the drafts kept")
-    assert rates[1] > rates[0] + SHARE[trained[0]]
+    assert rates[1] > rates[0] + SHARE[name]
 
 
 @pytest.mark.slow
@@ -135,14 +119,9 @@ def test_it_is_lossless(trained, temperature):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [("eagle", {"chain_steps": 0}, "chain_steps from 1 to 64, got 0"),
-     ("eagle", {"vocab_size": 0}, "vocab_size from 1 to"),
-     ("medusa", {"num_heads": 0}, "num_heads from 1 to 64, got 0"),
      ("medusa", {"num_layers": 65}, "num_layers from 1 to 64, got 65"),
-     ("blockwise", {"num_heads": 65}, "num_heads from 1 to 64, got 65"),
      ("blockwise", {"hidden_dim": -1}, "hidden_dim from 0 to 1000000, got -1"),
-     ("lookahead", {"num_tokens": 0}, "num_tokens from 1 to 63, got 0"),
      ("lookahead", {"stride": 513}, "stride from 1 to 512, got 513"),
-     ("dflash", {"block_size": 1}, "block_size from 2 to 64, got 1"),
      ("dflash", {"num_anchors": 513}, "num_anchors from 1 to 512, got 513"),
      ("dflash", {"feature_layers": (3,)}, "feature_layers from 0 to 2, got 3"),
      ("dspark", {"markov_rank": -1}, "markov_rank from 0 to 10000, got -1")],

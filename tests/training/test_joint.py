@@ -4,7 +4,6 @@ Seeds: 0 of the grammar, of the target and of both stages.
 """
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions
 from jspec.drafters.medusa import MedusaConfig, init_medusa_params, save_medusa
-from jspec.generation.generator import Generator
-from jspec.generation.request import Request, SamplingParams
 from jspec.models import init_cache, make_apply
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
@@ -23,8 +19,8 @@ from jspec.training.medusa import MedusaTraining, move
 from jspec.training.run import run_training
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG
-from tests.training.folders import save_target, save_texts
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.folders import read_metrics, save_target, save_texts
+from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts, share_kept
 
 RECIPE = Recipe(
     num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=40
@@ -58,8 +54,7 @@ def changed(folder):
 
 
 def entries(folder, name):
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = read_metrics(folder / name)
     losses = [record["loss"] for record in records if "loss" in record]
     return losses, [record["held_out"] for record in records if "held_out" in record]
 
@@ -93,11 +88,8 @@ def test_the_target_is_another_one_but_not_by_much(folder, changed):
     for model in (original, changed):
         cache = init_cache(CONFIG, batch_size=16, capacity=SEQ_LEN, dtype=jnp.float32)
         distributions.append(jax.nn.log_softmax(make_apply(CONFIG)(model.params, tokens, cache)[0]))
-    divergence = float(
-        jnp.mean(
-            jnp.sum(jnp.exp(distributions[0]) * (distributions[0] - distributions[1]), axis=-1)
-        )
-    )
+    before, after = distributions
+    divergence = float(jnp.mean(jnp.sum(jnp.exp(before) * (before - after), axis=-1)))
     print(divergence, looks[-1]["target_kl"], looks[-1]["target_agreement"])
     assert 1e-4 < divergence < 0.1
     assert looks[-1]["target_kl"] == pytest.approx(divergence, rel=0.5)
@@ -111,18 +103,8 @@ def test_the_pair_is_exact_and_drafts(folder, changed):
     untrained = folder / "untrained"
     first = init_medusa_params(config, changed.params["head"])
     save_medusa(untrained, config, first, changed.config)
-    settings = SamplingParams(max_new_tokens=40)
-    requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
-    plain = Generator(changed, drafter="none", batch_size=8).generate(requests)
-    rates = []
-    for head in (untrained, folder / "joint" / "head"):
-        results = Generator(
-            changed, drafter="medusa", num_draft_tokens=NUM_HEADS, batch_size=8,
-            drafter_options=DrafterOptions(draft_head=str(head)),
-        ).generate(requests)  # fmt: skip
-        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
-        kept = sum(result.stats.num_accepted for result in results)
-        rates.append(kept / sum(result.stats.num_proposed for result in results))
+    heads = untrained, folder / "joint" / "head"
+    rates = [share_kept(changed, "medusa", head, NUM_HEADS) for head in heads]
     print(f"{rates[0]:.3f} -> {rates[1]:.3f} of the drafts kept")
     assert rates[1] > rates[0] + 0.3
 

@@ -97,9 +97,8 @@ def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
     assert np.abs(mixed_params["w"] - params["w"]).max() > 0.1
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_it_stops_when_the_score_gets_no_better(tmp_path, keep, capsys):
-    """Whatever is kept: the score is best at step 3, two evaluations later is step 9."""
+def test_it_stops_when_the_score_gets_no_better(tmp_path, capsys):
+    """The score is best at step 3, which is kept; two evaluations later is step 9."""
 
     def scored(params, frozen, rows):
         value, metrics = loss(params, frozen, rows)
@@ -108,15 +107,14 @@ def test_it_stops_when_the_score_gets_no_better(tmp_path, keep, capsys):
     trainee = make_trainee(scored, first=jnp.full([WIDTH], -1.0))
     _, metrics, journal = run(
         tmp_path, Numbers(**{f"_{k}": 50 for k in range(60)}), trainee, num_steps=60, patience=2,
-        keep=keep,
+        keep=1,
     )  # fmt: skip
     assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9]
     assert metrics[SCORE] == journal[[one["step"] for one in journal].index(3)]["held_out"][SCORE]
     assert "no better score in 2 evaluations" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_it_stops_when_the_score_never_changes(tmp_path, keep):
+def test_it_stops_when_the_score_never_changes(tmp_path):
     """As of a drafter of which nothing is ever kept: the first of equal scores is the best."""
 
     def flat(params, frozen, rows):
@@ -125,7 +123,7 @@ def test_it_stops_when_the_score_never_changes(tmp_path, keep):
 
     trainee = make_trainee(flat)
     batches = Numbers(**{f"_{k}": 50 for k in range(60)})
-    *_, journal = run(tmp_path, batches, trainee, num_steps=60, patience=3, keep=keep)
+    *_, journal = run(tmp_path, batches, trainee, num_steps=60, patience=3, keep=1)
     assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9, 12]
 
 
@@ -210,7 +208,7 @@ def test_bfloat16_is_for_computing_only(undisturbed, tmp_path):
 
 def test_recomputing_saves_memory_and_changes_nothing():
     """Layers of attention, whose scores need not be kept: the same gradients from less memory."""
-    weights = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32)) * 0.2, jnp.float32)
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32)) * 0.2, jnp.float32)
 
     def deep(params, frozen, rows):
         x = jnp.asarray(rows.tokens).astype(jnp.float32)[0, :, None] + frozen
@@ -224,11 +222,14 @@ def test_recomputing_saves_memory_and_changes_nothing():
     outcomes = []
     for remat in ("none", "products"):
         deep_loss = with_precision(deep, Recipe(remat=remat))
-        _, pull, _ = jax.vjp(
-            lambda p, f=deep_loss: f(p, frozen, rows), {"w": weights}, has_aux=True
-        )
+
+        @jax.jit
+        def pull_back(params, deep_loss=deep_loss):
+            return jax.vjp(lambda p: deep_loss(p, frozen, rows)[0], params)[1]
+
+        pull = pull_back({"w": weights})
         kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
-        outcomes.append((kept, pull(jnp.float32(1))[0]))
+        outcomes.append((kept, jax.jit(lambda pull: pull(jnp.float32(1))[0])(pull)))
     (whole, wanted), (less, grads) = outcomes
     assert less < 0.5 * whole
     np.testing.assert_allclose(grads["w"], wanted["w"], rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models import make_apply
+from jspec.models import init_cache, make_apply
 from jspec.training.model_loss import (
     LOSSES,
     LazyLogits,
@@ -105,9 +105,8 @@ def test_places_are_compared_a_few_at_a_time():
         return jnp.sum(2 * losses["kl"]), overlap(*distributions)
 
     (value, comparison), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
-    (wanted, acceptance), wanted_grads = jax.jit(jax.value_and_grad(at_once, has_aux=True))(
-        draft_head
-    )
+    by_one = jax.jit(jax.value_and_grad(at_once, has_aux=True))
+    (wanted, acceptance), wanted_grads = by_one(draft_head)
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
     np.testing.assert_allclose(comparison.acceptance, acceptance, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grads, wanted_grads, rtol=1e-4, atol=1e-4)
@@ -116,13 +115,19 @@ def test_places_are_compared_a_few_at_a_time():
 
 def test_what_teaches_is_what_the_target_says():
     """With its scale and cap, at every token of a text."""
-    config = dataclasses.replace(tiny.CONFIG, logits_scale=0.4, logits_softcap=5.0)
+    config = dataclasses.replace(tiny.CONFIG, num_layers=1, logits_scale=0.4, logits_softcap=5.0)
     params = tiny.random_params(config, seed=0, std=0.4)
     text, ids = (3, 1, 4, 1, 5, 9, 2, 6), np.arange(config.vocab_size)
     rows = pack([Text((), text)], len(text))
-    apply = jax.jit(make_apply(config))
-    wanted = apply(params, jnp.asarray([text]), tiny.empty_cache(1, len(text)))[0]
-    states = jax.jit(lambda p: target_states(config, p, rows, ids, (config.num_layers,)))(params)
-    np.testing.assert_allclose(states.logits, wanted, atol=1e-4)
-    lazy = lazy_logits(config, params, rows, jnp.float32)
-    np.testing.assert_allclose(lazy.of(lazy.hidden), wanted, atol=1e-4)
+    cache = init_cache(config, batch_size=1, capacity=len(text), dtype=jnp.float32)
+
+    @jax.jit
+    def logits(params):
+        lazy = lazy_logits(config, params, rows, jnp.float32)
+        states = target_states(config, params, rows, ids, (config.num_layers,))
+        wanted = make_apply(config)(params, jnp.asarray([text]), cache)[0]
+        return wanted, states.logits, lazy.of(lazy.hidden)
+
+    wanted, *others = logits(params)
+    for actual in others:
+        np.testing.assert_allclose(actual, wanted, atol=1e-4)

@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 from jspec.training.chain_loss import SCORE
-from jspec.training.metrics import training_curves, write_figures
+from jspec.training.loop import training_curves, write_figures
 
 RECORDS = [
     {"step": 10, "loss": 3.0},

@@ -11,7 +11,6 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.training import target_states
-from jspec.training.eagle import EagleTraining
 from jspec.training.packing import Batches, pack, packed_hidden
 from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
@@ -42,6 +41,7 @@ def open_store(folder, texts, model=None, **options):
 def test_rows_get_what_the_target_says(tmp_path):
     """Wherever a text stands; what no text has is 0."""
     texts = make_texts(10)
+    texts = [Text((), ()), *texts]  # one without tokens has no states
     rows = pack(texts[::-1], SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
     run = jax.jit(lambda params: packed_hidden(CONFIG, params, rows, jnp.float32, LAYERS))
@@ -54,29 +54,19 @@ def test_rows_get_what_the_target_says(tmp_path):
     np.testing.assert_array_equal(filled.tokens, rows.tokens)
 
 
-def test_a_head_learns_the_same_from_them(tmp_path):
-    """States and loss, nearly: they are rounded to bfloat16. Control: those of other tokens."""
-    texts = make_texts(10)
-    training = EagleTraining(vocab_size=60, feature_layers=(1,), chain_steps=1)
-    trainee = training.make_trainee(target(), texts)
-    assert trainee.layers == LAYERS
+def test_a_head_learns_from_the_same_states(tmp_path):
+    """Nearly: they are rounded to bfloat16. Control: those of other tokens."""
+    texts, ids = make_texts(10), np.arange(60)
     rows = pack(texts, SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
-    states = jax.jit(
-        lambda rows: target_states.target_states(
-            CONFIG, target().params, rows, np.arange(60), LAYERS
-        )
-    )
     others = filled._replace(outputs=np.roll(filled.outputs, 1, axis=1))
-    asked, stored, wrong = map(states, (rows, filled, others))
+    of = lambda rows: target_states.target_states(CONFIG, target().params, rows, ids, LAYERS)  # noqa: E731
+    asked, stored, wrong = jax.jit(lambda *rows: [of(one) for one in rows])(rows, filled, others)
     is_text = rows.text > 0
     for name in ("features", "hidden", "logits"):
         ours, theirs, control = (getattr(one, name)[is_text] for one in (asked, stored, wrong))
         np.testing.assert_allclose(theirs, ours, rtol=0.02, atol=0.02)
         assert np.abs(control - ours).mean() > 0.5
-    loss = jax.jit(trainee.loss)
-    losses = [float(loss(trainee.params, target().params, one)[0]) for one in (rows, filled)]
-    assert 0 < abs(losses[1] - losses[0]) < 0.01 * losses[0]
 
 
 def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
@@ -133,13 +123,6 @@ def test_folders_of_earlier_versions_are_recognised():
     assert name == "35b9aa180233e177a74d5483a248f91e"
 
 
-def test_a_text_without_tokens_has_no_states(tmp_path):
-    texts = [Text((), ()), *make_texts(5)]
-    rows = pack(texts, SEQ_LEN)
-    filled = open_store(tmp_path, texts).fill(rows)
-    np.testing.assert_array_equal(filled.outputs.any(axis=(2, 3)), rows.text > 0)
-
-
 @pytest.mark.parametrize("content", [b"", b"no array", None])
 def test_a_damaged_file_is_refused(tmp_path, content):
     """By name, before the first step; None is one that was cut short."""
@@ -163,7 +146,7 @@ def test_every_batch_is_filled(tmp_path):
     store = open_store(tmp_path, texts)
     scored = [Text(text.ids[:1], text.ids[1:]) for text in texts]
     batches = Batches(scored, batch_size=2, seq_len=SEQ_LEN, seed=0)
-    for index in range(2 * batches.num_batches):
+    for index in range(batches.num_batches + 1):
         rows = store.fill(batches[index])
         assert rows.outputs.shape == (2, SEQ_LEN, len(LAYERS), CONFIG.embed_dim)
         assert rows.outputs[rows.text > 0].astype(np.float32).any(axis=(1, 2)).all()
