@@ -20,7 +20,7 @@ Whisper norms by mean and variance and has biases, but for keys; embeddings of p
 the decoder, fixed in the encoder; and two convolutions before the encoder, which read the log-mel
 spectrogram and halve its rate.
 
-These layers are plain functions of parameters that `weights.encoder_decoder_names` names. They have
+These layers are plain functions of parameters that `weights.tensor_names` names. They have
 no hand-written kernels of whole blocks, only those of their operations.
 """
 

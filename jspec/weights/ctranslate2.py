@@ -24,7 +24,7 @@ from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig, EncoderConfig
 from jspec.weights.assemble import TensorSource, load_params
 from jspec.weights.parameter import Shape
-from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+from jspec.weights.tokenizers.tokenizer import load_tokenizer
 
 FILE = "model.bin"
 _VERSION, _KIND, _MAX_COUNT, _MAX_RANK = 6, "WhisperSpec", 100_000, 4

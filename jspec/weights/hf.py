@@ -16,8 +16,8 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_files import new_folder
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
+from jspec.models.families.encoder_decoders import is_called_tied
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
-from jspec.models.families.t5 import is_called_tied
 from jspec.weights.assemble import (
     TensorSource,
     as_dtype,
@@ -26,12 +26,11 @@ from jspec.weights.assemble import (
     check_source,
     load_params,
 )
-from jspec.weights.encoder_decoder_names import HEAD
 from jspec.weights.parameter import tensor_shapes
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.shards import make_shards, share_of
-from jspec.weights.tensor_names import parameter_table
+from jspec.weights.tensor_names import HEAD, parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"

@@ -178,6 +178,7 @@ def quantize(
     return jax.block_until_ready(_quantize(kernel, kind, jnp.dtype(dtype)))
 
 
+@jax.jit
 def dequantize(kernel: QuantizedKernel) -> jax.Array:
     """Returns the float32 array [*out i] that a kernel represents."""
     ids = jnp.arange(kernel.scales.shape[0], dtype=jnp.int32)

@@ -17,7 +17,7 @@ from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
 from jspec.weights.published import MODELS, fetch
 from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
-from jspec.weights.tokenizers.tokenizer import TokenizerLike
+from jspec.weights.tokenizers.tokenizer import ByteTokenizer, TokenizerLike, load_tokenizer
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -80,8 +80,6 @@ def _read(
 
         config, params, file = load_gguf(path, dtype, quantization)
         return config, params, build_tokenizer(file)
-    from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
-
     mesh = mesh if quantization is None else None
     if (path / "params").is_dir():
         from jspec.weights.orbax_checkpoint import load_orbax
@@ -100,7 +98,6 @@ def _read(
 
 def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
     from jspec.weights.random_weights import random_params
-    from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 
     note(f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only")
     preset, seed = _parse_random(name)

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
+from jspec.models.families.encoder_decoders import T5, WHISPER
 from jspec.models.families.family import Family
 from jspec.models.families.gemma import GEMMA2, GEMMA3
 from jspec.models.families.llama import GRANITE, LLAMA, MISTRAL, MIXTRAL, OLMO2, PHI3, SMOLLM3
 from jspec.models.families.qwen import MIMO, QWEN2, QWEN3, QWEN3_MOE
-from jspec.models.families.t5 import T5
-from jspec.models.families.whisper import WHISPER
 
 __all__ = ["FAMILIES"]
 

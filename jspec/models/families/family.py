@@ -5,11 +5,12 @@ Also what families share: windows, and the settings of rotary embeddings in all 
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jspec.models.config import MAX_FLOAT, MAX_SIZE, ROPE_KINDS, DecoderConfig, RopeScaling
 
+_MAX_LAYERS = 10_000
 SLIDING, FULL = "sliding_attention", "full_attention"  # Hugging Face's `layer_types`
 
 
@@ -25,7 +26,6 @@ class GgufForm:
       architecture: its name there.
       keys: keys under that name, besides those of all architectures, and the keys of config.json
         that they become.
-      ignored: keys that change nothing that jspec computes.
       is_permuted: whether the rows of each query and key head alternate between its two halves:
         llama.cpp rotates neighbours (2i, 2i + 1) in these architectures, not (i, i + H/2).
       has_experts: whether its layers have experts. A Mixtral calls itself "llama", too.
@@ -35,7 +35,6 @@ class GgufForm:
 
     architecture: str
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
     is_permuted: bool = False
     has_experts: bool = False
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
@@ -102,18 +101,21 @@ class Family:
     gguf: GgufForm | None = None
 
 
-def take_keys(raw: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    """Takes sizes out of a config.json; returns them as the fields that `keys` names.
-
-    Raises:
-      ValueError: a key is missing, or no whole number of at least 1.
-    """
+def check_sizes(raw: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Checks that the keys are there, and whole numbers of at least 1; raises ValueError."""
     for key in keys:
         if raw.get(key) is None:
             raise ValueError(f"config lacks the key {key!r}")
-        if type(raw[key]) is not int or not 1 <= raw[key] <= MAX_SIZE:
-            whole = f"a whole number from 1 to {MAX_SIZE}"
+        # Families list every layer, so a damaged number would take hours, or all memory.
+        most = _MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if type(raw[key]) is not int or not 1 <= raw[key] <= most:
+            whole = f"a whole number from 1 to {most}"
             raise ValueError(f"expected {key} to be {whole}, got {raw[key]!r}")
+
+
+def take_keys(raw: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Takes sizes out of a config.json, see `check_sizes`; returns them as the fields of `keys`."""
+    check_sizes(raw, keys)
     return {field: raw.pop(key) for key, field in keys.items()}
 
 

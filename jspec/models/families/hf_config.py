@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.models.config import MAX_SIZE, DecoderConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.families import FAMILIES
-from jspec.models.families.family import Family, as_number, read_rope, write_rope
+from jspec.models.families.family import Family, as_number, check_sizes, read_rope, write_rope
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {
@@ -59,7 +59,6 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
 }
 
-_MAX_LAYERS = 10_000
 # What the values of the other keys are, where something is computed from them.
 _KINDS: Mapping[str, tuple[str, type]] = {
     "model_type": ("a text", str), "sliding_window": ("a whole number", int),
@@ -140,7 +139,7 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
         _refuse_strangers(raw, family)
         return config
     keys, defaults = {**_FIELDS, **family.keys}, {**_DEFAULTS, **family.defaults}
-    _check_sizes(raw, defaults)
+    check_sizes(raw, [key for key in _FIELDS if key not in defaults])
     # First what only the family knows: it may rewrite what all families have, such as RoPE.
     fields = dict(family.fixed) | family.read(raw)
     if "rope_theta" in defaults and raw.get("rope_theta") is None:
@@ -174,18 +173,6 @@ def _check_kinds(raw: Mapping[str, Any]) -> None:
     for key in _POSITIVE:
         as_number(key, given.get(key, 1), above=0.0)
     as_number("max_window_layers", given.get("max_window_layers", 0), above=-1.0)
-
-
-def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Checks that the keys without a default are there, and whole numbers."""
-    for key in [key for key in _FIELDS if key not in defaults]:
-        if key not in raw:
-            raise ValueError(f"config lacks the key {key!r}")
-        # Families list every layer, so a damaged number would take hours, or all memory.
-        most = _MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
-        if type(raw[key]) is not int or not 1 <= raw[key] <= most:
-            whole = f"a whole number from 1 to {most}"
-            raise ValueError(f"expected {key} to be {whole}, got {raw[key]!r}")
 
 
 def _derived(fields: dict[str, Any]) -> dict[str, Any]:
