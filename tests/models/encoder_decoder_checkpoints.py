@@ -56,11 +56,17 @@ def make_checkpoint(name, folder, seed=0):
     tensors = {k: v.numpy().copy() for k, v in model.state_dict().items() if k not in left_out}
     folder.mkdir(exist_ok=True)
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-    raw = json.loads(config.to_json_string(use_diff=False))
-    raw |= {"architectures": [type(model).__name__]}
-    raw |= {key: fields[key] for key in ("tie_word_embeddings",) if key in fields}
-    (folder / "config.json").write_text(json.dumps(raw))
+    (folder / "config.json").write_text(json.dumps(make_raw(name)))
     return model
+
+
+def make_raw(name):
+    """Returns a model's config.json."""
+    kind, fields, _ = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    raw = json.loads(config.to_json_string(use_diff=False))
+    raw |= {"architectures": [f"{kind}ForConditionalGeneration"]}
+    return raw | {key: fields[key] for key in ("tie_word_embeddings",) if key in fields}
 
 
 def make_sources(name, seed=0):

@@ -110,6 +110,10 @@ def make_config(name):
     return getattr(transformers, f"{kind}Config")(**fields)
 
 
+def class_name(name):
+    return FAMILIES[name][0].removesuffix("Text") + "ForCausalLM"
+
+
 def make_checkpoint(name, folder, seed=0, std=0.45):
     """Saves a family's checkpoint into a folder; returns the model of transformers.
 
@@ -117,8 +121,7 @@ def make_checkpoint(name, folder, seed=0, std=0.45):
     """
     torch = pytest.importorskip("torch")
     kind, config = FAMILIES[name][0], make_config(name)
-    class_name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
-    model = getattr(transformers, class_name)(config).eval().float()
+    model = getattr(transformers, class_name(name))(config).eval().float()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, tensor in model.named_parameters():

@@ -1,4 +1,7 @@
-"""The cache through the model: every way to feed a text gives the logits of one full pass."""
+"""The cache through the model: every way to feed a text gives the logits of one full pass.
+
+Token trees are a block mask and positions, no new model: each path equals the chain.
+"""
 
 import re
 
@@ -11,10 +14,18 @@ from jspec.models import KVCache, causal_mask
 from jspec.models import cache as cache_module
 from tests.tiny import empty_cache
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 LENGTH = CAPACITY = 14  # full at the end of the text
-BEFORE, BLOCK = 6, 6  # few widths, few programs
+BEFORE = BLOCK = 7  # few widths, few programs
+# Block tokens of a tree: 0 is the root; the others hang below the block token named here.
+PARENTS = [None, 0, 0, 1, 1, 2, 3]
+DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3])
+
+
+def ancestors(node):
+    return [] if node is None else [*ancestors(PARENTS[node]), node]
+
+
+TREE = np.array([[node in ancestors(query) for node in range(7)] for query in range(7)])[None]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +44,20 @@ def tokens():
 
 
 @pytest.fixture(scope="module")
-def expected(run, tokens):
-    return run(tokens, empty_cache(3, CAPACITY))[0]
+def whole(run, tokens):
+    """Returns the logits and the cache of one full pass."""
+    return run(tokens, empty_cache(3, CAPACITY))
+
+
+@pytest.fixture(scope="module")
+def expected(whole):
+    return whole[0]
+
+
+@pytest.fixture(scope="module")
+def read(run, tokens):
+    """Returns a cache with the first tokens, uncommitted."""
+    return run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))[1]
 
 
 def full(count):
@@ -65,42 +88,37 @@ def test_prefill_and_decode_equal_one_full_pass(run, tokens, expected):
         cache = cache.commit(full(1))
 
 
-def test_verify_equals_teacher_forcing(run, tokens, expected):
+def test_verify_equals_teacher_forcing(run, tokens, whole):
     """Blocks on rows of different lengths, one up to the capacity, as a round verifies them."""
-    _, cache = run(tokens, empty_cache(3, CAPACITY))
+    expected, cache = whole
     lengths = jnp.array([1, 5, CAPACITY - BLOCK])
     cache = cache.commit(lengths)
     slots = lengths[:, None] + jnp.arange(BLOCK)
     logits, cache = run(jnp.take_along_axis(tokens, slots, axis=1), cache)
     assert_close(logits, jnp.take_along_axis(expected, slots[..., None], axis=1))
-    assert cache.commit(full(BLOCK)).length.tolist() == [7, 11, CAPACITY]
+    assert cache.commit(full(BLOCK)).length.tolist() == [8, 12, CAPACITY]
 
 
-def test_rolled_back_tokens_never_happened(run, tokens, expected):
+def test_rolled_back_tokens_never_happened(run, tokens, whole, read):
     """Rejected drafts stay in the arrays; nothing may see them."""
-    end = BEFORE + BLOCK
-    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
-    cache = cache.commit(full(BEFORE))
-    _, dirty = run((tokens[:, BEFORE:end] + 1) % 61, cache)
+    expected, fresh = whole
+    _, dirty = run((tokens[:, BEFORE:] + 1) % 61, read.commit(full(BEFORE)))
     dirty = dirty.commit(full(4)).rollback(full(BEFORE))
-    logits, redone = run(tokens[:, BEFORE:end], dirty)
-    assert_close(logits, expected[:, BEFORE:end])
-    _, fresh = run(tokens, empty_cache(3, CAPACITY))
-    assert_same_committed(redone.commit(full(BLOCK)), fresh.commit(full(end)))
+    logits, redone = run(tokens[:, BEFORE:], dirty)
+    assert_close(logits, expected[:, BEFORE:])
+    assert_same_committed(redone.commit(full(BLOCK)), fresh.commit(full(LENGTH)))
 
 
-def test_rollback_touches_no_array(run, tokens):
-    _, cache = run(tokens, empty_cache(3, CAPACITY))
-    rolled = cache.commit(full(9)).rollback(full(2))
-    assert all(a is b for a, b in zip(rolled.keys, cache.keys, strict=True))
+def test_rollback_touches_no_array(read):
+    rolled = read.commit(full(9)).rollback(full(2))
+    assert all(a is b for a, b in zip(rolled.keys, read.keys, strict=True))
 
 
-@pytest.mark.parametrize("width", [BLOCK, 17, 30], ids=["small", "past the tail", "past all"])
-def test_writes_past_the_capacity_leave_good_slots_alone(run, tokens, width):
+@pytest.mark.parametrize("width", [BLOCK, 30], ids=["small", "past all"])
+def test_writes_past_the_capacity_leave_good_slots_alone(run, tokens, whole, width):
     """`dynamic_update_slice` shifts a block that does not fit onto committed slots."""
-    _, cache = run(tokens, empty_cache(3, CAPACITY))
     lengths = [13, 3, 12]
-    cache = cache.commit(jnp.array(lengths))
+    cache = whole[1].commit(jnp.array(lengths))
     _, after = run(jnp.tile(tokens, (1, 3))[:, :width], cache)
     for layer, before in zip(after.keys + after.values, cache.keys + cache.values, strict=True):
         for row, length in enumerate(lengths):
@@ -113,12 +131,11 @@ def test_no_more_is_committed_than_there_are_slots():
     assert cache.commit(jnp.array([5, 5])).length.tolist() == [20, 8]
 
 
-def test_zero_commit_is_silent(run, tokens):
+def test_zero_commit_is_silent(run, tokens, read):
     """Done rows commit 0 tokens."""
-    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
-    committed = cache.commit(full(BEFORE))
-    _, after = run(tokens[:, BEFORE : BEFORE + BLOCK], committed)
-    assert_same_committed(after.commit(jnp.array([0, 0, 0])), committed)
+    committed = read.commit(full(BEFORE))
+    _, after = run(tokens[:, BEFORE:], committed)
+    assert_same_committed(after.commit(full(0)), committed)
 
 
 def test_a_zero_key_is_attended():
@@ -126,51 +143,93 @@ def test_a_zero_key_is_attended():
     cache = empty_cache(1, 8).commit(jnp.array([3]))
     values = cache.values[0].at[0, :, :3].set(jnp.arange(1.0, 4.0)[None, :, None])
     cache = cache.replace(values=(values, cache.values[1]))
-    visible = cache.visible(jnp.zeros([1, 1, 1], bool))
-    mixed = cache.layer(0).attend(jnp.ones([1, 1, 4, 6]), visible)
+    mask, queries = jnp.zeros([1, 1, 1], bool), jnp.ones([1, 1, 4, 6])
+    mixed = jax.jit(lambda cache: cache.layer(0).attend(queries, cache.visible(mask)))(cache)
     assert_close(mixed, jnp.full([1, 1, 4, 6], 2.0))
 
 
-def test_uncommitted_slots_are_invisible(run, tokens, expected):
+def test_uncommitted_slots_are_invisible(run, tokens, expected, read):
     """Whatever lies behind `length` and outside the block must not be read."""
-    _, cache = run(tokens[:, :BEFORE], empty_cache(3, CAPACITY))
-    cache = cache.commit(full(BEFORE))
     keys, values = (
         tuple(layer.at[:, :, BEFORE + 1 :].set(1e4) for layer in layers)
-        for layers in (cache.keys, cache.values)
+        for layers in (read.keys, read.values)
     )
-    poisoned = cache.replace(keys=keys, values=values)
+    poisoned = read.commit(full(BEFORE)).replace(keys=keys, values=values)
     logits, _ = run(tokens[:, BEFORE : BEFORE + 1], poisoned)
     assert_close(logits, expected[:, BEFORE : BEFORE + 1])
 
 
-def test_logits_at_picks_one_index_a_row(run, tokens, expected):
-    """Prefill wants the last real token of every row only: the head is the dearest product."""
-    index = jnp.array([0, 13, 7])
-    logits, _ = run(tokens, empty_cache(3, CAPACITY), logits_at=index)
+def test_embeddings_stand_in_for_tokens_and_logits_come_at_one_index(
+    run, tiny_pair, tokens, expected
+):
+    """Trained heads feed vectors that are no token's. Prefill wants each row's last real token."""
+    index, inputs = jnp.array([0, 13, 7]), tiny_pair.target["embedding"][tokens]
+    logits, _ = run(inputs, empty_cache(3, CAPACITY), logits_at=index)
     assert logits.shape == (3, 1, 61)
     assert_close(logits[:, 0], expected[jnp.arange(3), index])
 
 
-def test_embeddings_stand_in_for_tokens(run, tiny_pair, tokens, expected):
-    """Trained heads feed vectors that are no token's."""
-    logits, _ = run(tiny_pair.target["embedding"][tokens], empty_cache(3, CAPACITY))
-    assert_close(logits, expected)
-
-
-def test_positions_can_be_given(run, tokens, expected):
-    """The default follows `cache.length`; other positions give other logits."""
+def test_positions_and_mask_can_be_given(run, tokens, expected):
+    """By default those of a chain: one mask [1 t t] serves all rows; other positions count."""
     positions = jnp.broadcast_to(jnp.arange(LENGTH), (3, LENGTH))
-    logits, _ = run(tokens, empty_cache(3, CAPACITY), positions=positions)
+    mask, cache = causal_mask(LENGTH), empty_cache(3, CAPACITY)
+    logits, _ = run(tokens, cache, positions=positions, block_mask=mask)
     assert_close(logits, expected)
-    logits, _ = run(tokens, empty_cache(3, CAPACITY), positions=positions * 2)
+    logits, _ = run(tokens, cache, positions=positions * 2, block_mask=mask)
     assert jnp.abs(logits - expected).max() > 0.1
 
 
-def test_the_default_mask_is_causal(run, tokens, expected):
-    """One mask [1 t t] serves all rows."""
-    logits, _ = run(tokens, empty_cache(3, CAPACITY), block_mask=causal_mask(LENGTH))
-    assert_close(logits, expected)
+@pytest.fixture(scope="module")
+def prefix(read):
+    """Returns a cache whose three rows hold 5, 3 and 4 tokens."""
+    return read.commit(jnp.array([5, 3, 4]))
+
+
+@pytest.fixture(scope="module")
+def block():
+    return jnp.asarray(np.random.default_rng(1).integers(0, 61, (3, 7)), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def tree(run, prefix, block):
+    positions = prefix.length[:, None] + DEPTHS
+    return run(block, prefix, positions=positions, block_mask=jnp.asarray(TREE))
+
+
+@pytest.mark.parametrize("path", [[0, 1, 3, 6], [0, 1, 4, 4], [0, 2, 5, 5]], ids=str)
+def test_each_path_of_a_tree_equals_the_chain(run, prefix, block, tree, path):
+    """Siblings share a position and must not see their siblings. The last token is padding."""
+    length = len(set(path))
+    logits, _ = run(block[:, np.array(path)], prefix)
+    assert_close(tree[0][:, np.array(path[:length])], logits[:, :length])
+
+
+def test_rows_commit_paths_of_their_own(run, prefix, block, tree):
+    """The kept slots move together, in each row others; all were computed at their positions."""
+    counts = jnp.array([4, 2, 3])
+    paths = jnp.array([[0, 1, 3, 6], [0, 1, 4, 0], [0, 2, 5, 0]])
+    _, chain = run(jnp.take_along_axis(block, paths, axis=1), prefix)
+    assert_same_committed(tree[1].commit(counts, paths), chain.commit(counts))
+
+
+def test_a_tree_can_be_fed_level_by_level(run, prefix, block, tree):
+    """A drafter grows a tree in several calls: u > t, earlier block slots are uncommitted."""
+    cache, outputs, start = prefix, [], 0
+    for stop in (3, 7):
+        options = {"positions": prefix.length[:, None] + DEPTHS[start:stop],
+                   "block_mask": jnp.asarray(TREE[:, start:stop, :stop])}  # fmt: skip
+        logits, cache = run(block[:, start:stop], cache, **options)
+        outputs.append(logits)
+        start = stop
+    assert_close(jnp.concatenate(outputs, axis=1), tree[0])
+
+
+def test_later_chunks_of_a_chain_default_to_the_right_positions(run, prefix, block):
+    """With u > t and no positions given, the chain goes on where the earlier slots end."""
+    expected, _ = run(block, prefix)
+    _, cache = run(block[:, :4], prefix)
+    logits, _ = run(block[:, 4:], cache, block_mask=causal_mask(7)[:, 4:])
+    assert_close(logits, expected[:, 4:])
 
 
 def chained(layer, new, start):
@@ -200,6 +259,7 @@ def num_whole_layers(batch_size):
     return sum(op not in ("parameter", "get-tuple-element") for op in given)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="how XLA writes rows on CPU")
 def test_writing_many_rows_is_not_a_pass_over_the_layer_for_each(monkeypatch):
     """Guards against time that grows with the square of the batch: 8 s a step at batch size 16."""

@@ -19,7 +19,9 @@ from tests.models.family_checkpoints import (
     WINDOW,
     check_rollback,
     check_tree,
+    class_name,
     make_checkpoint,
+    make_config,
     oracle_logits,
     read_in_chunks,
 )
@@ -42,6 +44,13 @@ def family(request, tmp_path_factory):
 
 def empty_cache(config):
     return init_cache(config, batch_size=2, capacity=40, dtype=jnp.float32)
+
+
+def read_config(name):
+    """Returns the config.json of a family as transformers writes it."""
+    config = make_config(name)
+    config.architectures = [class_name(name)]
+    return json.loads(config.to_json_string(use_diff=False))
 
 
 def tolerance(expected):
@@ -101,11 +110,6 @@ def test_no_field_is_without_effect(family):
         assert np.abs(logits - expected[:, :14]).max() > 1e-3, (name, field)
 
 
-def test_an_unknown_architecture_names_the_nearest():
-    with pytest.raises(ValueError, match=r"got Qwen4ForCausalLM, to which Qwen[23]ForCausalLM is"):
-        from_hf_config({"architectures": ["Qwen4ForCausalLM"]})
-
-
 def test_config_and_tensors_of_two_families(tmp_path):
     make_checkpoint("olmo2", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -124,40 +128,29 @@ def test_config_and_tensors_of_two_families(tmp_path):
     [
         ("gemma2", {"layer_types": ["sliding_attention"]}, "expected 4 layer_types"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("qwen3", {"zebra": 1}, "unknown config keys: zebra"),
-        ("llama", {"logit_softcapping": 30.0}, "unknown config keys: logit_softcapping"),
-        ("llama", {"alibi": True}, "unknown config keys: alibi"),
+        ("llama", {"architectures": ["Qwen4ForCausalLM"]}, "got Qwen4For.*, to which Qwen[23]For"),
+        ("qwen3", {"logit_softcapping": 30.0}, "unknown config keys: logit_softcapping"),
         ("llama", {"pruned_heads": {"1": [0]}}, "expected pruned_heads to be {}"),
-        ("qwen3", {"add_cross_attention": True}, "expected add_cross_attention to be False"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
-        ("llama", {"model_type": "qwen2"}, "expected model_type to be 'llama'"),
         ("yarn", {"rope_parameters": {"rope_type": "yarn", "mscale": 2.0}}, "mscale"),
     ],
 )  # fmt: skip
-def test_what_a_family_cannot_honour_is_named(name, change, message, tmp_path):
+def test_what_a_family_cannot_honour_is_named(name, change, message):
     """Reading on would give wrong logits without a word."""
-    make_checkpoint(name, tmp_path)
-    raw = json.loads((tmp_path / "config.json").read_text())
+    raw = read_config(name)
     with pytest.raises(ValueError, match=message):
         from_hf_config(raw | change)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"unsloth_version": "2026.1.1", "max_length": 20, "tokenizer_class": "LlamaTokenizer",
-         "_attn_implementation": "sdpa"},
-        {"do_sample": True, "temperature": 0.6, "num_beams": 4, "repetition_penalty": 1.1},
-        {"pruned_heads": {}, "is_decoder": True, "add_cross_attention": False},
-        {"task_specific_params": None, "bad_words_ids": None, "zebra": None},
-        {"torchscript": False, "tf_legacy_loss": False, "prefix": None, "sep_token_id": 3},
-    ],
-)  # fmt: skip
-def test_keys_that_change_nothing_are_ignored(change, tmp_path):
+def test_keys_that_change_nothing_are_ignored():
     """As transformers does, which wrote many of them, and as other programs add theirs."""
-    make_checkpoint("llama", tmp_path)
-    raw = json.loads((tmp_path / "config.json").read_text())
+    change = {
+        "unsloth_version": "2026.1.1", "max_length": 20, "tokenizer_class": "LlamaTokenizer",
+        "do_sample": True, "temperature": 0.6, "num_beams": 4, "pruned_heads": {},
+        "is_decoder": True, "bad_words_ids": None, "zebra": None, "torchscript": False,
+    }  # fmt: skip
+    raw = read_config("llama")
     assert from_hf_config(raw | change) == from_hf_config(raw)
 
 

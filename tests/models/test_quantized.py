@@ -15,7 +15,7 @@ from tests import tiny_models
 from tests.cases import slow_unless
 from tests.weights.toys import quantize_params
 
-CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
+CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64, num_layers=1)
 _SHAPES = {
     "qkv": (2, 4, 5, 64),
     "gate_up": (2, 33, 32),
@@ -79,13 +79,17 @@ def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
     inputs = _inputs(1, 6, weights.shape[1])
     expected = np.asarray(inputs[0], np.float64) @ weights.T
     rounded = np.asarray(inputs[0].astype(jnp.bfloat16), np.float64) @ weights.T
-    errors = np.abs(np.asarray(linear(inputs, kernel)[0]) - expected).max(axis=1)
+    outputs = jax.jit(lambda inputs, kernel: linear(inputs, kernel))(inputs, kernel)
+    errors = np.abs(np.asarray(outputs[0]) - expected).max(axis=1)
     assert np.all(errors <= 1.001 * np.abs(rounded - expected).max(axis=1))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("method", ["c++", "digits"], indirect=True)
+@pytest.mark.parametrize(
+    ("method", "kind", "dtype"),
+    [("c++", "int8", "bfloat16"), ("c++", "int8", "float32"), ("c++", "int4", "bfloat16"),
+     ("c++", "int4", "float32"), ("digits", "int8", "bfloat16"), ("digits", "int4", "float32")],
+    indirect=["method"],
+)  # fmt: skip
 def test_a_row_does_not_depend_on_its_neighbours(method, kind, dtype):
     """Guards against what makes bfloat16 part: one token and several, rounded differently."""
     weights = np.random.default_rng(0).normal(size=(500, 160))
@@ -94,21 +98,21 @@ def test_a_row_does_not_depend_on_its_neighbours(method, kind, dtype):
     multiply = jax.jit(lambda inputs: linear(inputs, kernel))
     together = np.asarray(multiply(inputs))[0]
     assert np.std(together) > 0
-    for count in (*range(1, 10), 17, 70) if method == "c++" else (1, 7):
+    for count in (1, 2, 4, 5, 8, 9, 17) if method == "c++" else (1, 7):
         np.testing.assert_array_equal(multiply(inputs[:, :count])[0], together[:count])
         np.testing.assert_array_equal(multiply(inputs[:, count : count + 1])[0, 0], together[count])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.usefixtures("method")
-def test_activations_that_are_not_finite_give_nothing_finite(bad):
-    """Guards against a NaN that becomes some integer, and a token after it."""
+def test_activations_that_are_not_finite_give_nothing_finite():
+    """Guards against a NaN that becomes some integer, and a token after it; and 0 / 0."""
     kernel, weights = _kernel("down", "int8")
-    inputs = _inputs(1, 2, weights.shape[1]).at[0, 1, 3].set(bad)
-    outputs = linear(inputs, kernel)[0]
-    assert jnp.all(jnp.isfinite(outputs[0]))
-    assert not jnp.any(jnp.isfinite(outputs[1]))
-    assert jnp.all(linear(0 * _inputs(1, 1, weights.shape[1]), kernel) == 0)
+    inputs = np.array(_inputs(1, 4, weights.shape[1]))
+    inputs[0, 1, 3], inputs[0, 2, 3], inputs[0, 3] = np.nan, np.inf, 0
+    outputs = jax.jit(lambda inputs, kernel: linear(inputs, kernel))(jnp.asarray(inputs), kernel)
+    assert np.isfinite(outputs[0]).all(axis=1).tolist() == [True, False, False, True]
+    assert not np.isfinite(outputs[0, 1:3]).any()
+    assert not np.any(outputs[0, 3])
 
 
 @pytest.mark.parametrize("name", ["down", "embedding"])
@@ -161,13 +165,13 @@ def test_a_kernel_of_another_shape_is_refused():
 def test_a_loop_holds_no_unpacked_weights(monkeypatch):
     """Guards against XLA unpacking int4 weights ahead of the loop: four times their bytes."""
     monkeypatch.setattr(native, "is_available", lambda: False)
-    weights = jnp.ones([4096, 1024], jnp.float32)
+    weights = jnp.ones([2048, 512], jnp.float32)
     kernel = quantize(weights, ("down",), "int4", "bfloat16")
 
     def steps(inputs, kernel):
         return jax.lax.fori_loop(
-            0, 3, lambda _, x: x + 1e-9 * linear(x, kernel)[:, :, :1024], inputs
+            0, 3, lambda _, x: x + 1e-9 * linear(x, kernel)[:, :, :512], inputs
         )
 
-    memory = jax.jit(steps).lower(jnp.ones([1, 1, 1024]), kernel).compile().memory_analysis()
+    memory = jax.jit(steps).lower(jnp.ones([1, 1, 512]), kernel).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 3 * kernel.values.nbytes
