@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import safetensors.numpy
 
-from tests.weights.toys import interleave
+from tests.weights.toys import interleave, stored_as, write_gguf_file
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -28,32 +28,23 @@ _FIELDS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
-_ADDERS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
 
 def write_family(path, folder, kind=None):
     """Writes a Hugging Face folder as a GGUF file, in float32 or with matrices of that kind."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(path, architecture)
     keys = {
         gguf_key: config[name] for name, gguf_key in _FIELDS.items() if config.get(name) is not None
     }
     keys |= _rope_keys(config) | _window_keys(config)
-    for key, value in keys.items():
-        getattr(writer, f"add_{_ADDERS[type(value)]}")(f"{architecture}.{key}", value)
-    writer.add_uint32("tokenizer.ggml.bos_token_id", 1)
+    fields = {f"{architecture}.{key}": value for key, value in keys.items()}
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-    for name, tensor in _own_tensors(config, architecture, tensors).items():
-        tensor = np.ascontiguousarray(tensor)
-        if kind is None or tensor.ndim == 1 or "ffn_gate_inp" in name:
-            writer.add_tensor(name, tensor)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    stored = {
+        name: tensor if tensor.ndim == 1 or "ffn_gate_inp" in name else stored_as(tensor, kind)
+        for name, tensor in _own_tensors(config, architecture, tensors).items()
+    }
+    write_gguf_file(path, architecture, fields | {"tokenizer.ggml.bos_token_id": 1}, stored)
 
 
 def _head_dim(config):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import struct
-import tracemalloc
 
 import gguf
 import jax.numpy as jnp
@@ -45,8 +44,9 @@ def test_unquantised_file_is_the_model(tmp_path):
         np.testing.assert_array_equal(tensors[name], tensor)
 
 
-@pytest.mark.parametrize("kind", _QUANTISED)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*((kind, "float32") for kind in _QUANTISED), ("Q4_1", "bfloat16")]
+)
 def test_tensors_equal_the_librarys_dequantisation(tmp_path, kind, dtype):
     """Guards against blocks cut or ordered differently by the chunked reading."""
     path = _write(tmp_path / "m.gguf", kinds={"": _KINDS[kind]})
@@ -80,8 +80,7 @@ def test_metadata_equals_the_librarys(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
+def test_precomputed_rope_factors_are_recognised(tmp_path):
     """Guards against Llama 3.x files, which carry no scaling keys, running with plain RoPE.
 
     The factors are transformers', as llama.cpp's converter computes them by the same formula.
@@ -91,7 +90,7 @@ def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     theta, head_dim = GGUF_CONFIG.rope_theta, GGUF_CONFIG.head_dim
-    parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": factor,
+    parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": 8.0,
                   "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 8192}  # fmt: skip
     theirs = transformers.LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
@@ -99,13 +98,16 @@ def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
     factors = theta ** -(np.arange(0, head_dim, 2) / head_dim) / scaled.numpy()
     extra = {"rope_freqs.weight": factors.astype(np.float32)}
     config, _ = _load(_write(tmp_path / "m.gguf", extra=extra))
-    assert config.rope_scaling == RopeScaling(factor)
+    assert config.rope_scaling == RopeScaling(8.0)
 
 
-def test_factors_of_one_mean_no_scaling(tmp_path):
-    """Guards against refusing files whose converter wrote neutral factors."""
+def test_rope_factors_of_one_mean_no_scaling_and_others_are_refused(tmp_path):
+    """Guards against long-context factors of another recipe taken for Llama 3's."""
     extra = {"rope_freqs.weight": np.ones(8, np.float32)}
     assert _load(_write(tmp_path / "m.gguf", extra=extra))[0].rope_scaling is None
+    extra = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
+    with pytest.raises(InputError, match=r"expected rope_freqs\.weight to hold Llama 3's"):
+        _load(_write(tmp_path / "m.gguf", extra=extra))
 
 
 _REFUSED = {
@@ -129,6 +131,14 @@ _REFUSED = {
     "layers differ": ({"llama.feed_forward_length": [96, 64]}, "differs between layers"),
     "one layer less": ({"llama.block_count": 1}, "unknown tensors: blk\\.1"),
     "another width": ({"llama.feed_forward_length": 128}, "expected shape"),
+    "billions of layers": (
+        {"llama.block_count": 2**31},
+        "block_count to be at most 1024, got 2147",
+    ),
+    "a name of two lines": (
+        {"llama.odd\nkey": 1},
+        r"expected a name of value 16 of 16, got 'llama\.odd\\nkey'",
+    ),
     "no heads": (
         {"llama.attention.head_count": 0, "llama.attention.key_length": None},
         "head_count to be a whole number of at least 1, got 0",
@@ -143,13 +153,6 @@ def test_what_cannot_be_honoured_is_named(tmp_path, case):
     with pytest.raises(InputError, match=message) as error:
         _load(_write(tmp_path / "m.gguf", metadata=metadata))
     assert "\n" not in str(error.value)
-
-
-def test_other_rope_factors_are_refused(tmp_path):
-    """Guards against long-context factors of another recipe taken for Llama 3's."""
-    extra = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
-    with pytest.raises(InputError, match=r"expected rope_freqs\.weight to hold Llama 3's"):
-        _load(_write(tmp_path / "m.gguf", extra=extra))
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -193,29 +196,6 @@ def test_other_files_and_versions_are_refused(tmp_path):
         _load(path)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        ({"llama.block_count": 2**31}, "block_count to be at most 1024, got 2147483648"),
-        ({"llama.expert_count": 2**31}, "expert_count to be at most 1024"),
-        ({"llama.feed_forward_length": 2**32 - 1}, "intermediate_size to be a whole number"),
-        ({"llama.odd\nkey": 1}, r"expected a name of value 16 of 16, got 'llama\.odd\\nkey'"),
-        ({"llama.attention.head_count_kv": 0}, "num_kv_heads must be a whole number"),
-        ({"llama.block_count": "2"}, "block_count to be a whole number of at least 1, got '2'"),
-    ],
-)
-def test_damaged_numbers_and_names_are_refused_at_once(tmp_path, metadata, message):
-    """Guards against hours spent on billions of layers, and a message of two lines."""
-    path = _write(tmp_path / "m.gguf", metadata=metadata)
-    tracemalloc.start()
-    with pytest.raises(InputError, match=message) as error:
-        _load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 24
-    assert "\n" not in str(error.value)
-
-
 def test_a_tensor_has_one_to_four_axes(tmp_path):
     """Guards against a tensor without rows, and against products of thousands of lengths."""
     path = tmp_path / "m.gguf"
@@ -232,16 +212,15 @@ def _tensor_entry(content, name):
     return axes, axes + 4 + 2 * 8 + 4
 
 
-@pytest.mark.parametrize("shift", [1, 32, -(2**13)])
-def test_tensors_follow_each_other(tmp_path, shift):
+def test_tensors_follow_each_other(tmp_path):
     """Guards against weights read at another place, which gave NaN or nonsense and no error."""
     content = bytearray(_write(tmp_path / "m.gguf").read_bytes())
     _, place = _tensor_entry(content, b"blk.1.attn_q.weight")
     (offset,) = struct.unpack_from("<Q", content, place)
-    struct.pack_into("<Q", content, place, offset + shift)
+    struct.pack_into("<Q", content, place, offset + 32)
     path = tmp_path / "moved.gguf"
     path.write_bytes(content)
-    message = rf"blk\.1\.attn_q\.weight begins at byte {offset + shift} .* expected {offset}\)"
+    message = rf"blk\.1\.attn_q\.weight begins at byte {offset + 32} .* expected {offset}\)"
     with pytest.raises(InputError, match=message):
         _load(path)
 

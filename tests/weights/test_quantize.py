@@ -1,4 +1,7 @@
-"""Weights in 8-bit and 4-bit integers: how far they are from the floats, and how they are kept."""
+"""Weights in 8 or 4 bits: how far they are from the floats, and how they are kept.
+
+Blocks of Q4_0 and Q8_0 are also what other readers of these formats read.
+"""
 
 import dataclasses
 
@@ -10,11 +13,20 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
+from jspec.kernels import PackedKernel
+from jspec.kernels.packed import as_in_file, unpack
 from jspec.models import PRESETS, QuantizedKernel
 from jspec.weights.gguf import load_gguf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
-from jspec.weights.quantize import INTEGERS, KINDS, check_kind, dequantize, quantize
+from jspec.weights.quantize import (
+    INTEGERS,
+    KINDS,
+    check_kind,
+    dequantize,
+    quantize,
+    quantize_blocks,
+)
 from jspec.weights.random_weights import random_params
 from jspec.weights.tensor_names import parameter_table
 from tests.tiny_models import CONFIG as TINY
@@ -39,14 +51,16 @@ def _random_kernel(shape, num_inputs, seed=0):
     return jnp.asarray(weights.reshape(shape), jnp.float32)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "packed"])
-def test_experts_stay_floats(kind):
+def test_experts_stay_floats():
     """Guards against a model called int8 most of whose weights are floats."""
     sparse = {"num_experts": 2, "num_experts_per_token": 1, "expert_dim": 8}
     config = dataclasses.replace(TINY, family="mixtral", **sparse)
     check_kind(config, None)
-    with pytest.raises(InputError, match=f"'{kind}' expects a model without experts"):
-        check_kind(config, kind)
+    for kind in (*KINDS, "packed"):
+        with pytest.raises(InputError, match=f"'{kind}' expects a model without experts"):
+            check_kind(config, kind)
+    with pytest.raises(InputError, match=r"'packed' expects a \.gguf file"):
+        check_kind(TINY, "packed")
 
 
 def test_an_int8_weight_is_at_most_half_a_step_off():
@@ -175,3 +189,71 @@ def test_bytes_of_a_real_model(kind, share):
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(quantized))
     num_params = sum(leaf.size for leaf in leaves.values())
     assert num_bytes / (2 * num_params) == pytest.approx(share, abs=0.005)
+
+
+_TYPES = gguf.GGMLQuantizationType
+_FORMATS = {"q4_0": _TYPES.Q4_0, "q8_0": _TYPES.Q8_0}
+
+
+def _weights(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=shape) * np.exp(rng.normal(size=(shape[0], 1)))).astype(np.float32)
+
+
+def _rounded(weights, kind):
+    """Returns the weights [o i] of a kernel rounded to blocks."""
+    kernel = quantize_blocks(jnp.asarray(weights), kind, "float32")
+    return np.asarray(unpack(kernel.strips, kind))[: len(weights)], kernel
+
+
+@pytest.mark.parametrize("kind", _FORMATS)
+def test_gguf_reads_the_same_weights(kind):
+    """Guards against halves of a block swapped, codes without their offset, a scale's two bytes."""
+    weights = _weights((21, 96))
+    weights[1], weights[:, 64:] = 0, 0  # blocks without weights: no 0 / 0
+    rounded, kernel = _rounded(weights, kind)
+    assert np.all(rounded[weights == 0] == 0)
+    blocks = np.asarray(as_in_file(kernel.strips, kind)).reshape(32, -1)[:21]
+    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, _FORMATS[kind]), rounded)
+    assert (kernel.shape, kernel.kind, kernel.dtype) == ((21, 96), kind, jnp.float32)
+
+
+def test_the_best_of_several_scales_beats_the_usual_one():
+    """Guards against a search that does nothing; gguf's scale is the one that clips no weight."""
+    weights = _weights((64, 256))
+    usual = gguf.quants.dequantize(gguf.quants.quantize(weights, _TYPES.Q4_0), _TYPES.Q4_0)
+    error, usual_error = (
+        np.mean((x - weights) ** 2) for x in (_rounded(weights, "q4_0")[0], usual)
+    )
+    assert 0.8 * usual_error < error < 0.92 * usual_error
+
+
+def test_a_weight_of_q8_0_is_at_most_half_a_step_off():
+    """Guards against a scale over the wrong inputs."""
+    weights = _weights((9, 64))
+    steps = np.abs(weights).reshape(9, 2, 32).max(axis=2).repeat(32, axis=1) / 127
+    errors = np.abs(_rounded(weights, "q8_0")[0] - weights)
+    assert np.all(errors <= 0.57 * steps)  # the scale itself is rounded: 127 steps · 2^-11
+    assert np.max(errors / steps) > 0.4
+
+
+def test_a_file_is_rounded_only_where_that_saves_bits(tmp_path):
+    """Guards against a second rounding of 4-bit weights, and an embedding that grows."""
+    kinds = {"ffn": _TYPES.Q4_0, "token_embd": _TYPES.Q5_0, "": _TYPES.Q8_0}
+    path = tmp_path / "m.gguf"
+    write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG), kinds=kinds)
+    kept, rounded = (flatten_dict(load_gguf(path, "bfloat16", q)[1]) for q in ("packed", "q4_0"))
+    for key, kernel in kept.items():
+        if not isinstance(kernel, PackedKernel):
+            np.testing.assert_array_equal(rounded[key], kernel)
+            continue
+        leaf = rounded[key]
+        assert (leaf.shape, leaf.dtype) == (kernel.shape, kernel.dtype)
+        assert leaf.takes_bytes
+        is_rounded = key[-1] in ("qkv", "out", "head")
+        assert leaf.kind == ("q4_0" if is_rounded else kernel.kind)
+        if not is_rounded:
+            np.testing.assert_array_equal(leaf.strips, kernel.strips)
+            continue
+        weights, exact = (unpack(packed.strips, packed.kind) for packed in (leaf, kernel))
+        assert 0.003 < np.mean((weights - exact) ** 2) / np.mean(exact**2) < 0.01

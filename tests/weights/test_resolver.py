@@ -21,7 +21,7 @@ from jspec.weights.published import MODELS
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
-from tests.weights.toys import CONFIGS, GGUF_CONFIG, random_tensors, write_gguf
+from tests.weights.toys import CONFIGS
 
 _CONFIG = CONFIGS["grouped"]
 
@@ -43,12 +43,7 @@ def test_folders_load_with_tokenizer_and_every_end(tmp_path, params, save):
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
 
 
-def test_gguf_files_load(tmp_path):
-    """Guards against a damaged or missing file falling through to the hub."""
-    path = tmp_path / "m.gguf"
-    write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG))
-    with pytest.raises(InputError, match="no tokenizer in the file"):
-        load_model(str(path))
+def test_a_missing_file_is_not_asked_of_the_hub():
     with pytest.raises(InputError, match=r"absent\.gguf: cannot be read"):
         load_model("some/absent.gguf")
 
@@ -82,8 +77,7 @@ def test_random_models_are_seeded_and_loud(tiny_preset, capsys):
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "nonsense", "/no/such/folder", "a/b/c", "random:", "random:x", "random:x:1",
-             "random:llama3.2-1b:-1", "random:llama3.2-1b:x", "smollm2", "./absent"],
+    "spec", ["", "/no/such/folder", "a/b/c", "random:x:1", "random:llama3.2-1b:-1", "smollm2"],
 )  # fmt: skip
 def test_unknown_names_are_answered_with_what_is_accepted(spec):
     """Guards against a mistyped name ending in a traceback or a network request."""
@@ -133,36 +127,23 @@ def test_a_wrong_value_of_the_offline_variable_is_refused(monkeypatch):
         load_model("organisation/absent")
 
 
-def test_hub_failures_are_one_line():
-    """Guards against pages of traceback without network; asks for nothing: offline mode."""
-    code = (
-        "from jspec.common.errors import InputError\nfrom jspec.weights import load_model\n"
-        "try:\n    load_model('organisation/absent')\n"
-        "except InputError as error:\n    print(error)"
-    )
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("\n") == 1
-    assert "organisation/absent: no such folder here, and the hub does not give it" in done.stdout
-    assert "no network (or offline mode)" in done.stdout
-    assert len(done.stdout) < 200
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         ("RepositoryNotFoundError", "check the name"),
         ("GatedRepoError", "accept its licence"),
         ("LocalEntryNotFoundError", "no network"),
-        ("OfflineModeIsEnabled", "no network"),
         ("HFValidationError", "its name is not one"),
         (None, "RuntimeError: Client error"),
     ],
 )
 def test_hub_failures_say_what_to_do(monkeypatch, kind, message):
-    """Guards against a line as long as a page, and the wrong advice: the kinds inherit."""
+    """Guards against a line as long as a page, and the wrong advice: the kinds inherit.
+
+    And of the real client, which asks for nothing: the tests are offline.
+    """
+    with pytest.raises(InputError, match=r"absent: no such folder here, .* no network \(or off"):
+        load_model("organisation/absent")
     error_class = RuntimeError if kind is None else getattr(huggingface_hub.errors, kind)
     error = error_class.__new__(error_class)
     error.args = ("Client error.\n" * 50,)

@@ -3,21 +3,11 @@
 import numpy as np
 import pytest
 
-from jspec.common.user_cache import cache_dir
 from jspec.models.config import PRESETS
 from jspec.weights import load_model
 from jspec.weights.published import SMOLLM2, fetch
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 from tests.weights.toys import unpack
-
-
-def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
-    """Guards against downloads into a home folder that the user has pointed elsewhere."""
-    monkeypatch.delenv("JSPEC_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "xdg" / "jspec"
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own"
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_several_files_are_one_model(tmp_path):
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("form", ["zip", "old", "plain pickle"])
+@pytest.mark.parametrize("form", ["zip", "plain pickle"])
 def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, form):
     """The same file does harm when it is opened as a pickle."""
     mark, path = tmp_path / "harm", tmp_path / "evil.bin"
@@ -100,7 +100,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, form):
     if form == "plain pickle":
         path.write_bytes(pickle.dumps(content, protocol=2))
     else:
-        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+        torch.save(content, path)
     with pytest.raises(InputError, match=r"asks for (posix|nt)\.system: refused") as caught:
         convert_torch(find_torch_files(path), tmp_path / "new", "float32")
     assert "\n" not in str(caught.value)
@@ -115,12 +115,10 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, form):
 
 def test_files_that_hold_something_else_are_refused(tmp_path):
     path = tmp_path / "a.pt"
-    sparse = torch.tensor([0.0, 1.0]).to_sparse()
     for content, message in [
         ([torch.zeros(1)], "expected tensors by name, got list"),
         ({"epoch": 3}, "expected epoch to be a tensor, got int"),
         ({3: torch.zeros(1)}, "the key 3"),
-        ({"a": sparse}, "a: expected a dense tensor"),
         ({"a": torch.zeros(1, dtype=torch.complex64)}, "a: expected a dense tensor"),
     ]:
         torch.save(content, path)

@@ -32,13 +32,8 @@ def padded_model(num_rows, disturbance=0.0, is_random=False):
     params = tiny_models.peaked_params(real, disturbance=disturbance)
     config = dataclasses.replace(real, vocab_size=_REAL + 2 * num_rows)
     tokenizer = ByteTokenizer(_REAL, eos_ids=CONFIG.eos_ids)
-    return make_model(
-        config,
-        params=pad(params, num_rows),
-        tokenizer=tokenizer,
-        name="padded",
-        is_random=is_random,
-    )
+    params = pad(params, num_rows)
+    return make_model(config, params=params, tokenizer=tokenizer, is_random=is_random)
 
 
 def test_padding_is_neither_emitted_nor_proposed():
@@ -46,10 +41,8 @@ def test_padding_is_neither_emitted_nor_proposed():
     width.
     """
     generator = Generator(padded_model(6), padded_model(3, 0.03), num_draft_tokens=4)
-    for settings in (
-        SamplingParams(max_new_tokens=60),
-        SamplingParams(max_new_tokens=60, temperature=1.2),
-    ):
+    for temperature in (0.0, 1.2):
+        settings = SamplingParams(max_new_tokens=60, temperature=temperature)
         result = generator.generate(Request([7, 8, 9], settings))
         assert max(result.token_ids) < _REAL
         assert 0 < result.stats.num_accepted < result.stats.num_proposed
@@ -88,38 +81,18 @@ def test_sizes():
     assert shared_vocab_size(target, draft) == _REAL
     assert shared_vocab_size(target, None) == _REAL
     assert used_vocab_size(padded_model(6, is_random=True)) == _REAL + 12
-    small = make_model(tokenizer=ByteTokenizer(500))
-    assert used_vocab_size(small) == CONFIG.vocab_size  # a tokenizer may know more
-
-
-def test_the_shared_vocabulary_ends_with_the_smaller_model():
-    """Guards against drafts that are no ids of the target, and columns that a draft has not."""
-    config = dataclasses.replace(CONFIG, vocab_size=_REAL)
-    tokenizer = ByteTokenizer(500)
+    config, tokenizer = dataclasses.replace(CONFIG, vocab_size=_REAL), ByteTokenizer(500)
     large, small = (make_model(c, tokenizer=tokenizer) for c in (CONFIG, config))
+    assert used_vocab_size(large) == CONFIG.vocab_size  # a tokenizer may know more
     assert shared_vocab_size(large, small) == shared_vocab_size(small, large) == _REAL
 
 
-def test_different_tokenizers_are_refused():
+def test_different_vocabularies_are_refused():
     """By a drafter that does not translate: lossless, and useless."""
     stranger = make_model(tokenizer=ByteTokenizer(120))
     with pytest.raises(
         InputError, match="different tokenizers: id 120 is '<120>' in the target and no token"
     ):
-        Generator(tiny_models.target(), stranger, drafter="hierarchical")
-    random = padded_model(6, is_random=True)
+        shared_vocab_size(tiny_models.target(), stranger)
     with pytest.raises(InputError, match="one vocabulary, got 112 ids"):
-        Generator(tiny_models.target(), random)
-
-
-def test_a_draft_without_its_drafter_is_refused():
-    """Guards against a draft model that is loaded, and paid for, and never asked."""
-    target, draft = tiny_models.target(), tiny_models.draft()
-    for drafter in ("none", "prompt_lookup"):
-        with pytest.raises(InputError, match=f"drafter among model, hierarchical; got '{drafter}'"):
-            Generator(target, draft, drafter=drafter)
-    message = r"'model' expects a draft model \(--draft=MODEL, in Python draft\), got none"
-    with pytest.raises(InputError, match=message):
-        Generator(target, drafter="model")
-    assert Generator(target, draft).drafter == "prompt_lookup+model"
-    assert Generator(target).drafter == "prompt_lookup"
+        shared_vocab_size(tiny_models.target(), padded_model(6, is_random=True))

@@ -79,8 +79,6 @@ def interleave(rows, head_dim):
 
 def byte_level_vocabulary():
     """Returns the 256 characters that stand for bytes in GPT-2's kind of vocabulary."""
-    from tokenizers import pre_tokenizers
-
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
@@ -97,8 +95,6 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
       extra: further tensors under their own names.
       **options: of the library's writer.
     """
-    import gguf  # which most tests do without
-
     usual = {
         "llama.block_count": config.num_layers, "llama.context_length": config.max_seq_len,
         "llama.embedding_length": config.embed_dim,
@@ -114,24 +110,42 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
         "tokenizer.ggml.eot_token_id": config.eos_ids[1],
     }  # fmt: skip
     settings = usual | dict(metadata) | {f"tokenizer.{k}": v for k, v in (tokens or {}).items()}
-    writer = gguf.GGUFWriter(path, settings.pop("general.architecture", "llama"), **options)
-    adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
-    for key, value in settings.items():
-        if value is not None:
-            getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    stored = {}
     for name, tensor in tensors.items():
         if "q_proj" in name or "k_proj" in name:
             tensor = interleave(tensor, config.head_dim)
         name = gguf_name(name)
         kind = next((kind for part, kind in dict(kinds).items() if part in name), None)
-        if kind is None or tensor.ndim == 1:
-            writer.add_tensor(name, tensor)
-        elif kind.name == "F16":
-            writer.add_tensor(name, tensor.astype(np.float16))
+        stored[name] = tensor if tensor.ndim == 1 else stored_as(tensor, kind)
+    architecture = settings.pop("general.architecture", "llama")
+    write_gguf_file(path, architecture, settings, stored | dict(extra), **options)
+
+
+def stored_as(tensor, kind):
+    """Returns what a file of that storage type, None for float32, holds of a matrix."""
+    import gguf
+
+    if kind is None:
+        return tensor
+    if kind.name == "F16":
+        return tensor.astype(np.float16)
+    return gguf.quants.quantize(tensor, kind), kind
+
+
+def write_gguf_file(path, architecture, fields, tensors, **options):
+    """Writes fields, but for those that are None, and tensors: arrays, or blocks and their type."""
+    import gguf  # which most tests do without
+
+    writer = gguf.GGUFWriter(path, architecture, **options)
+    adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in fields.items():
+        if value is not None:
+            getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, tuple):
+            writer.add_tensor(name, tensor[0], raw_dtype=tensor[1])
         else:
-            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
-    for name, tensor in dict(extra).items():
-        writer.add_tensor(name, tensor)
+            writer.add_tensor(name, np.ascontiguousarray(tensor))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
