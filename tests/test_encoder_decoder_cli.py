@@ -12,6 +12,8 @@ from tests.audio.test_audio import make_sound, make_tokenizer, write
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
 from tests.programs import check_refusal, environment, run_many
 
+_USUAL = ("--dtype=float32", "--max_new_tokens=8", "--num_draft_tokens=2")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -78,7 +80,7 @@ def test_sound_becomes_text(folders, tmp_path, compile_cache):
     """A line a segment, with times; bad sound and models that do not hear are refused."""
     output = tmp_path / "segments.jsonl"
     target, good = f"--target={folders / 'whisper'}", str(folders / "good.wav")
-    usual = [good, target, "--dtype=float32", "--max_new_tokens=8", "--num_draft_tokens=2"]
+    usual = [good, target, *_USUAL, "--language=de"]
     refused = {
         (good,): "expected a model that hears, such as --target=openai/whisper-base",
         (): "expected a file: jspec transcribe FILE.wav",
@@ -104,16 +106,9 @@ def test_sound_becomes_text(folders, tmp_path, compile_cache):
 
 @pytest.mark.slow
 def test_times_can_be_left_out(folders, tmp_path, compile_cache):
-    """And the language may be named."""
-    flags = [
-        str(folders / "good.wav"),
-        f"--target={folders / 'whisper'}",
-        "--dtype=float32",
-        "--max_new_tokens=8",
-        "--num_draft_tokens=2",
-        "--notimestamps",
-        "--language=de",
-    ]
+    """And the model may say the language."""
+    target = f"--target={folders / 'whisper'}"
+    flags = [str(folders / "good.wav"), target, *_USUAL, "--notimestamps"]
     env = environment(compile_cache, tmp_path / "home")
     (done,) = run_many("jspec.transcribe", [flags], env=env, max_arguments=1)
     assert done[0] == 0, done

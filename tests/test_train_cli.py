@@ -132,7 +132,6 @@ def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
     [(["--config.recipe.num_step=3"], "no field 'recipe.num_step'"),
      (["--config.texts=('nowhere.jsonl',)"], "nowhere.jsonl"),
      (["--config.recipe.num_steps=0"], "num_steps"),
-     (["--config.num_held_out=0"], "num_held_out from 1"),
      (["--config.batch_size=0"], "batch_size from 1"),
      (["--config.seq_len=3"], "seq_len from 4"),
      (["--config.drafter=parrot"], "got 'parrot'"),
