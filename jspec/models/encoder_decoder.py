@@ -79,7 +79,7 @@ class SourceDecoder:
         The cache has an entry for each layer that is run, and so has its source.
         """
         config, layers = self.config, self.layers
-        encoder, source = _encoder_of(config), cache.source
+        encoder, source = encoder_of(config), cache.source
         assert source is not None
         layers = tuple(range(config.num_layers)) if layers is None else layers
         x = look_up(params["embedding"], tokens) if tokens.dtype.kind == "i" else tokens
@@ -151,7 +151,7 @@ def encode(
       source: token ids [b s], or log-mel spectrograms [b frames mels] with two frames an output.
       length: tokens of each text that count, or outputs of sound, [b].
     """
-    encoder, params_of = _encoder_of(config), params["encoder"]
+    encoder, params_of = encoder_of(config), params["encoder"]
     bias, config = None, as_encoder(config)
     if encoder.is_audio:
         x = _convolve(params_of["conv_1"], params_of["conv_1_bias"], source, stride=1)
@@ -196,7 +196,7 @@ def make_source(
     dtype: Any,
 ) -> Source:
     """Returns the constants of every layer's cross-attention, from the encoder's outputs."""
-    padding = (0, 0), (0, 0), (0, _encoder_of(config).max_len - outputs.shape[1]), (0, 0)
+    padding = (0, 0), (0, 0), (0, encoder_of(config).max_len - outputs.shape[1]), (0, 0)
 
     def of_layer(layer: int) -> tuple[Array, Array]:
         cross = params[f"layers_{layer}"]["cross"]
@@ -218,7 +218,7 @@ def read_alike(
 
     The source is token ids [s], or a spectrogram [frames mels].
     """
-    count = len(source) // 2 if _encoder_of(config).is_audio else len(source)
+    count = len(source) // 2 if encoder_of(config).is_audio else len(source)
     length = jnp.full([1], count, jnp.int32)
     outputs = encode(config, params, jnp.asarray(source)[None], length)
     read = make_source(config, params, outputs, length, dtype)
@@ -235,7 +235,7 @@ def init_source(config: DecoderConfig, batch_size: int, dtype: Any) -> Source | 
 
 def as_encoder(config: DecoderConfig) -> DecoderConfig:
     """Returns the config of the encoder's layers."""
-    encoder = _encoder_of(config)
+    encoder = encoder_of(config)
     heads = encoder.num_heads
     return dataclasses.replace(
         config, num_layers=encoder.num_layers, num_heads=heads, num_kv_heads=heads,
@@ -243,7 +243,8 @@ def as_encoder(config: DecoderConfig) -> DecoderConfig:
     )  # fmt: skip
 
 
-def _encoder_of(config: DecoderConfig) -> EncoderConfig:
+def encoder_of(config: DecoderConfig) -> EncoderConfig:
+    """Returns what an encoder-decoder has besides its decoder."""
     assert config.encoder is not None
     return config.encoder
 
@@ -288,7 +289,7 @@ def _output(params: Params, mixed: Float[Array, "b t n h"]) -> Float32[Array, "b
 
 def _feed_forward(config: DecoderConfig, params: Params, inputs: Array) -> Array:
     activation = _ACTIVATIONS[config.activation]
-    if _encoder_of(config).is_gated:
+    if encoder_of(config).is_gated:
         gate_up = linear(inputs, params["gate_up"])
         hidden = activation(gate_up[:, :, 0]) * gate_up[:, :, 1]
     else:

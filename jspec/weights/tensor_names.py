@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jspec.models.config import DecoderConfig
-from jspec.models.encoder_decoder import as_encoder
+from jspec.models.encoder_decoder import as_encoder, encoder_of
 from jspec.models.families import FAMILIES
 from jspec.weights.parameter import (
     ALL,
@@ -230,9 +230,8 @@ def _whisper() -> _Names:
 
 def _encoder_decoder_table(config: DecoderConfig) -> list[Parameter]:
     """Returns every parameter of an encoder-decoder with its tensors."""
-    assert config.encoder is not None
-    vocabulary = config.vocab_size, config.embed_dim
-    if config.encoder.is_audio:
+    encoder, vocabulary = encoder_of(config), (config.vocab_size, config.embed_dim)
+    if encoder.is_audio:
         prefix, positions = "model.decoder", (config.max_seq_len, config.embed_dim)
         return [
             *_ears(config),
@@ -245,9 +244,9 @@ def _encoder_decoder_table(config: DecoderConfig) -> list[Parameter]:
     for side, path in (("encoder", ("encoder",)), ("decoder", ())):
         part = as_encoder(config) if path else config
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        shape = config.encoder.num_buckets, part.num_heads
+        shape = encoder.num_buckets, part.num_heads
         table.append(one_tensor((*path, "relative"), bias, shape))
-        table += _side(config, path, side, _t5(config.encoder.is_gated))
+        table += _side(config, path, side, _t5(encoder.is_gated))
     if not config.tie_embeddings:
         table.append(one_tensor(("head",), HEAD, vocabulary))
     return table
@@ -255,8 +254,7 @@ def _encoder_decoder_table(config: DecoderConfig) -> list[Parameter]:
 
 def _ears(config: DecoderConfig) -> list[Parameter]:
     """Returns what a Whisper has before the layers of its encoder."""
-    encoder, prefix, width = config.encoder, "model.encoder", config.embed_dim
-    assert encoder is not None
+    encoder, prefix, width = encoder_of(config), "model.encoder", config.embed_dim
     table = []
     for number, inputs in ((1, encoder.num_mels), (2, width)):
         key, name = f"conv_{number}", f"{prefix}.conv{number}"
@@ -277,8 +275,7 @@ def _side(config: DecoderConfig, path: Path, prefix: str, names: _Names) -> list
 def _side_layer(
     config: DecoderConfig, key: Path, prefix: str, names: _Names, *, is_decoder: bool
 ) -> list[Parameter]:
-    assert config.encoder is not None
-    table: list[Parameter] = []
+    encoder, table = encoder_of(config), list[Parameter]()
     for kind, parts in (("attention", names.attention), ("cross", names.cross))[: 1 + is_decoder]:
         *heads, norm = (f"{prefix}.{name}" for name in parts)
         table += _side_norm(config, (*key, f"{kind}_norm"), norm) + _side_attention(
@@ -286,9 +283,9 @@ def _side_layer(
         )
     *products, norm = (f"{prefix}.{name}" for name in names.mlp[is_decoder])
     table += _side_norm(config, (*key, "mlp_norm"), norm)
-    path, has_bias = (*key, "mlp"), config.encoder.is_audio
+    path, has_bias = (*key, "mlp"), encoder.is_audio
     wide, hidden = config.embed_dim, config.hidden_dim
-    if config.encoder.is_gated:
+    if encoder.is_gated:
         halves = {products[0]: (0,), products[1]: (1,)}
         table += linear((*path, "gate_up"), (2, hidden), wide, halves)
     else:
@@ -300,9 +297,8 @@ def _side_attention(
     config: DecoderConfig, key: Path, kind: str, names: list[str]
 ) -> list[Parameter]:
     """Returns the attention or the cross-attention of a layer; keys have no bias."""
-    assert config.encoder is not None
     heads, groups, dim = config.num_kv_heads, config.num_groups, config.head_dim
-    wide, path, has_bias = config.embed_dim, (*key, kind), config.encoder.is_audio
+    wide, path, has_bias = config.embed_dim, (*key, kind), encoder_of(config).is_audio
     query, key_name, value, out = names
     if kind == "cross":
         pair = {key_name: (ALL, 0), value: (ALL, 1)}
@@ -320,7 +316,6 @@ def _side_attention(
 
 
 def _side_norm(config: DecoderConfig, path: Path, name: str) -> list[Parameter]:
-    assert config.encoder is not None
     wide = (config.embed_dim,)
-    kinds = {"scale": "weight"} | ({"bias": "bias"} if config.encoder.is_audio else {})
+    kinds = {"scale": "weight"} | ({"bias": "bias"} if encoder_of(config).is_audio else {})
     return [one_tensor((*path, key), f"{name}.{kind}", wide) for key, kind in kinds.items()]

@@ -83,7 +83,7 @@ FAMILIES = {
     "mixtral": ("Mixtral", _EXPERTS | {"sliding_window": WINDOW}),
     "qwen3 moe": (
         "Qwen3Moe",
-        _EXPERTS | {"moe_intermediate_size": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+        _EXPERTS | {"moe_intermediate_size": 16, "norm_topk_prob": False, "mlp_only_layers": [1]},
     ),
     "yarn": (
         "Qwen2",

@@ -68,18 +68,18 @@ def test_a_boosted_pair_covers_more_than_one_and_than_two_trained_alike(outcomes
 
 def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
     """Wherever a text stands in a row, and cut where rows end; no draft runs after that."""
-    drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
-    names = [
-        save_target(tmp_path / str(i), draft) for i, draft in enumerate([make_model(), *drafts])
-    ]
+    config = dataclasses.replace(CONFIG, num_layers=1)
+    params = [peaked_params(config, disturbance=noise) for noise in (0.0, 0.2, 0.1)]
+    models = [make_model(config, params=weights) for weights in params]
+    names = [save_target(tmp_path / str(i), model) for i, model in enumerate(models)]
     models = [load_model(name, dtype="float32") for name in names]
     training = DraftModelTraining(
         num_layers=1, dtype="float32", earlier=tuple(names[1:]), seq_len=36, recipe=RECIPE
     )
     texts = grammar_texts(6, 4, 40)
     rows = training.make_fill(models[0], (), texts)(pack(texts[::-1], 36))
-    cache = init_cache(CONFIG, batch_size=6, capacity=36, dtype=jnp.float32)
-    apply = jax.jit(make_apply(CONFIG))
+    cache = init_cache(config, batch_size=6, capacity=36, dtype=jnp.float32)
+    apply = jax.jit(make_apply(config))
     best = [
         np.argmax(apply(draft.params, jnp.asarray(rows.tokens), cache)[0], axis=-1)
         for draft in models

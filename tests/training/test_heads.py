@@ -20,7 +20,6 @@ from jspec.training.heads import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
-from tests.cases import slow_unless
 from tests.lab.auditing.subjects import make_subject
 from tests.tiny_models import target
 from tests.training.folders import read_metrics
@@ -52,7 +51,6 @@ MARGIN = dict.fromkeys(("eagle", "medusa", "blockwise"), 1.0) | {"lookahead": 0.
 MARGIN |= dict.fromkeys(("dflash", "dspark"), 0.5)
 SHARE = dict.fromkeys(("eagle", "medusa", "blockwise"), 0.3) | {"lookahead": 0.08}
 SHARE |= dict.fromkeys(("dflash", "dspark"), 0.15)
-_QUICK = "blockwise"  # which has half of the steps
 DRAFTER = {"dspark": "dflash"}  # which drafts with a head, where that is called otherwise
 _RULES = {0.0: "greedy", 1.0: "rejection"}
 _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
@@ -60,17 +58,26 @@ _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_pen
 _ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 
-@pytest.fixture(scope="module", params=[slow_unless(kind == _QUICK, kind) for kind in KINDS])
+@pytest.fixture(scope="module", params=KINDS)
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
-    recipe = dataclasses.replace(RECIPE, num_steps=60) if request.param == _QUICK else RECIPE
-    params, metrics = train(trainee, *grammar_batches(16), recipe, folder)
+    params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
 
 
+def test_heads_learn_from_a_random_target(tmp_path):
+    """In a few steps; measured on held-out texts: losses of 11.4 beside 16.9, 1.31 beside 1.16."""
+    trainee = KINDS["blockwise"].make_trainee(target(), [])
+    before, recipe = metrics_before(trainee, 16), dataclasses.replace(RECIPE, num_steps=60)
+    _, after = train(trainee, *grammar_batches(16), recipe, tmp_path)
+    assert sum(after["losses"]) < 0.8 * sum(before["losses"])
+    assert after[SCORE] > before[SCORE] + 0.1
+
+
+@pytest.mark.slow
 def test_it_learns(trained):
     """On held-out texts it is better than untrained, and its loss falls."""
     name, trainee, metrics, folder = trained

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import importlib.util
+import json
 import resource
 import shutil
 
@@ -13,7 +15,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe, Trainee
-from jspec.training.loop import train, with_precision
+from jspec.training.loop import train, training_curves, with_precision, write_figures
 from jspec.training.packing import Rows
 from tests.training.folders import read_metrics
 
@@ -97,34 +99,27 @@ def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
     assert np.abs(mixed_params["w"] - params["w"]).max() > 0.1
 
 
-def test_it_stops_when_the_score_gets_no_better(tmp_path, capsys):
-    """The score is best at step 3, which is kept; two evaluations later is step 9."""
+@pytest.mark.parametrize(
+    ("score", "patience", "steps"),
+    [(lambda w: -jnp.square(w[0] + 0.7), 2, [3, 6, 9]),
+     (lambda w: jnp.float32(2), 3, [3, 6, 9, 12])],
+    ids=["gets no better", "never changes"],
+)  # fmt: skip
+def test_it_stops_when_the_score(tmp_path, capsys, score, patience, steps):
+    """Step 3 is the best, or the first of equal ones, as of a drafter of which nothing is kept."""
 
     def scored(params, frozen, rows):
         value, metrics = loss(params, frozen, rows)
-        return value, metrics | {SCORE: -jnp.square(params["w"][0] + 0.7)}
+        return value, metrics | {SCORE: score(params["w"])}
 
     trainee = make_trainee(scored, first=jnp.full([WIDTH], -1.0))
-    _, metrics, journal = run(
-        tmp_path, Numbers(**{f"_{k}": 50 for k in range(60)}), trainee, num_steps=60, patience=2,
-        keep=1,
-    )  # fmt: skip
-    assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9]
-    assert metrics[SCORE] == journal[[one["step"] for one in journal].index(3)]["held_out"][SCORE]
-    assert "no better score in 2 evaluations" in capsys.readouterr().err
-
-
-def test_it_stops_when_the_score_never_changes(tmp_path):
-    """As of a drafter of which nothing is ever kept: the first of equal scores is the best."""
-
-    def flat(params, frozen, rows):
-        value, metrics = loss(params, frozen, rows)
-        return value, metrics | {SCORE: jnp.float32(2.0)}
-
-    trainee = make_trainee(flat)
     batches = Numbers(**{f"_{k}": 50 for k in range(60)})
-    *_, journal = run(tmp_path, batches, trainee, num_steps=60, patience=3, keep=1)
-    assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9, 12]
+    options = {"num_steps": 60, "patience": patience, "keep": 1}
+    _, metrics, journal = run(tmp_path, batches, trainee, **options)
+    scores = {line["step"]: line["held_out"][SCORE] for line in journal if "held_out" in line}
+    assert list(scores) == steps
+    assert metrics[SCORE] == scores[3]
+    assert f"no better score in {patience} evaluations" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient"])
@@ -243,3 +238,35 @@ def test_recomputing_saves_memory_and_changes_nothing():
 def test_recipes_that_cannot_be_are_refused(field, value):
     with pytest.raises(InputError, match=f"expected {field}"):
         Recipe(**{field: value})
+
+
+RECORDS = [
+    {"step": 10, "loss": 3.0},
+    {"step": 20, "loss": 2.0},
+    {"step": 20, "held_out": {SCORE: 1.5, "acceptance": [0.5, 0.25]}},
+    {"step": 30, "loss": 1.0},
+    {"step": 40, "held_out": {SCORE: 1.75, "acceptance": [0.75, 0.5]}},
+]
+
+
+def test_curves_are_the_journal():
+    """Three panels: the loss, the score, each draft of the chain."""
+    loss, score, acceptance = training_curves(RECORDS)
+    assert (loss.x, loss.lines) == ([10, 20, 30], {"loss": [3.0, 2.0, 1.0]})
+    assert (score.x, score.lines) == ([20, 40], {"tokens per call": [1.5, 1.75]})
+    assert acceptance.lines == {"draft 1": [0.5, 0.75], "draft 2": [0.25, 0.5]}
+    assert training_curves([]) == []
+    assert len(training_curves([{"step": 1, "held_out": {SCORE: 1.0}}])) == 1
+
+
+def test_pictures_are_written_where_matplotlib_is(tmp_path, monkeypatch):
+    """As PNG and SVG; a run without entries, or without matplotlib, has none."""
+    write_figures(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in RECORDS))
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        write_figures(tmp_path)
+    assert not (tmp_path / "figures").exists()
+    write_figures(tmp_path)
+    assert (tmp_path / "figures" / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert "tokens per call" in (tmp_path / "figures" / "training.svg").read_text()
