@@ -77,17 +77,17 @@ def converted(folder, outcomes):
     return folder
 
 
-def _check_same_model(before, after):
-    before, after = (load_model(str(path), dtype="float32") for path in (before, after))
+@pytest.mark.parametrize("made", ["orbax/params", "hf/model.safetensors"])
+def test_what_is_written_holds_the_same_model(converted, made):
+    """Guards against losing weights, tokenizer or ends of text, and shards of one file."""
+    after = converted / made
+    assert after.exists()
+    before, after = (
+        load_model(str(path), dtype="float32") for path in (converted / "model", after.parent)
+    )
     assert after.config == before.config
     assert after.tokenizer.vocabulary() == before.tokenizer.vocabulary()
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
-
-
-def test_orbax_holds_the_same_model(converted):
-    """Guards against losing weights, tokenizer or ends of text."""
-    assert (converted / "orbax" / "params").is_dir()
-    _check_same_model(converted / "model", converted / "orbax")
 
 
 @pytest.mark.slow
@@ -100,12 +100,6 @@ def test_the_program_runs_by_itself(folder):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / "alone" / "params").is_dir()
-
-
-def test_safetensors_stay_the_same_model(converted):
-    """Guards against shards that are lost on the way into one file."""
-    assert (converted / "hf" / "model.safetensors").is_file()
-    _check_same_model(converted / "model", converted / "hf")
 
 
 def test_torch_files_become_safetensors(converted):

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.kernels import PackedKernel
@@ -16,7 +18,8 @@ from jspec.models.families import FAMILIES as KNOWN
 from jspec.models.families.hf_config import find_family
 from jspec.models.layers import rope_cos_sin
 from jspec.weights.gguf import GgufFile, find_gguf_family, load_gguf, read_gguf_config
-from jspec.weights.hf import load_hf
+from jspec.weights.hf import load_hf, save_hf
+from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint
 from tests.weights.family_gguf import write_family
 from tests.weights.toys import write_gguf_file
@@ -34,7 +37,7 @@ _CHANGES = {
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     },
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
-    "qwen3 moe": {"mlp_only_layers": []},
+    "qwen3 moe": {"mlp_only_layers": [], "norm_topk_prob": True},
 }
 
 
@@ -198,3 +201,32 @@ def test_packed_weights_of_a_family(name, tmp_path, monkeypatch):
     assert isinstance(params["layers_0"]["attention"]["out"], PackedKernel)
     # Sums in another order: 1.5e-4 of logits up to 10 on a processor without AVX-512.
     np.testing.assert_allclose(_logits(config, params, tokens), expected, atol=1e-3)
+
+
+def _norms(params):
+    return {path: leaf for path, leaf in flatten_dict(params).items() if path[-1] == "scale"}
+
+
+def test_norms_are_the_same_from_every_kind_of_checkpoint(tmp_path, monkeypatch):
+    """Gemma's are float32 in bfloat16. Guards against a 1 that is added in bfloat16 in some."""
+    make_checkpoint("gemma2", tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path)
+    config, params = load_hf(tmp_path, "bfloat16")
+    save_orbax(tmp_path / "orbax", config, params)
+    monkeypatch.setattr("jspec.weights.hf._MAX_FILE_BYTES", 3_000)
+    save_hf(tmp_path / "copy", config, params)
+    expected = _norms(params)
+    others = {
+        "copy": load_hf(tmp_path / "copy", "bfloat16")[1],
+        "gguf": load_gguf(tmp_path / "m.gguf", "bfloat16")[1],
+        "packed": load_gguf(tmp_path / "m.gguf", "bfloat16", "packed")[1],
+        "orbax": load_orbax(tmp_path / "orbax", "bfloat16")[1],
+    }
+    for kind, other in others.items():
+        assert {leaf.dtype for leaf in _norms(other).values()} == {jnp.dtype("float32")}, kind
+        for path, leaf in _norms(other).items():
+            np.testing.assert_array_equal(leaf, expected[path], err_msg=kind)
+    # Files are cut where they are full, by the bytes that each tensor takes.
+    for path in (tmp_path / "copy").glob("*.safetensors"):
+        tensors = safetensors.numpy.load_file(path).values()
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors) <= 3_000
