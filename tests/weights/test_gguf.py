@@ -167,92 +167,63 @@ def test_every_truncation_is_refused(tmp_path):
         assert ("ends inside its header" in str(error.value)) == (4 <= size <= 900)
 
 
-def test_nonsense_in_the_header_is_refused(tmp_path):
-    """Guards against lengths that overflow, a division by zero, and other tracebacks."""
-    path, count = tmp_path / "m.gguf", struct.pack
-    key = count("<Q", 17) + b"general.alignment"
-    endings = {
-        "ends inside": count("<Q", 2**64 - 1),
-        "unknown value type 13": key + count("<I", 13),
-        "ends inside its": key + count("<IIQ", 9, 4, 2**63),
-        "alignment of at least 1, got 0": key + count("<II", 4, 0),
-        "alignment of at least 1, got 'x'": key + count("<IQ", 8, 1) + b"x",
-    }
-    for message, ending in endings.items():
-        path.write_bytes(b"GGUF" + count("<IQQ", 3, 0, 1) + ending)
-        with pytest.raises(InputError, match=message):
-            _load(path)
+_NAME, _ALIGNMENT = b"blk.1.attn_q.weight", struct.pack("<Q", 17) + b"general.alignment"
 
 
-def test_other_files_and_versions_are_refused(tmp_path):
-    """Guards against reading nonsense as a header."""
-    content = _write(tmp_path / "m.gguf").read_bytes()
-    path = tmp_path / "other.gguf"
-    path.write_bytes(b"GGML" + content[4:])
-    with pytest.raises(InputError, match="not a GGUF file"):
-        _load(path)
-    path.write_bytes(content[:4] + b"\x01" + content[5:])
-    with pytest.raises(InputError, match="version 2 or 3, got 1"):
-        _load(path)
+def _header(num_tensors, num_pairs, rest):
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_pairs) + rest
 
 
-def test_a_tensor_has_one_to_four_axes(tmp_path):
-    """Guards against a tensor without rows, and against products of thousands of lengths."""
-    path = tmp_path / "m.gguf"
-    for axes in (0, 5, 2**32 - 1):
-        tensor = struct.pack("<Q", 1) + b"a" + struct.pack("<I", axes)
-        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
-        with pytest.raises(InputError, match=f"a has {axes} axes, expected 1 to 4"):
-            _load(path)
+def _one_axis(count):
+    return _header(1, 0, struct.pack("<Q", 1) + b"a" + struct.pack("<I", count))
 
 
-def _tensor_entry(content, name):
-    """Returns where a matrix's entry in the header has its number of axes, and its offset."""
-    axes = content.index(name) + len(name)
-    return axes, axes + 4 + 2 * 8 + 4
+def _poke(content, place, form, by):
+    """Returns the file with the number at a place increased."""
+    changed, (number,) = bytearray(content), struct.unpack_from(form, content, place)
+    struct.pack_into(form, changed, place, number + by)
+    return bytes(changed)
 
 
-def test_tensors_follow_each_other(tmp_path):
-    """Guards against weights read at another place, which gave NaN or nonsense and no error."""
-    content = bytearray(_write(tmp_path / "m.gguf").read_bytes())
-    _, place = _tensor_entry(content, b"blk.1.attn_q.weight")
-    (offset,) = struct.unpack_from("<Q", content, place)
-    struct.pack_into("<Q", content, place, offset + 32)
-    path = tmp_path / "moved.gguf"
-    path.write_bytes(content)
-    message = rf"blk\.1\.attn_q\.weight begins at byte {offset + 32} .* expected {offset}\)"
-    with pytest.raises(InputError, match=message):
-        _load(path)
-
-
-def test_a_wrong_number_of_tensors_or_axes_is_refused_at_once(tmp_path, monkeypatch):
-    """Guards against a name of gigabytes, read where the header went wrong."""
-    content = _write(tmp_path / "m.gguf").read_bytes()
-    path = tmp_path / "damaged.gguf"
-    (count,) = struct.unpack_from("<Q", content, 8)
-    more = bytearray(content)
-    struct.pack_into("<Q", more, 8, count + 1)
-    path.write_bytes(more)
-    with pytest.raises(InputError, match=rf"a name of tensor {count + 1} of {count + 1}, got ''"):
-        _load(path)
-    fewer_axes = bytearray(content)
-    place, _ = _tensor_entry(content, b"blk.1.attn_q.weight")
-    struct.pack_into("<I", fewer_axes, place, 1)  # the next name's length is then an offset
-    path.write_bytes(fewer_axes)
-    monkeypatch.setattr("jspec.weights.gguf._MAX_NAME_BYTES", 1000)
-    with pytest.raises(InputError, match="a text of at most 1000 bytes, got"):
-        _load(path)
+def _poke_tensor(content, place, form, by):
+    """Does so behind a matrix's name: its number of axes, two lengths, its type and offset."""
+    return _poke(content, content.index(_NAME) + len(_NAME) + place, form, by)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [(b"blk.1.attn_q", b"blk.0.attn_q"), (b"tokenizer.ggml.eot_", b"tokenizer.ggml.eos_")],
+    ("damage", "message"),
+    [
+        (lambda _: _header(0, 1, struct.pack("<Q", 2**64 - 1)), "ends inside its header"),
+        (lambda _: _header(0, 1, _ALIGNMENT + struct.pack("<I", 13)), "unknown value type 13"),
+        (lambda _: _header(0, 1, _ALIGNMENT + struct.pack("<IIQ", 9, 4, 2**63)), "ends inside its"),
+        (lambda _: _header(0, 1, _ALIGNMENT + struct.pack("<II", 4, 0)), "at least 1, got 0"),
+        (lambda _: _header(0, 1, _ALIGNMENT + struct.pack("<IQ", 8, 1) + b"x"), "1, got 'x'"),
+        (lambda _: _one_axis(0), "a has 0 axes, expected 1 to 4"),
+        (lambda _: _one_axis(5), "a has 5 axes, expected 1 to 4"),
+        (lambda content: b"GGML" + content[4:], "not a GGUF file"),
+        (lambda content: content[:4] + b"\x01" + content[5:], "version 2 or 3, got 1"),
+        # A tensor, or a setting, would silently replace another.
+        (
+            lambda content: content.replace(_NAME, b"blk.0.attn_q.weight"),
+            "name blk.0.attn_q.* twice",
+        ),
+        (lambda content: content.replace(b"ggml.eot_", b"ggml.eos_"), "name tokenizer.* twice"),
+        # Weights were read at another place, which gave NaN or nonsense and no error.
+        (
+            lambda content: _poke_tensor(content, 24, "<Q", 32),
+            r"attn_q\.weight begins at byte \d+ ",
+        ),
+        # A name of gigabytes, read where the header went wrong.
+        (lambda content: _poke(content, 8, "<Q", 1), r"a name of tensor (\d+) of \1, got ''"),
+        (lambda content: _poke_tensor(content, 0, "<I", -1), "a text of at most 1000 bytes, got"),
+    ],
 )
-def test_names_are_there_once(tmp_path, old, new):
-    """Guards against a tensor, or a setting, that silently replaces another."""
+def test_damage_is_named(tmp_path, monkeypatch, damage, message):
+    """Guards against tracebacks, and lengths that a file only claims."""
     path = _write(tmp_path / "m.gguf")
-    path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(InputError, match=f"the name {new.decode()}.* is there twice"):
+    path.write_bytes(damage(path.read_bytes()))
+    monkeypatch.setattr("jspec.weights.gguf._MAX_NAME_BYTES", 1000)
+    with pytest.raises(InputError, match=message):
         _load(path)
 
 
