@@ -124,7 +124,7 @@ def test_timestamps_are_ruled_as_by_transformers():
         no_timestamps_token_id=FIRST - 1, eos_token_id=END, max_initial_timestamp_index=50
     )
     theirs = transformers.generation.logits_process.WhisperTimeStampLogitsProcessor(config, 0)
-    states, prefixes = [], []
+    states, prefixes, update = [], [], jax.jit(processor.update)
     for _ in range(60):
         prefix = rng.integers(0, END, rng.integers(0, 7))
         is_time = rng.random(len(prefix)) < 0.5
@@ -132,12 +132,12 @@ def test_timestamps_are_ruled_as_by_transformers():
         state = processor.init(SamplingParams(), prompt=[], stop_ids=[], vocab_size=VOCAB)
         state = jax.tree.map(lambda leaf: leaf[None], state)
         for token in prefix:
-            state = processor.update(state, jnp.array([token], jnp.int32))
+            state = update(state, jnp.array([token], jnp.int32))
         states.append(state)
         prefixes.append(prefix)
     logits = (3 * rng.normal(size=(60, VOCAB))).astype(np.float32)
     stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
-    kept = np.asarray(processor.apply(stacked, jnp.asarray(logits)))
+    kept = np.asarray(jax.jit(processor.apply)(stacked, jnp.asarray(logits)))
     for row, prefix in enumerate(prefixes):
         ids = torch.tensor(prefix, dtype=torch.long)[None]
         wanted = theirs(ids, torch.tensor(logits[row : row + 1]).clone()).numpy()[0]
