@@ -18,7 +18,7 @@ from tests.training.folders import save_texts
 
 _CONFIG = "--config=configs/train_eagle.py"
 _SMALL = ["--config.num_held_out=4", "--config.seq_len=48", "--config.batch_size=2",
-          "--config.vocab_size=60", "--config.feature_layers=(1,2)", "--config.recipe.num_steps=4",
+          "--config.vocab_size=60", "--config.feature_layers=(0,1)", "--config.recipe.num_steps=4",
           "--config.recipe.warmup_steps=1", "--config.recipe.evaluate_every=2",
           "--config.chain_steps=2", "--config.dtype=float32"]  # fmt: skip
 
@@ -36,7 +36,7 @@ def call(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_folder(tmp_path_factory.mktemp("models") / "target")
+    return save_folder(tmp_path_factory.mktemp("models") / "target", num_layers=1)
 
 
 @pytest.fixture(scope="module")
