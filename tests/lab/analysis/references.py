@@ -3,7 +3,9 @@ held to.
 """
 
 import collections
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,8 +15,13 @@ from jspec.models import init_cache, make_apply
 def full_logits(model, text, layers=None):
     """Returns the logits after every token, [n v], of one pass over the whole text."""
     cache = init_cache(model.config, batch_size=1, capacity=len(text), dtype=jnp.float32)
-    logits, _, _ = make_apply(model.config, layers)(model.params, jnp.array([text]), cache)
-    return np.asarray(logits[0], np.float64)
+    apply = _program(model.config, layers)
+    return np.asarray(apply(model.params, jnp.array([text]), cache)[0][0], np.float64)
+
+
+@functools.cache
+def _program(config, layers):
+    return jax.jit(make_apply(config, layers))
 
 
 def softmax(logits, temperature=1.0, size=None):

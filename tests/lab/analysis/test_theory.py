@@ -1,6 +1,5 @@
 """The paper's formulas, against sums, simulated rounds and brute force, and its tables."""
 
-import json
 import math
 
 import hypothesis
@@ -18,23 +17,10 @@ from jspec.lab.analysis.theory import (
 )
 
 NUM_ROUNDS = 200_000
-WORST = 5  # standard deviations: a right formula is further off once in two million
-quickly = hypothesis.settings(deadline=None, max_examples=150, derandomize=True)
+quickly = hypothesis.settings(deadline=None, max_examples=80, derandomize=True)
 alphas = st.floats(0, 1)
 costs = st.floats(0, 2)
 numbers = st.integers(0, 12)
-
-
-def simulate(alpha, num_draft_tokens, seed=0):
-    """Returns how many drafts each of many rounds keeps."""
-    rng = np.random.default_rng(seed)
-    is_kept = rng.random((NUM_ROUNDS, num_draft_tokens)) < alpha
-    return np.cumprod(is_kept, axis=1).sum(axis=1)
-
-
-def deviation(samples, expected):
-    """Returns how many standard deviations the mean is off."""
-    return abs(samples.mean() - expected) / (samples.std() / math.sqrt(len(samples)))
 
 
 @hypothesis.given(alphas, st.integers(0, 60))
@@ -50,6 +36,8 @@ def test_expected_tokens_are_the_sum_of_powers(alpha, number):
     [
         (1, 4, 5), (0, 4, 1), (0.3, 0, 1), (0, 0, 1), (1, 0, 1), (0.75, math.inf, 4),
         (1, math.inf, math.inf), (0, math.inf, 1),
+        # Beside the limits nothing cancels.
+        (1 - 1e-15, 7, pytest.approx(8)), (1 - 1e-9, 7, pytest.approx(8)), (5e-324, 7, 1),
     ],
 )  # fmt: skip
 def test_limits_are_exact(alpha, number, expected):
@@ -57,32 +45,22 @@ def test_limits_are_exact(alpha, number, expected):
     assert expected_tokens(alpha, number) == expected
 
 
-@pytest.mark.parametrize("alpha", [1 - 1e-15, 1 - 1e-9, 5e-324])
-def test_next_to_the_limits_nothing_breaks(alpha):
-    """Guards against cancellation: the limit is continuous."""
-    assert expected_tokens(alpha, 7) == pytest.approx(8 if alpha > 0.5 else 1, rel=1e-7)
+def test_simulated_rounds_are_as_expected():
+    """Tokens (Eq. 1); time with a more expensive verify call (Thm 3.8), operations (Thm 3.11).
 
-
-@pytest.mark.parametrize(("alpha", "number"), [(0.8, 4), (0.5, 1), (0.9, 10), (0.15, 3)])
-def test_rounds_emit_as_many_tokens_as_expected(alpha, number):
-    """200,000 simulated rounds; "alpha · gamma + 1", which is widely read, is refused."""
-    tokens = simulate(alpha, number) + 1
-    assert deviation(tokens, expected_tokens(alpha, number)) < WORST
-    if number > 1:
-        assert deviation(tokens, alpha * number + 1) > 10 * WORST
-
-
-@pytest.mark.parametrize("verify_cost", [1.0, 1.7])
-def test_simulated_rounds_save_as_much_time_and_operations(verify_cost):
-    """Thm 3.8 with a more expensive verify call, and Thm 3.11 on 200,000 simulated rounds."""
-    alpha, number, c = 0.7, 3, 0.1
-    tokens = simulate(alpha, number, seed=1) + 1
-    seconds = NUM_ROUNDS * (number * c + verify_cost)
-    speed = walltime_improvement(alpha, number, c, verify_cost)
+    200,000 rounds; "alpha · gamma + 1", which is widely read, is refused. A right formula is more
+    than five standard deviations off once in two million.
+    """
+    alpha, number, c, v = 0.7, 3, 0.1, 1.7
+    is_kept = np.random.default_rng(0).random((NUM_ROUNDS, number)) < alpha
+    tokens = np.cumprod(is_kept, axis=1).sum(axis=1) + 1
+    error = tokens.std() / math.sqrt(NUM_ROUNDS)
+    assert abs(tokens.mean() - expected_tokens(alpha, number)) < 5 * error
+    assert abs(tokens.mean() - (alpha * number + 1)) > 50 * error
+    seconds, operations = NUM_ROUNDS * (number * c + v), NUM_ROUNDS * (number + 1)
+    speed = walltime_improvement(alpha, number, c, v)
     assert tokens.sum() / seconds == pytest.approx(speed, rel=0.01)
-    operations = NUM_ROUNDS * (number + 1)
-    growth = operations_growth(alpha, number)
-    assert operations / tokens.sum() == pytest.approx(growth, rel=0.01)
+    assert operations / tokens.sum() == pytest.approx(operations_growth(alpha, number), rel=0.01)
 
 
 @hypothesis.given(alphas, st.floats(0.05, 2))
@@ -92,17 +70,6 @@ def test_the_optimum_is_that_of_brute_force(alpha, c):
     speeds = [walltime_improvement(alpha, number, c) for number in range(60)]
     best = optimal_num_draft_tokens(alpha, c)
     assert walltime_improvement(alpha, best, c) >= max(speeds) * (1 - 1e-12)
-
-
-@hypothesis.given(alphas, costs)
-@quickly
-def test_drafting_pays_where_one_draft_does(alpha, c):
-    """Cor. 3.9, both ways: above c one draft brings (1 + alpha) / (1 + c); up to c none pays."""
-    best = walltime_improvement(alpha, optimal_num_draft_tokens(alpha, c), c)
-    if alpha > c:
-        assert best >= (1 + alpha) / (1 + c) * (1 - 1e-12)
-    else:
-        assert best == pytest.approx(1)
 
 
 def test_the_optimum_of_extremes():
@@ -147,17 +114,6 @@ def test_table1_is_the_papers_to_every_digit():
     """In its order, with its trailing zeros."""
     rows = [(a, n, f"{ops:.2f}", f"{speed:.2f}") for a, n, ops, speed in theory.table1()["rows"]]
     assert rows == PRINTED
-
-
-@pytest.mark.parametrize("name", ["table1", "figure2", "figure3", "figure4"])
-def test_tables_are_plain_and_whole(name):
-    """Guards against a row without a column, and against an infinity that JSON does not know."""
-    table = getattr(theory, name)()
-    assert list(table) == ["columns", "units", "rows", "notes"]
-    assert len(table["columns"]) == len(table["units"]) == len(set(table["columns"]))
-    assert {len(row) for row in table["rows"]} == {len(table["columns"])}
-    assert json.loads(json.dumps(table, allow_nan=False)) == table
-    assert table["notes"]
 
 
 def column(table, name):
