@@ -1,10 +1,36 @@
-"""What tests that draw figures share."""
+"""What the tests of the lab share: compiled programs, and a look at drawn figures."""
 
 import io
 
 import PIL.Image
 import pytest
 from matplotlib.figure import Figure
+
+from jspec.generation.engine import Engine
+
+_MOST_ENGINES = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_engines():
+    """Has Generators of one method share their programs, as compiling takes longest.
+
+    Weights are data: models of one name and form run the same programs.
+    """
+    engines = {}
+
+    def make(target, drafter, rule, numbers=(), params=None):
+        dtype = target.params["embedding"].dtype
+        key = target.name, target.config, target.quantization, dtype, drafter, rule, tuple(numbers)
+        if key not in engines:
+            if len(engines) >= _MOST_ENGINES:
+                engines.pop(next(iter(engines)))
+            engines[key] = Engine(target, drafter, rule, numbers, params)
+        return engines[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.generation.generator.Engine", make)
+        yield
 
 
 @pytest.fixture

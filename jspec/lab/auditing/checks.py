@@ -55,7 +55,6 @@ from jspec.weights.resolver import LoadedModel
 # 6: 0.144 over 1026 places of nine texts.
 EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
 
-Answers = Sequence[Sequence[int]]
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
 # Of the largest key or value: a wrong slot is off by about 1.
@@ -69,26 +68,21 @@ _TEXTS = (
 )
 
 
-def parting_gaps(
-    prompts: Answers, answers: Answers, others: Answers, logits_after: LogitsFn
-) -> list[float]:
-    """Returns a gap for each prompt whose two answers differ; see `generation.logits_after`.
+def parting_gap(
+    prompt: Sequence[int], answer: Sequence[int], rival: Sequence[int], logits_after: LogitsFn
+) -> float | None:
+    """Returns a gap if a prompt's two answers differ; see `generation.logits_after`.
 
-    The gap is between the target's best logit where they part and that of the less likely of the
-    two tokens: at least the gap between its two best ones. It is infinite where one answer is the
+    It is between the target's best logit where they part and that of the less likely of the two
+    tokens: at least the gap between its two best ones. It is infinite where one answer is the
     other's beginning.
     """
-    gaps = []
-    for prompt, answer, rival in zip(prompts, answers, others, strict=False):
-        place = next(
-            (i for i, (a, b) in enumerate(zip(answer, rival, strict=False)) if a != b), None
-        )
-        if place is not None:
-            logits = logits_after([*prompt, *answer[:place]])
-            gaps.append(float(logits.max() - min(logits[answer[place]], logits[rival[place]])))
-        elif len(answer) != len(rival):
-            gaps.append(math.inf)
-    return gaps
+    pairs = enumerate(zip(answer, rival, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), None)
+    if place is not None:
+        logits = logits_after([*prompt, *answer[:place]])
+        return float(logits.max() - min(logits[answer[place]], logits[rival[place]]))
+    return None if len(answer) == len(rival) else math.inf
 
 
 def check_caches(rows: Rows) -> Check:
@@ -255,11 +249,9 @@ def check_edges(rule: AcceptanceRule) -> Check:
         verdicts = [jax.jit(rule.accept)(target_probs, chain, noise)]
         if rule.tree is not None:
             tree = tree_of(branch := as_tree(chain))
-            verdicts.append(rule.tree.accept(target_probs, branch, tree, noise))
-        if any(
-            int(verdict.num_accepted[0]) != 0 or int(verdict.next_token[0]) == 0
-            for verdict in verdicts
-        ):
+            accept = functools.partial(rule.tree.accept, target_probs, branch, tree)
+            verdicts.append(jax.jit(accept)(noise))
+        if any(int(v.num_accepted[0]) != 0 or int(v.next_token[0]) == 0 for v in verdicts):
             wrong.append(name)
     detail = "a draft of target probability 0 is rejected at u = 0"
     if wrong:
@@ -286,12 +278,12 @@ def check_parity(
     drafted = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
-    gaps, logits_after = list[float](), make_logits_after(speculative.target)
+    gaps, logits_after = list[Any](), make_logits_after(speculative.target)
     for request, answer, rival in zip(requests, drafted, expected, strict=True):
         if answer != rival:
             row = speculative.make_row(request)
             judge = functools.partial(logits_after, source=row.source)
-            gaps += parting_gaps([row.prompt], [answer], [rival], judge)
+            gaps.append(parting_gap(row.prompt, answer, rival, judge))
     bound = EXCUSED_GAPS[dtype]
     num_tokens = sum(map(len, expected))
     data = {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound}
@@ -313,11 +305,10 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
 
     def requests_to(generator: Generator) -> list[Request]:
         read = settings_read_by(generator.drafter, subject.drafter_options, settings)
+        seeds = ((read.seed + k) % 2**32 for k in range(len(prompts)))
         return [
-            make_request(
-                subject.target, prompt, dataclasses.replace(read, seed=(read.seed + k) % 2**32)
-            )
-            for k, prompt in enumerate(prompts)
+            make_request(subject.target, prompt, dataclasses.replace(read, seed=seed))
+            for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
     alone = subject.generator()
@@ -333,6 +324,8 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     num_different = {}
     for name, options in methods.items():
         generator = subject.generator(**options)
+        if "costs" in options:  # the same method: what is compiled serves both
+            generator.engine = alone.engine
         pairs = zip(generator.generate(requests_to(generator)), expected, strict=True)
         num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
     counts = ", ".join(f"{name}: {count} differ" for name, count in num_different.items())

@@ -46,16 +46,13 @@ def read_functions(path: str) -> Functions:
         raise InputError(f"expected a Python file with f, g and state, got {path}: {what}")
     try:
         names = runpy.run_path(path)
-    except Exception as error:  # whatever the user's file raises is the user's error
-        raise InputError(f"{path}: {describe_error(error)}") from None
-    if missing := [name for name in ("f", "g", "state") if name not in names]:
-        raise InputError(f"{path}: expected f, g and state, got no {', '.join(missing)}")
-    functions = Functions(names["f"], names["g"], names["state"], names.get("update", latest))
-    try:
+        if missing := [name for name in ("f", "g", "state") if name not in names]:
+            raise InputError(f"{path}: expected f, g and state, got no {', '.join(missing)}")
+        functions = Functions(names["f"], names["g"], names["state"], names.get("update", latest))
         check_functions(functions.f, functions.g, functions.update, functions.state)
     except InputError:
         raise
-    except Exception as error:  # of f, g or update
+    except Exception as error:  # whatever the user's file raises is the user's error
         raise InputError(f"{path}: {describe_error(error)}") from None
     return functions
 

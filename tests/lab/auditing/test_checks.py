@@ -1,13 +1,24 @@
-"""The audit's checks of single facts: edges, seeds, greedy parity."""
+"""The audit's checks of single facts: edges, seeds, greedy parity, where two answers part."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jspec.drafters import spec as shipped
-from jspec.lab.auditing.checks import check_edges, check_parity, check_seeds, run_checks
+from jspec.generation.logits_after import make_logits_after
+from jspec.lab.auditing.checks import (
+    check_edges,
+    check_parity,
+    check_seeds,
+    parting_gap,
+    run_checks,
+)
+from jspec.lab.auditing.controls import keeping_all
 from jspec.lab.auditing.rows import build_drafter
+from jspec.models import init_cache, make_apply
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection
 from jspec.speculation.acceptance.chain import (
@@ -18,12 +29,15 @@ from jspec.speculation.acceptance.chain import (
 from jspec.speculation.types import Verdict
 from tests.cases import slow_unless
 from tests.lab.auditing.subjects import PROMPTS, SETTINGS, make_subject
+from tests.tiny import one_program
 from tests.tiny_eagle import save_head
+from tests.tiny_models import CONFIG, target
 
 _MAX_NEW_TOKENS = 12
+_LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])  # whose noise differs
 def test_edges_of_lossless_rules_pass(rule):
     """A draft of target probability 0 is rejected at u = 0."""
     check = check_edges(get_rule(rule))
@@ -48,7 +62,7 @@ def accept_whatever_comes(target_probs, proposal, noise):
 )
 def test_edges_of_wrong_rules_fail(rule, accept):
     """What differs once in 2^24 draws; both kinds of draft are named."""
-    check = check_edges(get_rule(rule)._replace(accept=accept))
+    check = check_edges(get_rule(rule)._replace(accept=accept, tree=None))
     assert not check.has_passed
     assert len(check.data["accepted"]) == 2
 
@@ -57,10 +71,7 @@ def test_edges_of_wrong_rules_fail(rule, accept):
     ("rule", "drafter"),
     [
         ("coupled", "prompt_lookup"),
-        slow_unless(False, "rejection", "prompt_lookup"),
         slow_unless(False, "block", "model"),
-        slow_unless(False, "block", "prompt_lookup"),
-        slow_unless(False, "rejection", "model"),
         slow_unless(False, "coupled", "model"),
     ],
 )
@@ -125,16 +136,9 @@ def test_seeds_of_noise_that_depends_on_the_row_fail(monkeypatch):
     assert check.data["other chunking"] == 0
 
 
-def accept_all(target_probs, proposal, noise):
-    """Keeps every draft."""
-    verdict = rejection.accept(target_probs, proposal, noise)
-    return verdict.replace(num_accepted=proposal.num_tokens)
-
-
 def test_parity_of_a_rule_that_keeps_everything_fails(monkeypatch):
     """Negative control: the gaps tell that it is no rounding."""
-    wrong = get_rule("rejection")._replace(accept=accept_all, matches_at_zero=False)
-    monkeypatch.setitem(RULES, "all", lambda options: wrong)
+    monkeypatch.setitem(RULES, "all", lambda options: keeping_all(get_rule("rejection")))
     check = check_parity(make_subject("all"), "float32", PROMPTS, _MAX_NEW_TOKENS)
     assert not check.has_passed
     assert max(check.data["gaps"]) > 0.01
@@ -147,3 +151,40 @@ def test_the_head_that_comes_with_jspec_need_not_be_named(monkeypatch, tmp_path)
     monkeypatch.setattr(shipped, "_FOLDER", tmp_path)
     monkeypatch.setitem(shipped._HEADS, ("eagle", subject.target.name), "head")
     assert build_drafter(subject).params[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 1, 3], [1, 2, 3], 0.5),
+        ([2], [3], 3.0),  # neither is the best: the worse one counts
+        ([1, 2], [1], math.inf),
+        ([], [1], math.inf),
+    ],
+)
+def test_the_first_difference_is_found(left, right, expected):
+    """Guards against an excuse for a token that is far from the best, or for a lost end."""
+    assert parting_gap([5], left, right, lambda _: _LOGITS) == expected
+
+
+def test_the_logits_are_those_before_the_difference():
+    """Guards against a look one token early or late, with the prompt forgotten."""
+    seen = []
+
+    def logits_after(token_ids):
+        seen.append(token_ids)
+        return _LOGITS
+
+    parting_gap([5, 6], [1, 2, 3], [1, 2, 0], logits_after)
+    assert seen == [[5, 6, 1, 2]]
+
+
+@pytest.mark.parametrize("length", [1, 129])
+def test_padding_changes_nothing(length):
+    """Guards against logits of a padding token."""
+    tokens = np.random.default_rng(length).integers(1, CONFIG.vocab_size, length).tolist()
+    cache = init_cache(CONFIG, batch_size=1, capacity=length, dtype=jnp.float32)
+    apply = one_program(make_apply(CONFIG))
+    expected = apply(target().params, jnp.array([tokens]), cache)[0][0, -1]
+    np.testing.assert_allclose(make_logits_after(target())(tokens), expected, atol=1e-4)

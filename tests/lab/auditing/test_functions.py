@@ -39,7 +39,7 @@ def test_a_wrong_rule_fails(monkeypatch):
         )
 
     monkeypatch.setitem(audited.RULES, "rejection", Rule(keep_all, False))
-    checks = {check.name: check for check in check_speculate(CATEGORIES, 2, 4000)}
+    checks = {check.name: check for check in check_speculate(CATEGORIES, 2, 2000)}
     assert [name for name, check in checks.items() if not check.has_passed] == ["distribution"]
 
 

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from jspec.speculation.acceptance import RULES
-from tests.programs import as_users, environment, refuse_all, run
+from tests.programs import as_users, check_refusal, environment, run, run_many
 from tests.tiny_models import save_folder
 
 _CHECKED = "seeds", "caches", "emitted distribution"  # of a rule for temperatures above 0
@@ -21,31 +21,42 @@ def folder(tmp_path_factory):
     return save_folder(tmp_path_factory.mktemp("audit") / "tiny", num_layers=1)
 
 
-@pytest.fixture
-def audit(folder, compile_cache, tmp_path):
-    """Returns a function from flags to the program's status, output and errors."""
-    env = environment(compile_cache, tmp_path)
-    flags = [f"--target={folder}", "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"]
+_FLAGS = "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"
+_LOSSY = "--drafter=prompt_lookup", "--acceptance=lenient", "--lenience=0.2", "--temperature=1.2"
+_REFUSED = {
+    "--num_rows=0": "error: expected num_rows of at least 1, got 0\n",
+    "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
+    "--coordinator=localhost:1": "expected an audit in one process, got --coordinator",
+    "--functions=f.py": "--num_rows and --output_json with --functions, got --target",
+    "--mesh=model:3": "divides the 1 device that is there, got model:3, of 3",
+    "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
+}
 
-    def run_it(*more, is_quick=True):
-        process_env = env if is_quick else as_users(env)
-        return run("jspec.audit", *flags, *more, env=process_env, timeout=300)
 
-    return run_it
+@pytest.fixture(scope="module")
+def outcomes(folder, compile_cache, tmp_path_factory):
+    """Returns status, output and errors of an audit of a lossy rule, of a list of the rules, and of
+    flags that are refused, all in one process; and the record of the first.
+    """
+    home = tmp_path_factory.mktemp("home")
+    target, path = f"--target={folder}", home / "audit.json"
+    lines = [
+        [target, *_FLAGS, *_LOSSY, f"--output_json={path}"], ["--list_rules", "--target=nowhere"],
+        *([target, *flags.split()] for flags in _REFUSED),
+    ]  # fmt: skip
+    lossy, rules, *refused = run_many("jspec.audit", lines, env=environment(compile_cache, home))
+    return lossy, rules, refused, json.loads(path.read_text())
 
 
-def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
+def test_a_lossy_rule_ends_with_status_1(outcomes):
     """Its distribution is found out, every other line passes, and the record says the same."""
-    path = tmp_path / "audit.json"
-    flags = "--drafter=prompt_lookup", "--acceptance=lenient", "--lenience=0.2", "--temperature=1.2"
-    status, output, errors = audit(*flags, f"--output_json={path}")
+    (status, output, errors), _, _, record = outcomes
     assert status == 1
     assert errors.splitlines() == [f"checking {what}" for what in _CHECKED]
     assert output.startswith("the rule 'lenient' is lossy")
     assert "FAIL  emitted distribution: p = " in output
     assert output.count("FAIL") == 1
     assert "\nNOT lossless: " in output
-    record = json.loads(path.read_text())
     assert record["is_lossless"] is False
     assert [check["name"] for check in record["checks"] if not check["has_passed"]] == [
         "emitted distribution"
@@ -54,11 +65,11 @@ def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_lossless_rule_ends_with_status_0(audit, dtype):
+def test_a_lossless_rule_ends_with_status_0(folder, compile_cache, tmp_path, dtype):
     """Every line passes; greedy parity is among them, in both dtypes."""
-    status, output, errors = audit(
-        "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}", is_quick=False
-    )
+    flags = *_FLAGS, "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}"
+    env = as_users(environment(compile_cache, tmp_path))
+    status, output, errors = run("jspec.audit", f"--target={folder}", *flags, env=env, timeout=300)
     assert status == 0, output + errors
     assert f", {dtype}, drafter" in output
     assert "FAIL" not in output
@@ -66,18 +77,10 @@ def test_a_lossless_rule_ends_with_status_0(audit, dtype):
     assert "\nlossless: " in output
 
 
-def test_bad_flags_are_one_line(folder, compile_cache, tmp_path):
+def test_bad_flags_are_one_line(outcomes):
     """Status 2, before a model is loaded, or hours are spent."""
-    cases = {
-        "--num_rows=0": "error: expected num_rows of at least 1, got 0\n",
-        "--temperature=1 --lenience=0.3": "expected lenience with a drafter that drafts and an",
-        "--coordinator=localhost:1": "expected an audit in one process, got --coordinator",
-        "--functions=f.py": "--num_rows and --output_json with --functions, got --target",
-        "--mesh=model:3": "divides the 1 device that is there, got model:3, of 3",
-        "--temperature=1 --max_new_tokens=100000": "max_new_tokens below the context of 200 tokens",
-    }
-    env = environment(compile_cache, tmp_path)
-    refuse_all("jspec.audit", cases, env=env, fixed=[f"--target={folder}"])
+    for outcome, message in zip(outcomes[2], _REFUSED.values(), strict=True):
+        assert message in check_refusal(*outcome)
 
 
 @pytest.mark.slow
@@ -99,9 +102,9 @@ def test_two_functions_are_recorded(compile_cache, tmp_path):
     assert output.count("pass  ") == len(record["checks"]) == 4
 
 
-def test_rules_are_listed_with_their_controls(audit):
+def test_rules_are_listed_with_their_controls(outcomes):
     """At once: no model is loaded, and nothing is audited."""
-    status, output, errors = audit("--list_rules", "--target=nowhere")
+    status, output, errors = outcomes[1]
     assert (status, errors) == (0, "")
     title, *lines, last = output.splitlines()
     assert title.split()[:3] == ["rule", "temperature", "lossless"]
