@@ -102,7 +102,7 @@ def _choose_work(
 
 def _compute(experiment: Experiment, cell: Cell) -> Record:
     if "functions" in cell.key:
-        from jspec.lab.functions.measure import measure
+        from jspec.lab.functions import measure
 
         return measure(experiment.functions[cell.key["functions"]])
     if "table" in cell.key:
