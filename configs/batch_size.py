@@ -15,21 +15,14 @@ clearly pays.
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Batch size"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:1": method("prompt_lookup", 1),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "prompt_lookup:auto": method("prompt_lookup", "auto"),
-        }
-    )
+    config.methods = methods("prompt_lookup:1", "prompt_lookup:3", "prompt_lookup:auto")
     config.batch_sizes = (1, 2, 4, 8)
     config.num_prompts = 8
     config.repeats = 3

@@ -14,7 +14,7 @@ clearly pays from 128 on.
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods, ordered
 
 _LENGTHS = (8, 16, 32, 64, 128, 256)
 
@@ -23,13 +23,7 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Break-even length of an answer"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "prompt_lookup:auto": method("prompt_lookup", "auto"),
-        }
-    )
+    config.methods = methods("prompt_lookup:3", "prompt_lookup:auto")
     config.settings = ordered(
         {f"{length} tokens": {"max_new_tokens": length} for length in _LENGTHS}
     )

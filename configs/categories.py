@@ -15,23 +15,20 @@ methods with eagle need `options.draft_head`.
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Categories of prompts"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "prompt_lookup:auto": method("prompt_lookup", "auto"),
-            "ngram:3": method("ngram", 3),
-            "eagle:1": method("eagle", 1),
-            "prompt_lookup+eagle:2": method("prompt_lookup+eagle", 2),
-            "prompt_lookup+eagle:3": method("prompt_lookup+eagle", 3),
-        }
+    config.methods = methods(
+        "prompt_lookup:3",
+        "prompt_lookup:auto",
+        "ngram:3",
+        "eagle:1",
+        "prompt_lookup+eagle:2",
+        "prompt_lookup+eagle:3",
     )
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     return config

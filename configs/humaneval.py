@@ -15,7 +15,7 @@ prompt_lookup:7 1.36 / 0.97, prompt_lookup:auto 1.46 / 1.12, ngram:3 1.33 / 1.03
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods, ordered
 
 
 def get_config() -> ConfigDict:
@@ -24,15 +24,7 @@ def get_config() -> ConfigDict:
     config.title = "HumanEval: completing functions"
     config.prompts_file = "configs/code_prompts.jsonl"
     config.chat = "no"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "prompt_lookup:7": method("prompt_lookup", 7),
-            "prompt_lookup:auto": method("prompt_lookup", "auto"),
-            "ngram:3": method("ngram", 3),
-        }
-    )
+    config.methods = methods("prompt_lookup:3", "prompt_lookup:7", "prompt_lookup:auto", "ngram:3")
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.max_new_tokens = 128
     return config

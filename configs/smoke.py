@@ -11,20 +11,14 @@ each timed once, say nothing about speed.
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Smoke test: prompt lookup and n-grams beside plain decoding"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "ngram:3": method("ngram", 3),
-        }
-    )
+    config.methods = methods("prompt_lookup:3", "ngram:3")
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.num_prompts = 4
     config.max_new_tokens = 16

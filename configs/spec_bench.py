@@ -17,21 +17,13 @@ Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, the first prompt of e
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Spec-Bench"
-    config.methods = ordered(
-        {
-            "plain": method("none"),
-            "prompt_lookup:3": method("prompt_lookup", 3),
-            "prompt_lookup:7": method("prompt_lookup", 7),
-            "prompt_lookup:auto": method("prompt_lookup", "auto"),
-            "ngram:3": method("ngram", 3),
-        }
-    )
+    config.methods = methods("prompt_lookup:3", "prompt_lookup:7", "prompt_lookup:auto", "ngram:3")
     config.turns = 0
     return config

@@ -14,7 +14,7 @@ predicted from one half of the prompts by position is at most 7 % off for the ot
 
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import defaults, method, ordered
+from jspec.lab.experiments.config import defaults, methods
 
 _NUMBERS = (1, 2, 3, 4, 5, 7, 10)
 
@@ -23,10 +23,7 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Speed against the number of draft tokens"
-    methods = {"plain": method("none")}
-    for number in (*_NUMBERS, "auto"):
-        methods[f"prompt_lookup:{number}"] = method("prompt_lookup", number)
-    config.methods = ordered(methods)
+    config.methods = methods(*(f"prompt_lookup:{number}" for number in (*_NUMBERS, "auto")))
     config.per_category = 1
     config.repeats = 3
     config.measure_costs = True

@@ -6,16 +6,12 @@ python -m jspec.train --config=configs/train_blockwise.py --config.texts='("answ
 python -m jspec.generate --drafter=blockwise --draft_head=runs/blockwise/head --prompt="Hello"
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.heads import BlockwiseTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(BlockwiseTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(BlockwiseTraining())

@@ -6,16 +6,12 @@ python -m jspec.train --config=configs/train_dflash.py --config.texts='("answers
 python -m jspec.generate --drafter=dflash --draft_head=runs/dflash/head --prompt="Hello"
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.dflash import DflashTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(DflashTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(DflashTraining())

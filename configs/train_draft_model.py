@@ -12,19 +12,13 @@ For acceptance at temperature 1 itself: `--config.total_variation_weight=1`. A s
 the first one misses: `--config.earlier='("runs/draft/draft",)' --workdir=runs/second`.
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.draft_model import DraftModelTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    training = DraftModelTraining(
-        num_layers=4, embed_dim=256, hidden_dim=768, num_heads=4, num_kv_heads=2
-    )
-    config = ordered(dataclasses.asdict(training))
-    config.texts = ("answers.jsonl",)
-    return config
+    sizes = {"num_layers": 4, "embed_dim": 256, "hidden_dim": 768}
+    return training(DraftModelTraining(**sizes, num_heads=4, num_kv_heads=2))

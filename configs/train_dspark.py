@@ -6,16 +6,12 @@ python -m jspec.train --config=configs/train_dspark.py --config.texts='("answers
 python -m jspec.generate --drafter=dflash --draft_head=runs/dspark/head --prompt="Hello"
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.dflash import DsparkTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(DsparkTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(DsparkTraining())

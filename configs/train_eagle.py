@@ -6,16 +6,12 @@ python -m jspec.train --config=configs/train_eagle.py --config.texts='("answers.
 python -m jspec.generate --drafter=eagle --draft_head=runs/eagle/head --prompt="Hello"
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.eagle import EagleTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(EagleTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(EagleTraining())

@@ -6,16 +6,12 @@ python -m jspec.train --config=configs/train_lookahead.py --config.texts='("answ
 python -m jspec.generate --drafter=lookahead --draft_head=runs/lookahead/head --prompt="Hello"
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.lookahead import LookaheadTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(LookaheadTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(LookaheadTraining())

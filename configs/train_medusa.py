@@ -10,16 +10,12 @@ Medusa-2, which changes the target and writes it to `runs/medusa2/target`, besid
 `--workdir=runs/medusa2`.
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from jspec.lab.experiments.config import ordered
+from jspec.lab.experiments.config import training
 from jspec.training.medusa import MedusaTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(MedusaTraining()))
-    config.texts = ("answers.jsonl",)
-    return config
+    return training(MedusaTraining())

@@ -49,6 +49,20 @@ def method(
     return complete
 
 
+def methods(*labels: str) -> ConfigDict:
+    """Returns methods for `config.methods`: "plain", and one for each label, DRAFTER:NUMBER."""
+    group = {"plain": method("none")}
+    for label in labels:
+        drafter, _, number = label.rpartition(":")
+        group[label] = method(drafter, int(number) if number.isdecimal() else number)
+    return ordered(group)
+
+
+def training(fields: Any) -> ConfigDict:
+    """Returns the config of a `TrainingConfig`, on what scripts/make_answers.py writes."""
+    return ordered(dataclasses.asdict(fields) | {"texts": ("answers.jsonl",)})
+
+
 def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
     """Returns a pair of models, with all its fields (see `PairSpec`), for `config.predict`."""
     complete = dataclasses.asdict(PairSpec(target, draft)) | fields
@@ -127,8 +141,8 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
         plain = json.loads(json.dumps(config.to_dict()))
     except (TypeError, ValueError) as error:
         raise InputError(f"expected a config of plain values: {error}") from None
-    methods = plain.get("methods")
-    for label, group in methods.items() if isinstance(methods, dict) else ():
+    given = plain.get("methods")
+    for label, group in given.items() if isinstance(given, dict) else ():
         if isinstance(group, dict):
-            methods[label] = _METHOD_DEFAULTS | group
+            given[label] = _METHOD_DEFAULTS | group
     return plain
