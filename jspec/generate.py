@@ -122,14 +122,14 @@ def compare(
     drafters: list[str], settings: SamplingParams, texts: list[Prompt], mesh: Mesh | None
 ) -> None:
     """Lets several drafters answer the prompts, and prints their table."""
-    from jspec.lab.benchmarking import drafter_table  # which nothing else here needs
+    from jspec.lab.benchmarking import compare as table  # which nothing else here needs
 
     for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
         if flag.present:
             raise InputError(f"expected --compare without --{flag.name}, which it does not read")
     options, (rule, rule_options) = answer_flags.read_options("--compare"), read_rule()
     number, has_draft = answer_flags.NUM_DRAFT_TOKENS.value, answer_flags.has_draft()
-    asked = drafter_table.read_methods(
+    asked = table.read_methods(
         drafters, number, settings, options, rule, rule_options, has_draft=has_draft
     )
     output = open_output(options)
@@ -139,8 +139,8 @@ def compare(
     )  # fmt: skip
     encode = next(iter(generators.values())).encode_prompt
     prompts = [encode(prompt.text, _CHAT.value, _SYSTEM.value) for prompt in texts]
-    report = drafter_table.compare_drafters(generators, prompts, settings, options)
-    print(drafter_table.format_comparison(report))
+    report = table.compare_drafters(generators, prompts, settings, options)
+    print(table.format_comparison(report))
     if output is not None:
         with output:
             for name, row in report.items():

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from jspec.common.memory import device_name
-from jspec.lab.benchmarking.drafter_table import format_comparison
+from jspec.lab.benchmarking.compare import format_comparison
 from tests.programs import (
     TEMPLATE,
     as_users,

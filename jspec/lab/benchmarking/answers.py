@@ -77,12 +77,6 @@ def answer_with(
     return generate
 
 
-def forget_all(generators: Iterable[Generator]) -> None:
-    """Has Generators forget the answers that they look up."""
-    for generator in generators:
-        generator.forget_answers()
-
-
 def one_of_each_size(
     engine: Engine, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[list[int]]:
@@ -126,18 +120,19 @@ def answer_in_turn(
     prompts: Sequence[list[int]],
     repeats: int,
     begun: Answers,
-    forget: Callable[[], object],
+    generators: Iterable[Generator],
 ) -> Iterator[Answers]:
     """Lets every method answer every prompt, by turns; yields after each prompt all up to it.
 
-    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again. Each
-    repeat begins with `forget`: a method must not look up its own answer to the same prompt.
+    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again. The
+    Generators first forget, each time: none may look up its own answer to the same prompt.
     """
     done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
     for repeat in range(repeats):
         if repeats > 1:
             say(f"repeat {repeat + 1} of {repeats}")
-        forget()
+        for generator in generators:
+            generator.forget_answers()
         for rows in done.values():
             rows.extend([[]] * (len(rows) == repeat))
         for index, prompt in enumerate(prompts):
@@ -152,6 +147,21 @@ def answer_in_turn(
                 yield done
     if begun:  # perhaps nothing was missing
         yield done
+
+
+def time_in_turn(
+    methods: Mapping[str, GenerateFn],
+    generators: Sequence[Generator],
+    prompts: Sequence[list[int]],
+    repeats: int,
+    max_new_tokens: int,
+) -> dict[str, Timings]:
+    """Returns the timings of methods, warmed up, on all prompts; see `answer_in_turn`.
+
+    The Generators are those that may look up their answers; the first one's sizes are warmed up.
+    """
+    warm_up(methods, one_of_each_size(generators[0].engine, prompts, max_new_tokens))
+    return timings_of(list(answer_in_turn(methods, prompts, repeats, {}, generators))[-1])
 
 
 def timings_of(answers: Answers) -> dict[str, Timings]:

@@ -2,20 +2,23 @@
 
 Every method answers every prompt in turn, repeat after repeat, after a warm-up: a machine that
 slows down slows all of them. A time is that of a whole answer, prompt included, or of decoding
-alone (`_CLOCKS`), compilation excluded.
+alone (`_CLOCKS`), compilation excluded. Drafters on the user's own prompts, of `jspec generate
+--compare`, stand beside one another in a smaller table.
 """
 
 import functools
-import hashlib
-import itertools
+import math
 import pathlib
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError, say
+from jspec.common.errors import InputError, prefixed_errors, say
+from jspec.common.text_table import NOTHING, format_table, number_cell
+from jspec.drafters import DrafterOptions, without_unread
 from jspec.generation.generator import Generator
+from jspec.generation.options import check_draft_sampling, check_rule_options, settings_read_by
 from jspec.generation.request import Request, SamplingParams
 from jspec.lab.benchmarking.answers import (
     JSPEC_PLAIN,
@@ -25,12 +28,12 @@ from jspec.lab.benchmarking.answers import (
     answer_in_turn,
     answer_with,
     columns_by_method,
-    forget_all,
     format_columns,
     format_summary,
     gives_one_text,
     one_of_each_size,
     summarise,
+    time_in_turn,
     timings_of,
     warm_up,
 )
@@ -40,10 +43,23 @@ from jspec.lab.benchmarking.baselines import (
     TransformersModels,
     transformers_methods,
 )
-from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts
+from jspec.lab.benchmarking.measurement import (
+    Measurement,
+    Outcome,
+    check_methods,
+    choose_prompts,
+    digest_of_prompts,
+    parse_methods,
+)
+from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.resolver import LoadedModel
 
-_WARM_PIECES = 3  # of an answer: of the prefill, and of two visits
+_DRAFTER_COLUMNS = (
+    "drafter", "tokens/s", "speed-up", "tokens a target call", "accepted", "same text",
+)  # fmt: skip
+_REPEATS = 3  # the middle one of three counts
+# Of answers with fewer tokens even the middle speed changes by a third from run to run.
+_FEW_TOKENS = 64
 _CLOCKS = {  # what the times of --decoding are
     "jspec": "from the first token's arrival to the last's: rounds, their drafts and the host",
     "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
@@ -72,15 +88,10 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     }
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
-    digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-    path, begun = asked.output_json, asked.begun
-    if begun and begun["prompts_digest"] != digest:
-        raise InputError(f"expected the prompts that {path} was begun with, got others")
+    digest, begun = digest_of_prompts(asked, ids), asked.begun
     if begun:
-        say(f"going on with {path}")
-    _warm_generators(
-        generators, one_of_each_size(some.engine, ids, settings.max_new_tokens), settings
-    )
+        say(f"going on with {asked.output_json}")
+    warm_up(methods, one_of_each_size(some.engine, ids, settings.max_new_tokens))
     peak_bytes = _peak_bytes()
     working, left_out = _working_baselines(asked, target, draft, texts, ids)
     methods |= working
@@ -99,8 +110,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         name: [[Generated(*answer) for answer in row] for row in rows]
         for name, rows in begun.get("answers", {}).items()
     }
-    forget = functools.partial(forget_all, generators.values())
-    for answers in answer_in_turn(methods, ids, asked.repeats, known, forget):
+    for answers in answer_in_turn(methods, ids, asked.repeats, known, generators.values()):
         yield Outcome(record | {"answers": answers})
     timings = timings_of(answers)
     record |= {
@@ -123,15 +133,6 @@ def format_record(record: Mapping[str, Any]) -> str:
     before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
     memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
     return "\n\n".join(filter(None, (format_summary(record["methods"]), columns, by_task, memory)))
-
-
-def _warm_generators(
-    generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: SamplingParams
-) -> None:
-    for name, generator in generators.items():
-        say(f"warming up {name}")
-        for prompt in prompts:
-            list(itertools.islice(generator.run([Request(prompt, settings)]), _WARM_PIECES))
 
 
 def _working_baselines(
@@ -217,3 +218,100 @@ def _peak_bytes() -> int:
     """Returns the most memory that this process has had; macOS counts bytes, Linux kilobytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def read_methods(
+    drafters: Sequence[str],
+    num_draft_tokens: str,
+    settings: SamplingParams,
+    options: DrafterOptions,
+    acceptance: str,
+    rule_options: RuleOptions,
+    *,
+    has_draft: bool,
+) -> Measurement:
+    """Returns what is compared, by the names that the table gives it; no model is loaded before.
+
+    Raises:
+      InputError: a drafter that there is not, or an option that none of them reads.
+    """
+    parsed = parse_methods(drafters, num_draft_tokens)
+    methods = dict(zip(drafters, parsed.values(), strict=True))
+    check_methods(methods, options, has_draft=has_draft)
+    names = [method.drafter for method in methods.values()]
+    check_draft_sampling(settings, [(name, without_unread(name, options)) for name in names])
+    drafting = [name for name in names if name != "none"]
+    check_rule_options(rule_options, acceptance, (*drafting, "none")[0])
+    return Measurement(methods=methods, options=options)
+
+
+def compare_drafters(
+    generators: Mapping[str, Generator],
+    prompts: Sequence[list[int]],
+    settings: SamplingParams,
+    options: DrafterOptions,
+) -> dict[str, dict[str, Any]]:
+    """Lets the Generators answer the prompts, token ids, by turns: prompt k first with seed + k.
+
+    Returns:
+      Plain values of each drafter: tokens a second of decoding, that over the first's (`speedup`),
+      tokens a target call, the acceptance rate, the tokens that were timed each time, and how many
+      answers are the first's, token by token; None where that cannot be said, as of sampled
+      answers.
+
+    Raises:
+      InputError: a prompt that cannot be answered, before anything is compiled.
+    """
+    answers: dict[str, GenerateFn] = {}
+    for name, generator in generators.items():
+        read = settings_read_by(generator.drafter, options, settings)
+        for index, prompt in enumerate(prompts):
+            with prefixed_errors(f"prompt {index}"):
+                generator.check(Request(prompt, read))
+        answers[name] = functools.partial(
+            _answer, answer_with(generator, read, decoding=True), read
+        )
+    first, *_ = generators
+    all_generators, most = list(generators.values()), settings.max_new_tokens
+    timings = time_in_turn(answers, all_generators, prompts, _REPEATS, most)
+    rule = generators[first].describe()["acceptance"]
+    report = summarise(timings, is_one_text=gives_one_text(settings, rule))
+    for name, row in report.items():
+        row["num_tokens"] = int(timings[name].tokens[-1].sum())
+        ratio = 1.0 if name == first else row.pop("ratio_to")[first]["median"]
+        row["speedup"] = ratio if math.isfinite(ratio) else None
+        row.pop("ratio_to", None)
+    return report
+
+
+def _answer(generate: GenerateFn, settings: SamplingParams, prompt: list[int], number: int) -> Any:
+    return generate(prompt, settings.seed + number)
+
+
+def format_comparison(report: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the table of `compare_drafters`."""
+    rows = [
+        [
+            name,
+            number_cell(row["tokens_per_second"], ".1f"),
+            number_cell(row["speedup"], ".2f"),
+            number_cell(row["tokens_per_target_call"], ".2f"),
+            number_cell(row["acceptance_rate"], ".1%"),
+            _same_cell(row["same_answers"], row["num_prompts"]),
+        ]
+        for name, row in report.items()
+    ]
+    table = format_table(_DRAFTER_COLUMNS, rows)
+    fewest = min(row["num_tokens"] for row in report.values())
+    if fewest >= _FEW_TOKENS:
+        return table
+    return (
+        f"{table}\nnote: too short to compare: {fewest} tokens were timed; give more prompts or "
+        f"--max_new_tokens, for {_FEW_TOKENS} or more"
+    )
+
+
+def _same_cell(num_same: int | None, num_prompts: int) -> str:
+    if num_same is None:
+        return NOTHING
+    return f"{num_same} of {num_prompts}" if num_prompts > 1 else ("no", "yes")[num_same]

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import hashlib
 import json
 import pathlib
 import types
@@ -216,6 +217,15 @@ def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict
             f"{current.get(wrong[0])}; another --output_json begins anew"
         )
     return record
+
+
+def digest_of_prompts(asked: Measurement, ids: Sequence[list[int]]) -> str:
+    """Returns a digest of the prompts' ids; refuses others than those of a run to go on with."""
+    digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+    if asked.begun and asked.begun["prompts_digest"] != digest:
+        where = asked.output_json
+        raise InputError(f"expected the prompts that {where} was begun with, got others")
+    return digest
 
 
 def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:

@@ -42,9 +42,8 @@ class Instruction(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An operation that ran: its program and name, and its time in nanoseconds."""
+    """An operation that ran: its name, and its time in nanoseconds."""
 
-    module: str
     name: str
     begin: float
     end: float
@@ -107,13 +106,11 @@ def _times_by_operation(folder: pathlib.Path) -> dict[Instruction, float]:
             f"expected operations of {_PROGRAM} in the profile, got none: the profiler of this "
             "device does not report them"
         )
-    names = {(event.module, event.name) for events in threads for event in events}
-    instructions = _instructions(names)
+    instructions = _instructions({event.name for events in threads for event in events})
     times: dict[Instruction, float] = collections.defaultdict(float)
     for events in threads:
         for event, nanoseconds in own_times(events):
-            known = instructions.get((event.module, event.name), Instruction("commit", "XLA"))
-            times[known] += nanoseconds
+            times[instructions.get(event.name, Instruction("commit", "XLA"))] += nanoseconds
     return dict(times)
 
 
@@ -125,10 +122,9 @@ def _threads(folder: pathlib.Path) -> Iterator[list[Event]]:
                 events = list[Event]()
                 for event in line.events:
                     stats = dict(event.stats)
-                    module, name = str(stats.get("hlo_module", "")), stats.get("hlo_op")
-                    if module == _PROGRAM and name is not None:
-                        begin = event.start_ns
-                        events.append(Event(module, str(name), begin, begin + event.duration_ns))
+                    name, begin = stats.get("hlo_op"), event.start_ns
+                    if stats.get("hlo_module") == _PROGRAM and name is not None:
+                        events.append(Event(str(name), begin, begin + event.duration_ns))
                 yield events
 
 
@@ -150,23 +146,23 @@ def own_times(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
         yield tuple(open_events.pop())
 
 
-def _instructions(names: set[tuple[str, str]]) -> Mapping[tuple[str, str], Instruction]:
+def _instructions(names: set[str]) -> Mapping[str, Instruction]:
     """Returns what the compiled programs in this process say of the operations.
 
     Several programs may have one name, as a Generator compiles rounds of several shapes. The newest
     one that has all of the operations is the one that ran.
     """
-    best: dict[tuple[str, str], Instruction] = {}
+    best: dict[str, Instruction] = {}
     for executable in jax.devices()[0].client.live_executables():
         for module in executable.hlo_modules():
-            if any(name == module.name for name, _ in names):
-                known = read_instructions(module.name, module.to_string())
+            if module.name == _PROGRAM:
+                known = read_instructions(module.to_string())
                 if len(known.keys() & names) >= len(best.keys() & names):
                     best = known
     return best
 
 
-def read_instructions(module: str, text: str) -> dict[tuple[str, str], Instruction]:
+def read_instructions(text: str) -> dict[str, Instruction]:
     """Returns the part and kind of each instruction of a compiled program's text."""
     known = {}
     for line in text.splitlines():
@@ -176,7 +172,7 @@ def read_instructions(module: str, text: str) -> dict[tuple[str, str], Instructi
         scopes = _SCOPES.search(line)
         path = scopes[1].split("/") if scopes else []
         part = next((part for part in path if part in _PARTS), "commit")  # the outermost
-        known[module, name] = Instruction(part, _kind(opcode, _TARGET.search(line), name))
+        known[name] = Instruction(part, _kind(opcode, _TARGET.search(line), name))
     return known
 
 

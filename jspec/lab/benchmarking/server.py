@@ -123,10 +123,8 @@ def measure_server(asked: Measurement) -> Iterator[Outcome]:
     Raises:
       InputError: no server, or one that refuses.
     """
-    texts, client = (
-        [prompt.text for prompt in choose_prompts(asked)[0]],
-        Client(asked.url, os.environ.get("JSPEC_API_KEY")),
-    )
+    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
+    client = Client(asked.url, os.environ.get("JSPEC_API_KEY"))
     usual = {
         "model": client.model(),
         "max_tokens": asked.max_new_tokens,
@@ -205,22 +203,17 @@ def _parts(replies: Sequence[Reply]) -> dict[str, float] | None:
     `reading` is of a prompt; `device` and `host` of a round, where the host's time includes reading
     the prompts of others; `outside` of an answer: waiting for a slot, HTTP and the client itself.
     """
-    parts = [
-        {
-            "reading": reply.stats["prefill_seconds"],
-            "device": reply.stats["device_seconds"] / reply.stats["num_rounds"],
-            "host": reply.stats["host_seconds"] / reply.stats["num_rounds"],
-            "outside": reply.end
-            - reply.begin
-            - reply.stats["prefill_seconds"]
-            - reply.stats["decode_seconds"],
-        }
-        for reply in replies
-        if reply.stats.get("num_rounds")
-    ]
-    if not parts:
+    parts: dict[str, list[float]] = {name: [] for name in _PARTS}
+    for reply in replies:
+        if num_rounds := (stats := reply.stats).get("num_rounds"):
+            answering = stats["prefill_seconds"] + stats["decode_seconds"]
+            parts["reading"].append(stats["prefill_seconds"])
+            parts["device"].append(stats["device_seconds"] / num_rounds)
+            parts["host"].append(stats["host_seconds"] / num_rounds)
+            parts["outside"].append(reply.end - reply.begin - answering)
+    if not parts["reading"]:
         return None
-    return {name: 1e3 * statistics.median(part[name] for part in parts) for name in parts[0]}
+    return {name: 1e3 * statistics.median(seconds) for name, seconds in parts.items()}
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -8,7 +8,6 @@ already.
 """
 
 import functools
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,17 +32,19 @@ from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import Subject, cast, file_digests, find_stamp, keep_stamp
 from jspec.lab.benchmarking.answers import (
     JSPEC_PLAIN,
-    answer_in_turn,
     answer_with,
     columns_by_method,
-    forget_all,
     gives_one_text,
-    one_of_each_size,
     summarise,
-    timings_of,
-    warm_up,
+    time_in_turn,
 )
-from jspec.lab.benchmarking.measurement import Measurement, Outcome, choose_prompts, parse_methods
+from jspec.lab.benchmarking.measurement import (
+    Measurement,
+    Outcome,
+    choose_prompts,
+    digest_of_prompts,
+    parse_methods,
+)
 from jspec.lab.reports.leaderboard import leaderboard_text
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.speculation.types import Temperatures
@@ -79,6 +80,10 @@ class Models(NamedTuple):
     drafters: dict[str, int]
     left_out: dict[str, str]
 
+    def draft_for(self, drafter: str) -> LoadedModel | None:
+        """Returns the draft model, for a drafter that needs one."""
+        return self.draft if needs_draft_model(drafter) else None
+
 
 def measure_suite(asked: Measurement) -> Iterator[Outcome]:
     """Measures all rows, then audits them; yields after every step.
@@ -98,14 +103,9 @@ def measure_suite(asked: Measurement) -> Iterator[Outcome]:
     rows = rows_of(models, asked)
     plain = Generator(models.target, drafter="none", max_seq_len=asked.max_seq_len)
     ids = [plain.encode_prompt(prompt.text) for prompt in prompts]
-    digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-    if asked.begun and asked.begun["prompts_digest"] != digest:
-        raise InputError(
-            f"expected the prompts that {asked.output_json} was begun with, got others"
-        )
     done = {name: row for name, row in asked.begun.get("rows", {}).items() if "error" not in row}
     record = _head_of(asked, models) | {
-        "prompts_digest": digest,
+        "prompts_digest": digest_of_prompts(asked, ids),
         "categories": [prompt.category for prompt in prompts],
         "rows": done,
     }
@@ -269,20 +269,17 @@ def _measure(
     ids: Sequence[list[int]],
     categories: Sequence[str],
 ) -> dict[str, Any]:
-    draft = models.draft if needs_draft_model(row.drafter) else None
     generator = Generator(
-        models.target, draft, drafter=row.drafter, num_draft_tokens=row.num_draft_tokens,
-        acceptance=row.acceptance, max_seq_len=asked.max_seq_len,
-        drafter_options=without_unread(row.drafter, asked.options),
+        models.target, models.draft_for(row.drafter), drafter=row.drafter,
+        num_draft_tokens=row.num_draft_tokens, acceptance=row.acceptance,
+        max_seq_len=asked.max_seq_len, drafter_options=without_unread(row.drafter, asked.options),
     )  # fmt: skip
     settings = SamplingParams(asked.max_new_tokens, row.temperature)
     methods = {
         JSPEC_PLAIN: answer_with(plain, settings),
         row.drafter: answer_with(generator, settings),
     }
-    warm_up(methods, one_of_each_size(generator.engine, ids, settings.max_new_tokens))
-    forget = functools.partial(forget_all, [generator])
-    timings = timings_of(list(answer_in_turn(methods, ids, asked.repeats, {}, forget))[-1])
+    timings = time_in_turn(methods, [generator], ids, asked.repeats, settings.max_new_tokens)
     is_one_text = gives_one_text(settings, row.acceptance)
     summary = summarise(timings, is_one_text=is_one_text)
     figures = summary[row.drafter]
@@ -307,7 +304,7 @@ def _audit(
 ) -> None:
     from jspec.lab.auditing.checks import run_checks
 
-    draft = models.draft if needs_draft_model(row.drafter) else None
+    draft = models.draft_for(row.drafter)
     subject = Subject(
         target=cast(models.target, "float32"),
         draft=None if draft is None else cast(draft, "float32"),
@@ -317,18 +314,16 @@ def _audit(
         settings=SamplingParams(_AUDITED_TOKENS, row.temperature),
         drafter_options=without_unread(row.drafter, asked.options),
     )
-    stamp = find_stamp(subject)
-    if stamp and stamp.get("is_inconclusive") and stamp["num_rows"] < asked.audit_rows:
+    stamp, num_rows = find_stamp(subject), asked.audit_rows
+    if stamp and stamp.get("is_inconclusive") and stamp["num_rows"] < num_rows:
         stamp = None  # more rows may tell
-    if stamp is None and asked.audit_rows and clock.has_time(f"audit of {row.label}", num_left):
+    if stamp is None and num_rows and clock.has_time(f"audit of {row.label}", num_left):
         try:
-            checks = list(
-                run_checks(subject, num_rows=asked.audit_rows, max_new_tokens=_AUDITED_TOKENS)
-            )
+            checks = run_checks(subject, num_rows=num_rows, max_new_tokens=_AUDITED_TOKENS)
+            stamp = keep_stamp(subject, list(checks), num_rows=num_rows)
         except Exception as error:  # as above
             entry["audit"] = {"error": describe_error(error)}
             say(f"note: the audit of {row.label} has failed: {error}")
             return
-        stamp = keep_stamp(subject, checks, num_rows=asked.audit_rows)
     if stamp is not None:
         entry["audit"] = stamp

@@ -14,7 +14,7 @@ from tests import tiny_models
 def test_a_loop_has_the_time_that_its_body_leaves():
     """Guards against operations counted twice; the profiler gives them in any order."""
     loop, first, inner, second, after = events = [
-        Event("jit_run", name, begin, end)
+        Event(name, begin, end)
         for name, begin, end in (
             ("loop", 0, 100), ("a", 10, 40), ("b", 20, 30), ("c", 50, 90), ("d", 100, 120),
         )
@@ -25,10 +25,10 @@ def test_a_loop_has_the_time_that_its_body_leaves():
 
 def test_threads_are_added_up_apart(monkeypatch):
     """An operation of one thread is not inside a loop of another that runs at the same time."""
-    loop, inside = Event("jit_run", "while.3", 0, 100), Event("jit_run", "copy.1", 10, 30)
-    beside = Event("jit_run", "fusion.2", 5, 95)
+    loop, inside = Event("while.3", 0, 100), Event("copy.1", 10, 30)
+    beside = Event("fusion.2", 5, 95)
     monkeypatch.setattr(operations, "_threads", lambda folder: iter([[loop, inside], [beside]]))
-    known = operations.read_instructions("jit_run", _TEXT)
+    known = operations.read_instructions(_TEXT)
     monkeypatch.setattr(operations, "_instructions", lambda names: known)
     assert operations._times_by_operation(None) == {
         ("commit", "loop"): 80, ("commit", "copy"): 20, ("choice", "XLA"): 90,
@@ -50,12 +50,12 @@ metadata={op_name="jit(run)/while/body/target/Decoder/ffi_call"}
 
 def test_parts_come_from_scopes_and_kinds_from_kernels():
     """A draft model is called inside `draft`: the outermost scope says whose time it is."""
-    assert operations.read_instructions("jit_run", _TEXT) == {
-        ("jit_run", "ffi_call.7"): Instruction("draft", "product"),
-        ("jit_run", "ffi_call.8"): Instruction("target", "attention"),
-        ("jit_run", "copy.1"): Instruction("commit", "copy"),
-        ("jit_run", "while.3"): Instruction("commit", "loop"),
-        ("jit_run", "fusion.2"): Instruction("choice", "XLA"),
+    assert operations.read_instructions(_TEXT) == {
+        "ffi_call.7": Instruction("draft", "product"),
+        "ffi_call.8": Instruction("target", "attention"),
+        "copy.1": Instruction("commit", "copy"),
+        "while.3": Instruction("commit", "loop"),
+        "fusion.2": Instruction("choice", "XLA"),
     }
 
 

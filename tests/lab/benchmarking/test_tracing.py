@@ -20,10 +20,7 @@ PROMPT = "abcabcabc"
     ("drafter", "temperature"),
     [
         ("prompt_lookup", 1.0),
-        slow_unless(False, "model", 1.0),  # a tree of it below
-        slow_unless(False, "prompt_lookup", 0.0),
         slow_unless(False, "model", 0.0),
-        slow_unless(False, "layer_skip", 0.0),
         slow_unless(False, "layer_skip", 1.0),
     ],
 )
@@ -52,8 +49,6 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
     quantized = None if drafter != "model" else "none"
     assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", quantized)
-    again = record_trace(generator, PROMPT, settings)
-    assert list(answer_tokens(again)) == list(answer_tokens(trace))
     result = generator.generate(Request(PROMPT, settings))
     counts = [(len(a_round["drafts"]), a_round["num_accepted"]) for a_round in trace["rounds"]]
     assert counts == [a_round[:2] for a_round in result.stats.rounds]

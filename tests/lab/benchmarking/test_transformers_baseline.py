@@ -150,18 +150,6 @@ def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
     assert min(mean_gains) < num_draft_tokens + 1  # and some are not
 
 
-@pytest.mark.parametrize(
-    ("max_new_tokens", "counts"), [(15, (10, 2)), (13, (8, 2)), (6, (1, 1)), (5, (0, 0))]
-)
-def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
-    """4 drafts and a token of its own a call: 5 of the first, and of each that follows."""
-    model = dataclasses.replace(target(), config=dataclasses.replace(target().config, eos_ids=()))
-    models = TransformersModels(model, model)
-    generated = models.method("model", 4, max_new_tokens)(list(b"abcab"), 0)
-    assert len(generated.token_ids) == max_new_tokens
-    assert generated[1:3] == counts
-
-
 def _request(prompt):
     from jspec.generation.request import Request, SamplingParams
 
