@@ -20,5 +20,7 @@ from jspec.training.draft_model import DraftModelTraining
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    sizes = {"num_layers": 4, "embed_dim": 256, "hidden_dim": 768}
-    return training(DraftModelTraining(**sizes, num_heads=4, num_kv_heads=2))
+    draft = DraftModelTraining(
+        num_layers=4, embed_dim=256, hidden_dim=768, num_heads=4, num_kv_heads=2
+    )
+    return training(draft)

@@ -83,47 +83,28 @@ def divergence(target: Distributions, draft: Distributions) -> Values:
     return jnp.sum(jnp.abs(target - (target + draft) / 2), axis=-1)
 
 
-def lenient_acceptance(
-    target_probs: Distributions, draft_probs: Distributions, lenience: float
-) -> Values:
-    """Returns how likely the rule `lenient` accepts a draft; at l = 0 every token that is possible.
+def lenient_outcome(
+    target: Distributions, draft: Distributions, lenience: float, at_one: Distributions | None
+) -> tuple[Values, Distributions]:
+    """Returns how likely a lenient rule accepts a draft, and the distribution of what comes out.
 
-    sum over x of draft(x) · min(1, target(x) / (l · draft(x))) = sum of min(draft, target / l)
+    Under `lenient`, where `at_one` is None, x is drafted and accepted with probability
+
+        draft(x) · min(1, target(x) / (l · draft(x))) = min(draft(x), target(x) / l)
+
+    and what is missing from the sum goes to norm(max(target - draft, 0)); at l = 0 every token that
+    is possible is accepted, at l = 1 the target's distribution comes out. `lenient_argmax` accepts
+    x if at_one(x) >= l · max(at_one), with the target's distribution at temperature 1; a rejected
+    draft becomes the most likely token, which `target` then has alone.
     """
-    return jnp.sum(_leniently_accepted(target_probs, draft_probs, lenience), axis=-1)
-
-
-def lenient_next_token_probs(
-    target_probs: Distributions, draft_probs: Distributions, lenience: float
-) -> Distributions:
-    """Returns the distribution of what comes out where there is one draft, under `lenient`.
-
-        min(draft, target / l) + (1 - sum of it) · norm(max(target - draft, 0))
-
-    Its `divergence` from the target is what lenience costs; at l = 1 it is the target's
-    distribution.
-    """
-    accepted = _leniently_accepted(target_probs, draft_probs, lenience)
-    residual = normalised_or(jnp.maximum(target_probs - draft_probs, 0.0), target_probs)
-    return accepted + (1 - jnp.sum(accepted, axis=-1, keepdims=True)) * residual
-
-
-def lenient_argmax_accepted(
-    distribution: Distributions, draft_probs: Distributions, lenience: float
-) -> Distributions:
-    """Returns the probability that x is drafted and `lenient_argmax` accepts it, for every x.
-
-    It accepts x if distribution(x) >= l · max(distribution), with the target's distribution at
-    temperature 1; a rejected draft becomes the most likely token.
-    """
-    best = jnp.max(distribution, axis=-1, keepdims=True)
-    return jnp.where((distribution >= lenience * best) & (distribution > 0), draft_probs, 0.0)
-
-
-def _leniently_accepted(
-    target_probs: Distributions, draft_probs: Distributions, lenience: float
-) -> Distributions:
-    return draft_probs * min_ratio(target_probs, lenience * draft_probs)
+    if at_one is None:
+        kept = draft * min_ratio(target, lenience * draft)
+        rest = normalised_or(jnp.maximum(target - draft, 0.0), target)
+    else:
+        is_kept = at_one >= lenience * jnp.max(at_one, axis=-1, keepdims=True)
+        kept, rest = jnp.where(is_kept & (at_one > 0), draft, 0.0), target
+    acceptance = jnp.sum(kept, axis=-1)
+    return acceptance, kept + (1 - acceptance[..., None]) * rest
 
 
 class FirstDrafts(NamedTuple):
@@ -443,27 +424,12 @@ def _position_figures(
     surprise = jnp.where(unfiltered > 0, -jnp.log(jnp.where(unfiltered > 0, unfiltered, 1.0)), 0.0)
     # At temperature 0 the target is one-hot, and lenience is measured at temperature 1.
     at_one = None if is_random else distribution_at_temperature_one(logits[None], settings)[0]
-    columns = [_lenient(target, at_one, drafts.probs, lenience) for lenience in leniences]
+    outcomes = [lenient_outcome(target, drafts.probs, one, at_one) for one in leniences]
     none = jnp.zeros([logits.shape[0], 0], jnp.float32)
-    accepted, variation = (
-        jnp.concatenate([none, *(pair[i][:, None] for pair in columns)], axis=1) for i in range(2)
-    )
-    overlap, entropy = (
-        expected_acceptance(target, drafts.probs),
-        jnp.sum(unfiltered * surprise, axis=1),
-    )
+    columns = [acceptance[:, None] for acceptance, _ in outcomes]
+    accepted = jnp.concatenate([none, *columns], axis=1)
+    columns = [divergence(target, emitted)[:, None] for _, emitted in outcomes]
+    variation = jnp.concatenate([none, *columns], axis=1)
+    overlap = expected_acceptance(target, drafts.probs)
+    entropy = jnp.sum(unfiltered * surprise, axis=1)
     return PositionFigures(drafts.is_proposed, overlap, entropy, accepted, variation)
-
-
-def _lenient(
-    target: Float32[Array, "t v"],
-    at_one: Float32[Array, "t v"] | None,
-    draft: Float32[Array, "t v"],
-    lenience: float,
-) -> tuple[Float32[Array, "t"], Float32[Array, "t"]]:
-    if at_one is None:
-        emitted = lenient_next_token_probs(target, draft, lenience)
-        return lenient_acceptance(target, draft, lenience), divergence(target, emitted)
-    kept = lenient_argmax_accepted(at_one, draft, lenience)
-    acceptance = jnp.sum(kept, axis=1)
-    return acceptance, divergence(target, kept + (1 - acceptance[:, None]) * target)

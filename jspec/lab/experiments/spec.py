@@ -9,7 +9,6 @@ from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import (
     InputError,
     check_among,
-    check_count,
     check_range,
     prefixed_errors,
     whole_number,
@@ -81,12 +80,9 @@ class FunctionsSpec:
         check_among("acceptance", self.acceptance, RULES)
         if not self.num_drafts:
             raise InputError("expected num_drafts to have some, got none")
-        for number in self.num_drafts:
-            check_count("num_drafts", number, 1, 4096)
         most = _NUM_PIXELS if self.chain == "digits" else 10**6
-        check_count("num_steps", self.num_steps, 1, most)
-        check_count("num_chains", self.num_chains, 1, 10**5)
-        check_count("num_updates", self.num_updates, 1, 10**6)
+        _check_values(self, num_drafts=(1, 4096), num_steps=(1, most), num_chains=(1, 10**5),
+                      num_updates=(1, 10**6))  # fmt: skip
 
 
 def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
@@ -357,11 +353,8 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> SamplingParams
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
     """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
     try:
-        pairs = (
-            plain.items()
-            if isinstance(plain, Mapping)
-            else [(token_id, number) for token_id, number in plain]
-        )
+        items = plain.items() if isinstance(plain, Mapping) else plain
+        pairs = [(token_id, number) for token_id, number in items]
         if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
             raise TypeError
         return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)

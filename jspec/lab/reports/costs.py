@@ -124,10 +124,8 @@ def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
     the mean over their rounds; a round without drafts is taken for a full one of whoever drafts
     most often.
     """
-    most, drafters = (
-        costs.numbers[-1],
-        [a_round.drafter for a_round in _rounds(seen) if a_round.drafter],
-    )
+    most = costs.numbers[-1]
+    drafters = [a_round.drafter for a_round in _rounds(seen) if a_round.drafter]
     usual = max(sorted(set(drafters)), key=drafters.count, default=costs.drafters[0])
     full = [
         answer._replace(
@@ -148,9 +146,8 @@ def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
     pairs = [(answer.max_length, a_round) for answer in answers for a_round in answer.rounds]
     seconds = {pair: round_seconds(costs, *pair) for pair in set(pairs)}
     plain = {length: round_seconds(costs, length, RoundCounts(0, 0)) for length, _ in pairs}
-    return (sum(seconds[pair] for pair in pairs) + reading) / sum(
-        plain[length] for length, _ in pairs
-    )
+    taken = sum(seconds[pair] for pair in pairs) + reading
+    return taken / sum(plain[length] for length, _ in pairs)
 
 
 def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:

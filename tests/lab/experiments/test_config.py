@@ -158,7 +158,7 @@ def test_a_broken_config_file_is_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["smoke", "smoke.py", "configs/smoke.py"])
+@pytest.mark.parametrize("name", ["smoke", "configs/smoke.py"])
 def test_jspecs_own_configs_have_names(name, tmp_path, monkeypatch):
     """Guards against configs and prompts that are found in a checkout alone; one's own come first.
 

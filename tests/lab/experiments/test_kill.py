@@ -20,7 +20,7 @@ from tests.lab.experiments.tiny import (
     without_times,
     write_config,
 )
-from tests.programs import command, environment, read_lines, run, write_lines
+from tests.programs import command, environment, run, write_lines
 
 pytestmark = pytest.mark.slow  # test_run.py and test_store.py break runs off within this process
 NUM_CELLS = 48
@@ -182,16 +182,3 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
     assert f"{NUM_CELLS} of {NUM_CELLS} cells are done" in output
     assert len(set(read_runs(workdir))) == 2
     assert without_times(done_cells(workdir)) == expected
-
-
-def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
-    """Guards against cells done twice, and against a deadlock of two."""
-    workdir = make_workdir(tmp_path / "shared")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [start(config_file, workdir, env, **pipes) for _ in range(2)]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    for output, _ in outputs:
-        assert f"{NUM_CELLS} of {NUM_CELLS} cells are done" in output
-    assert without_times(done_cells(workdir)) == undisturbed[0]
-    assert len(read_lines(workdir / "results.jsonl")) == NUM_CELLS

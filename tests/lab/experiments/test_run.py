@@ -15,7 +15,6 @@ from jspec.lab.experiments.workers import GenerateWorker
 from jspec.weights.resolver import load_model
 from tests.lab.experiments.tiny import TINY_PROMPTS, done_cells, plain_config, without_times
 from tests.programs import read_lines, write_lines
-from tests.tiny_models import save_folder
 
 _ANSWER_FIELDS = {
     "prompt", "turn", "category", "num_prompt_tokens", "token_ids", "text", "finish_reason",
@@ -141,18 +140,19 @@ def test_a_run_that_was_broken_off_ends_as_if_undisturbed(whole, tmp_path, monke
         run_experiment(plain, str(work))
 
 
-def test_a_batch_says_what_its_rows_say_alone(config, tmp_path):
+def test_a_batch_says_what_its_rows_say_alone(whole, tmp_path):
     """Invariant 5 through the runner, with a last batch that is not full."""
-    prompts = write_lines(tmp_path / "p.jsonl", [{"prompt": t} for t in ("ab", "cd", "efg")])
-    warm = {"T=1": {"temperature": 1.0}}
-    plain = config(batch_sizes=[1, 2], prompts_file=prompts, methods=LOOKUP, settings=warm)
+    prompts = write_lines(tmp_path / "p.jsonl", TINY_PROMPTS[:3])
+    only = {"T=1": {"temperature": 1.0}}
+    once = {"seeds": [0], "repeats": 1, "batch_sizes": [2]}
+    plain = whole[0] | {"prompts_file": prompts, "methods": LOOKUP, "settings": only} | once
     assert run_experiment(plain, str(tmp_path / "work")) == 0
-    tokens = {1: {}, 2: {}}
-    for line in read_lines(tmp_path / "work" / "results.jsonl"):
-        for answer in line["record"]["answers"]:
-            tokens[line["key"]["batch_size"]][answer["prompt"]] = answer["token_ids"]
-    assert len(tokens[1]) == 3
-    assert tokens[1] == tokens[2]
+    alone, batches = done_cells(whole[1]), done_cells(tmp_path / "work").values()
+    answers = {one["prompt"]: one["token_ids"] for cell in batches for one in cell["answers"]}
+    assert len(answers) == 3
+    for prompt, tokens in answers.items():
+        record = alone[f"lookup/T=1/batch 1/prompt {prompt}/seed 0/repeat 0"]
+        assert record["answers"][0]["token_ids"] == tokens
 
 
 def test_a_failing_cell_is_recorded_and_the_run_goes_on(config, tmp_path, capsys):
@@ -268,15 +268,7 @@ def test_a_misspelled_name_ends_a_run_before_it_begins(config, tmp_path, change,
 
 def test_raw_prompts(config, tmp_path):
     """Guards against a chat template around a function that is to be completed."""
-    bare = str(save_folder(tmp_path / "bare", num_layers=1))
-    text = "one two one two one"
-    for changes, expected in (
-        ({"chat": "yes"}, 1 + len(f"[u]{text}[a]")),
-        ({"chat": "no"}, len(text)),
-        ({"target": bare}, len(text)),  # which has no template
-    ):
-        work = tmp_path / str(changes)
-        plain = config(methods=PLAIN, settings=COLD, num_prompts=1, max_new_tokens=2, **changes)
-        assert run_experiment(plain, str(work)) == 0
-        (record,) = done_cells(work).values()
-        assert record["answers"][0]["num_prompt_tokens"] == expected
+    plain = config(methods=PLAIN, settings=COLD, num_prompts=1, max_new_tokens=2, chat="no")
+    assert run_experiment(plain, str(tmp_path / "work")) == 0
+    (record,) = done_cells(tmp_path / "work").values()
+    assert record["answers"][0]["num_prompt_tokens"] == len(TINY_PROMPTS[0]["prompt"])

@@ -37,19 +37,6 @@ with Store(sys.argv[1], json.loads(sys.argv[2])) as store, store.claim("cell") a
     print(is_ours, flush=True)
     time.sleep(600)
 """
-_FILL = """
-import json, resource, sys
-from jspec.common.errors import InputError
-from jspec.lab.experiments.store import Store
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-with Store(sys.argv[1], json.loads(sys.argv[2])) as store:
-    for number in range(100):
-        try:
-            store.add({"cell": f"cell {number}", "status": "done", "record": "x" * 1000})
-        except InputError as error:
-            print(number, error)
-            break
-"""
 
 
 def start(script, *arguments):
@@ -173,18 +160,3 @@ def test_published_results_are_not_measured_over(tmp_path):
     with pytest.raises(WorkdirError, match=r"published results .* expected another workdir"):
         Store(str(tmp_path), CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.gz"]
-
-
-def test_a_full_disk_keeps_whole_lines_and_the_next_run_goes_on(tmp_path):
-    """Guards against a torn line, here of a system that lets files have 20 kB."""
-    with start(_FILL, tmp_path, json.dumps(CONFIG)) as process:
-        number, message = process.stdout.read().split(" ", 1)
-    assert process.returncode == 0
-    assert "cannot write" in message
-    assert message.count("\n") == 1
-    names = [f"cell {i}" for i in range(int(number))]
-    assert [one["cell"] for one in read_lines(tmp_path / "results.jsonl")] == names
-    assert len(names) > 10
-    with Store(str(tmp_path), CONFIG) as store:
-        assert list(store.outcomes) == names
-        store.add({"cell": "more", "status": "done"})
