@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jspec.common.figures import Curves, Picture, new_figure, to_picture
 from jspec.lab.analysis.ratios import Ratio, share
 from jspec.lab.reports.document import BARS, Block, Glossary, Heading, Table, code, interval, plain
@@ -34,7 +36,7 @@ _PREDICT = (
     "alpha: above it, drafting is faster than plain decoding."
 )
 
-_WIDTH = 8  # pixels of an image's row
+_WIDTH, _PER_LINE = 8, 6  # pixels of an image's row; images of a line
 _CALLS, _KEPT, _SPEED = 1, 2, 4  # columns of the record
 
 
@@ -77,21 +79,15 @@ def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
     alphas = {label: {m: alpha(entries) for m, entries in group.items()}
               for label, group in settings.items()}  # fmt: skip
     rows = []
-    for label, method in (
-        (label, method) for label, entries in alphas.items() for method in entries
-    ):
-        records = [line["record"] for line in settings[label][method]]
-        tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
-        rows.append(
-            {
-                "setting": label,
-                "drafter": code(method),
-                "its drafts": records[0]["distribution"],
-                "alpha": interval(alphas[label][method], 3),
-                "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
-                "tokens": str(tokens),
-            }
-        )
+    for label, entries in alphas.items():
+        for method, value in entries.items():
+            records = [line["record"] for line in settings[label][method]]
+            tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
+            cells = {"setting": label, "drafter": code(method)}
+            cells["its drafts"] = records[0]["distribution"]
+            cells["alpha"] = interval(value, 3)
+            cells["has a proposal (% of tokens)"] = f"{100 * places / tokens:.0f}"
+            rows.append(cells | {"tokens": str(tokens)})
     title = "Alpha of each drafter"
     names = list(dict.fromkeys(method for entries in alphas.values() for method in entries))
     lines = {label: [entries.get(method) for method in names] for label, entries in alphas.items()}
@@ -261,14 +257,9 @@ def _images(record: Mapping[str, Any], name: str, title: str) -> Picture:
     return to_picture(figure, name, caption="", description=description)
 
 
-def _tiled(images: Sequence[Sequence[int]]) -> list[list[float]]:
-    per_line, rows = 6, []
-    for begin in range(0, len(images), per_line):
-        line = images[begin : begin + per_line]
-        for y in range(_WIDTH):
-            row: list[float] = []
-            for image in [*line, *[[0] * _WIDTH**2] * (per_line - len(line))]:
-                row += [float(level) for level in image[_WIDTH * y : _WIDTH * (y + 1)]] + [0.0]
-            rows.append(row)
-        rows.append([0.0] * len(rows[-1]))
-    return rows
+def _tiled(images: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns one picture of the images, [n 64], six side by side, with gaps between them."""
+    squares = np.reshape(images, (-1, _WIDTH, _WIDTH))
+    squares = np.pad(squares, ((0, -len(squares) % _PER_LINE), (0, 1), (0, 1)))
+    lines = squares.reshape(-1, _PER_LINE, _WIDTH + 1, _WIDTH + 1)
+    return lines.transpose(0, 2, 1, 3).reshape(-1, _PER_LINE * (_WIDTH + 1))

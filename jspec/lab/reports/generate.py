@@ -1,5 +1,6 @@
 """The chapters of a report on an experiment of kind "generate": tables, figures, growth."""
 
+import functools
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -153,10 +154,7 @@ def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
     """
     if set(scene.by_category) != _CATEGORIES:
         return []
-    groups = {
-        **{task: set(categories) for task, categories in TASKS.items()},
-        "overall": _CATEGORIES,
-    }
+    groups = {task: set(members) for task, members in TASKS.items()} | {"overall": _CATEGORIES}
     base = scene.cells[scene.baseline]
     rows = [
         {"method": code(method)}
@@ -200,9 +198,7 @@ def _spec_bench_cell(
 def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns the chapters: methods, one for each setting, costs, growth, predictions."""
     config = workdir.config
-    costs = {
-        method: scene_view[1] for method, scene_view in workdir.costs.items() if 1 in scene_view
-    }
+    costs = {method: by_size[1] for method, by_size in workdir.costs.items() if 1 in by_size}
     scenes = make_scenes(config, parse_cells(workdir.done))
     if not scenes:
         return ["No cell of the baseline is finished yet."]
@@ -216,11 +212,7 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
         tables = [overall_table(scene), *category_tables(scene)]
         tables += spec_bench_table(scene, str(config.get("prompts_file")))
         blocks += [Heading(scene.setting), *tables, *scene_figures(scene, scene_view)]
-        sizes = {
-            other_scene.batch_size: other_scene
-            for other_scene in scenes
-            if other_scene.setting == scene.setting
-        }
+        sizes = {other.batch_size: other for other in scenes if other.setting == scene.setting}
         if len(sizes) > 1:
             growth += [*_growth(sizes, scene, scene_view, "batch size"),
                        *map(overall_table, list(sizes.values())[1:])]  # fmt: skip
@@ -297,23 +289,15 @@ def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
     widest = {name: list(group)[-1] for name, group in scene.families.items()}
     widest |= {m: m for m in scene.others if scene.methods[m].get("num_draft_tokens") == "auto"}
     rounds = {name: scene.numbers[method].rounds for name, method in widest.items()}
-    rounds = {
-        name: group
-        for name, group in rounds.items()
-        if any(r[0] for answer in group for r in answer)
-    }
+    rounds = {name: group for name, group in rounds.items() if any(r[0] for a in group for r in a)}
     most = max(map(_num_positions, rounds.values()), default=0)
     if most < 2:
         return []
     panels = []
     for is_conditional, title in ((False, "accepted, of all proposed"),
                                   (True, "accepted, if all before it are")):  # fmt: skip
-        lines = {
-            name: acceptance_by_position(group, is_conditional=is_conditional)[
-                : _num_positions(group)
-            ]
-            for name, group in rounds.items()
-        }
+        rates = functools.partial(acceptance_by_position, is_conditional=is_conditional)
+        lines = {name: rates(group)[: _num_positions(group)] for name, group in rounds.items()}
         where = "position of the draft"
         panels.append(Curves(range(1, most + 1), lines, where, "share", title=title))
     accepted = {name: shares_by_accepted(group, most) for name, group in rounds.items()}

@@ -173,10 +173,7 @@ class Timed:
     def same_answers(self) -> tuple[int, int]:
         """Answers that are token for token the baseline's, of how many; repeats count once."""
         ours, theirs = (
-            {
-                (cell.prompts, cell.seed): [answer.token_ids for answer in cell.answers]
-                for cell in cells
-            }
+            {(c.prompts, c.seed): [answer.token_ids for answer in c.answers] for c in cells}
             for cells in (self.cells, self.base)
         )
         shared = ours.keys() & theirs.keys()

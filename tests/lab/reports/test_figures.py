@@ -13,7 +13,6 @@ from jspec.lab.reports.workdir import View
 from tests.lab.drawn import bars_of, legend_of, lines_of
 from tests.lab.reports.workdirs import WAYS, cells, config
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
 VIEW = View("A title", "toy float32", "A Processor, 2 cores", "2026-11-22", 0.0, "-2")
 
 

@@ -1,6 +1,5 @@
 """Whole reports: what they say, for every kind of experiment."""
 
-import copy
 import json
 import pathlib
 import re
@@ -20,14 +19,7 @@ from jspec.speculation.acceptance import RULES, get_rule
 from tests.lab.drawn import legend_of, lines_of
 from tests.lab.reports.workdirs import RUN, WAYS, cell, cells, config, failed_cell, trace, write
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
 SMOKE = pathlib.Path(__file__).parents[3] / "benchmarks" / "smoke"
-
-
-@pytest.fixture(autouse=True)
-def few_samples(monkeypatch):
-    """Takes a tenth of the samples for an interval, which have their own tests."""
-    monkeypatch.setattr(ratios, "_NUM_SAMPLES", 200)
 
 
 def report(tmp_path, lines, **options):
@@ -89,7 +81,7 @@ def test_tables_hold_the_numbers(tmp_path):
     assert row["drafts accepted (%)"].startswith("18 [")
     assert row["alpha"].startswith("0.39 [")
     assert row["tokens per call"] == "1.54"
-    assert row["cost of a round"] == "1.20"
+    assert row["cost of a round"] == "1.20"  # times the speed-up, which is 60 tokens in 4.68 s
     assert row["speed-up of whole answers"].startswith("1.17 [")
     assert row["same answers"] == "6 of 6"
     assert table(blocks, "All prompts")["`plain`"]["speed-up"] == "1.00"
@@ -101,58 +93,30 @@ def test_tables_hold_the_numbers(tmp_path):
 
 
 def test_what_the_methods_are_is_told(tmp_path):
-    """Drafter, number of drafts, draft model, weights, options and rule of each method."""
-    methods = WAYS | {
-        "big": {"drafter": "model", "num_draft_tokens": "auto", "draft": "small",
-                "draft_quantization": "int4", "acceptance": "rejection", "lenience": 1.0,
-                "options": {"draft_layers": [0, 1, 2], "draft_head": None}},
-    }  # fmt: skip
-    blocks, _ = report(tmp_path, cells(), config_fields=config(methods=methods))
-    row = table(blocks, "Methods")["`big`"]
-    assert row["options"] == "`draft = small`, `weights = int4`, `draft_layers = 0-2`"
-    assert (row["drafter"], row["drafts a round, at most"], row["rule"]) == (
-        "model", "auto", "rejection",
+    """Drafter, number of drafts, draft model, weights, options and rule of each method.
+
+    A rule is lossless if it says so; one of the user's own is what its run recorded.
+    """
+    methods = {rule: WAYS["lookup:3"] | {"acceptance": rule} for rule in (*RULES, "own", "lost")}
+    big = {"drafter": "model", "num_draft_tokens": "auto", "draft": "small",
+           "draft_quantization": "int4", "acceptance": "rejection", "lenience": 1.0,
+           "options": {"draft_layers": [0, 1, 2], "draft_head": None}}  # fmt: skip
+    fields, runs = (
+        config(methods=WAYS | methods | {"big": big}),
+        [RUN | {"described": {"own": {"is_lossless": False}}}],
+    )
+    blocks, _ = report(tmp_path, cells(repeats=1), config_fields=fields, runs=runs)
+    rows = table(blocks, "Methods")
+    assert tuple(rows["`big`"].values()) == (
+        "`big`", "model", "auto", "`draft = small`, `weights = int4`, `draft_layers = 0-2`",
+        "rejection", "yes",
     )  # fmt: skip
-    assert table(blocks, "Methods")["`plain`"]["drafts a round, at most"] == "-"
-
-
-def test_a_rule_is_lossless_if_it_says_so(tmp_path):
-    """Guards against a list of names that a new rule is not on."""
-    methods = WAYS | {rule: WAYS["lookup:3"] | {"acceptance": rule, "lenience": 0.1}
-                      for rule in RULES}  # fmt: skip
-    blocks, _ = report(tmp_path, cells(repeats=1), config_fields=config(methods=methods))
-    rows = table(blocks, "Methods")
-    for rule in RULES:
-        row = rows[f"`{rule}`"]
-        assert row["rule"] == rule
-        assert row["lossless"] == ("yes" if get_rule(rule).is_lossless else "no")
-        assert (row["lossless"] == "no") == (rule in ("lenient", "lenient_argmax", "typical"))
-
-
-def test_a_rule_of_the_users_own_is_what_its_run_recorded(tmp_path):
-    """Guards against a report that needs the module in which the rule is written."""
-    methods = copy.deepcopy(WAYS)
-    for label in ("lookup:3", "random:3"):
-        methods[label] |= {"acceptance": "theirs"}
-    runs = [RUN | {"described": {"lookup:3": {"is_lossless": False}}}]
-    blocks, _ = report(tmp_path, cells(repeats=1), config_fields=config(methods=methods), runs=runs)
-    rows = table(blocks, "Methods")
-    assert [rows[f"`{label}`"]["lossless"] for label in ("lookup:3", "random:3")] == ["no", "-"]
-    assert rows["`lookup:3`"]["rule"] == "theirs"
-
-
-def test_one_timing_has_no_interval(tmp_path):
-    """Guards against brackets of no width, which would look like certainty."""
-    lines = [one for one in cells(repeats=1) if one["key"]["prompts"] == [3]]
-    blocks, _ = report(tmp_path, lines)
-    assert table(blocks, "All prompts")["`lookup:3`"]["speed-up"] == "2.78"
-
-
-def test_answers_are_compared_at_temperature_zero_only(tmp_path):
-    """Above it every method draws its tokens."""
-    hot = config(settings={"T=1": {"temperature": 1.0}})
-    blocks, _ = report(tmp_path, cells(setting="T=1"), config_fields=hot)
-    assert "same answers" not in table(blocks, "All prompts")["`plain`"]
+    assert rows["`plain`"]["drafts a round, at most"] == "-"
+    lossy = [rule for rule in RULES if rows[f"`{rule}`"]["lossless"] == "no"]
+    assert lossy == [rule for rule in RULES if not get_rule(rule).is_lossless]
+    assert set(lossy) == {"lenient", "lenient_argmax", "typical"}
+    assert [rows[f"`{label}`"]["lossless"] for label in ("own", "lost")] == ["no", "-"]
+    assert rows["`own`"]["rule"] == "own"
 
 
 def spec_bench_cells(*, categories, repeat=0):
@@ -188,10 +152,9 @@ def test_spec_benchs_columns(tmp_path):
     assert "/some/where" not in text
 
 
-@pytest.mark.parametrize("change", [lambda names: names[:-1], lambda names: [*names, "poems"]])
-def test_other_categories_are_not_spec_benchs(tmp_path, change):
+def test_other_categories_are_not_spec_benchs(tmp_path):
     """Guards against its name over prompts that are not its."""
-    names = change([name for members in TASKS.values() for name in members])
+    names = [*(name for members in TASKS.values() for name in members), "poems"]
     _, text = report(tmp_path, spec_bench_cells(categories=names))
     assert "Spec-Bench" not in text
 
@@ -226,7 +189,10 @@ def test_batches_and_lengths_have_chapters(tmp_path):
     settings = {"T=0": {}, "short": {"max_new_tokens": 4}}
     lines += [cell(method, [prompt], setting="short", rounds=[[3, 0, "x"]]) for method in WAYS
               for prompt in range(6)]  # fmt: skip
+    settings["T=1"] = {"temperature": 1.0}
+    lines += cells(repeats=1, setting="T=1")
     blocks, text = report(tmp_path, lines, config_fields=config(settings=settings))
+    assert "same answers" not in table(blocks, "All prompts (T=1)")["`plain`"]
     row = table(blocks, "Speed-up of whole answers, by batch size")["`lookup:3`"]
     # three batches: 1 + 1 s a batch; the qa answers take 1.2 s, both of code 0.36 s
     assert row["2"].startswith(f"{6 / (2.2 + 2.2 + 1.36):.2f} [")
@@ -236,7 +202,7 @@ def test_batches_and_lengths_have_chapters(tmp_path):
     row = table(blocks, "Speed-up of whole answers, by answer length")["`lookup:3`"]
     assert row["4"] == f"{0.6 / 0.62:.2f}"
     names = {block.name for block in blocks if isinstance(block, Picture)}
-    assert {"by-batch-size", "by-answer-length"} <= names
+    assert {"by-batch-size-1", "by-answer-length-1"} <= names
     assert "## By batch size" in text
 
 
@@ -276,6 +242,8 @@ def test_unfinished_experiments_have_reports(tmp_path):
     assert "No cell of the baseline is finished yet" in text
     blocks, _ = report(tmp_path / "baseline", cells(repeats=1)[:1])
     assert list(table(blocks, "All prompts")) == ["`plain`"]
+    # One timing has no interval.
+    assert table(blocks, "All prompts")["`plain`"]["speed-up of whole answers"] == "1.00"
 
 
 def estimate_cell(method, prompt, overlap, places, *, category=None):
@@ -401,7 +369,7 @@ def test_predictions(tmp_path):
 
 def test_figures_that_are_no_longer_drawn_are_removed(tmp_path):
     """Guards against old figures beside a new report, and against the loss of anybody else's."""
-    folder = write(tmp_path, cells(), traces=[trace()])
+    folder = write(tmp_path, cells(repeats=1), traces=[trace()])
     before = write_report(folder, make_report(read_workdir(folder)))
     (tmp_path / "trace.json").unlink()
     extra_files = [folder / "figures" / name for name in ("mine.png", "timeline-1.txt")]
@@ -448,16 +416,14 @@ def test_numbers_that_were_not_measured_are_left_out(tmp_path):
     assert not re.search(r"\b(nan|inf|None)\b", text)
 
 
-@pytest.mark.parametrize(
-    ("num_cells", "said"), [(24, "4 of 24 cells are finished, 0 failed."), (4, None), (None, None)]
-)
-def test_an_unfinished_run_says_so_first(tmp_path, num_cells, said):
+def test_an_unfinished_run_says_so_first(tmp_path):
     """Guards against numbers of the first few prompts that are taken for all of them."""
-    run = RUN if num_cells is None else RUN | {"num_cells": num_cells}
-    blocks, text = report(tmp_path, cells(repeats=1)[:4], runs=[RUN, run])
-    assert (blocks[1] == (said or "")) == (said is not None)
-    assert ("are finished" in text) == (said is not None)
-    assert (f"4 of {num_cells} cells done" in text) == (num_cells is not None)
+    for num_cells, said in ((24, True), (4, False)):
+        runs = [RUN, RUN | {"num_cells": num_cells}]
+        blocks, text = report(tmp_path, cells(repeats=1)[:4], runs=runs)
+        assert (blocks[1] == "4 of 24 cells are finished, 0 failed.") == said
+        assert ("are finished" in text) == said
+        assert f"4 of {num_cells} cells done" in text
 
 
 def test_every_kind_has_its_cells_and_its_report(tmp_path):

@@ -11,33 +11,34 @@ from tests.lab.reports.workdirs import RUN, cell, cells, failed_cell, trace, wri
 
 
 def test_a_workdir_is_read(tmp_path):
-    """Guards against cells, runs or traces that get lost."""
-    folder = write(tmp_path, [*cells(), failed_cell()], traces=[trace(), trace()])
+    """Guards against cells, runs or traces that get lost. Several processes may have worked on it;
+    before they have, there are no results.
+    """
+    runs = [RUN | {"num_cells": 73}] * 2
+    folder = write(tmp_path, [*cells(), failed_cell()], runs=runs, traces=[trace(), trace()])
     workdir = read_workdir(folder)
     assert len(workdir.done) == 72
     assert [line["cell"] for line in workdir.failed] == ["lookup:1/T=0/broken"]
-    assert len(workdir.runs) == 1
-    assert len(workdir.traces) == 2
+    assert [len(workdir.runs), len(workdir.traces), workdir.num_cells] == [2, 2, 73]
     assert workdir.notes == []
+    for name in ("runs.jsonl", "results.jsonl"):
+        (folder / name).unlink()
+    workdir = read_workdir(folder)
+    assert (workdir.runs, workdir.done, workdir.failed, workdir.num_cells) == ([], [], [], 0)
 
 
-def test_a_torn_last_line_is_left_out_and_noted(tmp_path):
-    """Guards against a report that a killed run makes impossible."""
-    torn = json.dumps(cell("plain", [0]))[:40]
-    workdir = read_workdir(write(tmp_path, cells(), tail=torn))
-    assert len(workdir.done) == 72
-    assert workdir.notes == ["line 73 of results.jsonl is torn or broken and was left out"]
-
-
-_NO_CELLS = "[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}', "{" * 9, "[" * 100_000
+_NO_CELLS = (
+    json.dumps(cell("plain", [0]))[:40], "[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}',
+    "[" * 100_000,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("line", _NO_CELLS, ids=range(len(_NO_CELLS)))
-def test_a_line_that_is_no_cell_is_left_out(tmp_path, line):
-    """Guards against a crash on what another program has written."""
-    workdir = read_workdir(write(tmp_path, cells(), tail=line + "\n"))
+def test_a_line_that_is_torn_or_no_cell_is_left_out_and_noted(tmp_path, line):
+    """Guards against a report that a killed run, or another program, makes impossible."""
+    workdir = read_workdir(write(tmp_path, cells(), tail=line))
     assert len(workdir.done) == 72
-    assert len(workdir.notes) == 1
+    assert workdir.notes == ["line 73 of results.jsonl is torn or broken and was left out"]
 
 
 def test_a_cell_that_was_done_after_all_has_not_failed(tmp_path):
@@ -55,18 +56,11 @@ def test_what_is_no_workdir_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*config\.json"):
         read_workdir(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="broken JSON"):
+    with pytest.raises(InputError, match="damaged JSON"):
         read_workdir(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(InputError, match="expected an object"):
+    with pytest.raises(InputError, match="expected a JSON object"):
         read_workdir(tmp_path)
-
-
-def test_a_folder_without_results_is_an_experiment_that_has_not_begun(tmp_path):
-    """Guards against an error before the first cell is finished."""
-    (tmp_path / "config.json").write_text("{}")
-    workdir = read_workdir(tmp_path)
-    assert (workdir.runs, workdir.done, workdir.failed) == ([], [], [])
 
 
 def test_repeats_do_not_count_twice():
@@ -100,9 +94,3 @@ def test_the_origin_of_a_run_may_be_unknown(tmp_path):
     assert "--workdir=DIR" in commands.text
     assert dates == [": ", "2026-11-22: git commit `0123456789ab`, with changes that are not "
                      "committed"]  # fmt: skip
-
-
-def test_the_number_of_cells_is_what_a_run_says(tmp_path):
-    """Several processes may have worked on it."""
-    for said, expected in (([], 0), ([{"num_cells": 72}] * 2, 72)):
-        assert read_workdir(write(tmp_path, cells(), runs=said)).num_cells == expected
