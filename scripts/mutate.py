@@ -70,34 +70,33 @@ def function_span(source: str, function: str) -> tuple[int, int]:
     An empty name stands for the whole module. Where the name is defined twice, as an overload is,
     the span is that of the last definition; where it is not defined, it is empty.
     """
-    if not function:
-        return 0, len(source)
+    return _spans(source).get(function, (0, 0))
+
+
+@functools.lru_cache(maxsize=1)
+def _spans(source: str) -> dict[str, tuple[int, int]]:
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
-    span = 0, 0
+    spans = {"": (0, len(source))}
 
     def visit(node: ast.AST, prefix: str) -> None:
-        nonlocal span
         for child in ast.iter_child_nodes(node):
             name = prefix
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{prefix}.{child.name}".lstrip(".")
-                if name == function:
-                    assert child.end_lineno is not None
-                    span = starts[child.lineno - 1], starts[child.end_lineno]
+                assert child.end_lineno is not None
+                spans[name] = starts[child.lineno - 1], starts[child.end_lineno]
             visit(child, name)
 
     visit(ast.parse(source), "")
-    return span
+    return spans
 
 
 def occurrences(source: str, mistake: Mapping[str, str]) -> list[tuple[int, int]]:
     """Returns where the tokens that a mistake replaces begin and end, inside its function."""
     begin, end = function_span(source, mistake["function"])
     tokens = tokens_of(source[begin:end])
-    texts, wanted = (
-        [token[0] for token in tokens],
-        [token[0] for token in tokens_of(mistake["was"])],
-    )
+    texts = [token[0] for token in tokens]
+    wanted = [token[0] for token in tokens_of(mistake["was"])]
     return [
         (begin + tokens[index].start(), begin + tokens[index + len(wanted) - 1].end())
         for index in range(len(tokens) - len(wanted) + 1)

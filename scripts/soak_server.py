@@ -13,6 +13,7 @@ program was compiled and memory hardly grew any more. One line of JSON has the f
 
 import argparse
 import collections
+import contextlib
 import http.client
 import json
 import os
@@ -70,23 +71,27 @@ class Soak:
             if "Traceback" in line or "Error" in line:
                 self.problems.append(line.strip())
 
-    def send(self, body: bytes) -> tuple[int, Any]:
-        """Returns status and JSON of a completion."""
+    def _open(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", body, headers)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        return connection
+
+    def send(self, body: dict[str, Any] | bytes) -> tuple[int, Any]:
+        """Returns status and JSON of a completion."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with contextlib.closing(self._open("POST", "/v1/completions", content)) as connection:
             reply = connection.getresponse()
-            return reply.status, json.loads(reply.read() or b"null")
-        finally:
-            connection.close()
+            answer = json.loads(reply.read() or b"null")
+        self.statuses[str(reply.status)] += 1
+        return reply.status, answer
 
     def ask(self, rng: random.Random) -> None:
         """Asks as a good client does; the answer must be the one that was given before."""
         prompt, seed = rng.choice(_PROMPTS), rng.randrange(4)
         body = {"prompt": prompt, "seed": seed, "temperature": 0.8, "max_tokens": 12}
-        status, reply = self.send(json.dumps(body).encode())
-        self.statuses[str(status)] += 1
+        status, reply = self.send(body)
         if status == 200:
             text = reply["choices"][0]["text"]
             if self.expected.setdefault(f"{prompt} {seed}", text) != text:
@@ -97,8 +102,7 @@ class Soak:
         text = rng.choice(_PROMPTS) + f" {rng.randrange(3)}. "
         for _ in range(3):
             body = {"prompt": text, "temperature": 0, "max_tokens": 40}
-            status, reply = self.send(json.dumps(body).encode())
-            self.statuses[str(status)] += 1
+            status, reply = self.send(body)
             if status != 200:
                 return
             self.num_cached += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -107,11 +111,8 @@ class Soak:
     def leave(self, rng: random.Random) -> None:
         """Asks for a long answer and leaves while it comes, or before."""
         body = {"prompt": rng.choice(_PROMPTS), "max_tokens": 60, "stream": rng.random() < 0.5}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        time.sleep(rng.random() * 0.05)
-        connection.close()
+        with contextlib.closing(self._open("POST", "/v1/completions", json.dumps(body).encode())):
+            time.sleep(rng.random() * 0.05)
         self.statuses["left"] += 1
 
     def disturb(self, rng: random.Random) -> None:
@@ -121,7 +122,6 @@ class Soak:
             prompt = "long " * rng.randrange(10**4, 10**5)
             body = json.dumps({"prompt": prompt, "max_tokens": 2}).encode()
         status, _ = self.send(body)
-        self.statuses[str(status)] += 1
         if status not in (400, 413, 429):
             self.problems.append(f"status {status} for {body[:40]!r}")
 
@@ -140,10 +140,8 @@ class Soak:
 
     def measure(self) -> None:
         """Notes the memory of the process and the programs that it has compiled."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
+        with contextlib.closing(self._open("GET", "/metrics")) as connection:
+            lines = connection.getresponse().read().decode().splitlines()
         (count,) = (line for line in lines if line.startswith("jspec:num_compiled_programs{"))
         self.programs.append(int(float(count.rpartition(" ")[2])))
         self.memory.append(psutil.Process(self.process.pid).memory_info().rss)

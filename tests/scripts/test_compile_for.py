@@ -163,8 +163,3 @@ def test_a_tpu_moves_no_cache_and_no_weight(device, draft, rows, records, tmp_pa
     (record,) = records(f"--device={device}", f"--batch_size={rows}", *arguments)
     assert record["moves"] == 0
     assert record["is_one_graph"] is record["loops_without_condition"] is None
-
-
-def test_accelerators_are_one_page():
-    """Guards against a page of figures that nothing has measured."""
-    assert len((_ROOT / "docs" / "accelerators.md").read_text()) <= 6000

@@ -165,10 +165,3 @@ def test_results_are_kept_of_what_was_noticed_and_has_not_changed(project, tmp_p
     path.write_text(json.dumps({"mistakes": [first]}))
     with pytest.raises(InputError, match="expected results of a mutation run"):
         read([first])
-
-
-def test_a_time_limit_is_counted_apart():
-    """Guards against a slow machine that passes for a test."""
-    results = [{"noticed_by": by} for by in ("tests/a.py::test", "time limit", None)]
-    expected = "2 of 3 mistakes were noticed, 1 of them by the time limit alone"
-    assert mutate.summary(results) == expected

@@ -17,7 +17,7 @@ def env(tmp_path, compile_cache):
 
 def test_a_folder_becomes_a_report(tmp_path, env):
     """The folder is an argument, or a flag; what is published leaves it as it is."""
-    folder = write(tmp_path / "run", cells(), traces=[trace()], tail='{"torn')
+    folder = write(tmp_path / "run", cells(repeats=1), traces=[trace()], tail='{"torn')
     plain, out = write(tmp_path / "plain", cells(repeats=1)), tmp_path / "out"
     before = sorted(plain.iterdir())
     refused = {
@@ -48,7 +48,7 @@ def test_a_folder_becomes_a_report(tmp_path, env):
 
 def test_a_generation_is_shown_round_by_round(tmp_path, env):
     """The trace is printed, written to a folder that is made, and found by the report."""
-    folder, target = write(tmp_path / "run", cells()), save_folder(tmp_path / "t", num_layers=1)
+    folder, target = write(tmp_path / "run", []), save_folder(tmp_path / "t", num_layers=1)
     new = tmp_path / "new" / "run"
     flags = (f"--target={target}", "--prompt=abcabc", "--dtype=float32",
              "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={new}")  # fmt: skip
