@@ -141,11 +141,8 @@ def test_the_record_is_that_of_the_distributions(name, temperature, options):
     entropy = -(probs * np.log(np.maximum(probs, 1e-300))).sum(axis=1)[here]
     check_bins(record["entropy"], entropy, overlap)
     check_lenience(record["lenience"], p[here], probs[here], q[here], temperature)
-    assert record["distribution"] == ("sampled" if is_sampled(name, options) else "deterministic")
-
-
-def is_sampled(name, options):
-    return name not in SILENT or options.ngram_probs == "sampled"
+    is_sampled = name not in SILENT or options.ngram_probs == "sampled"
+    assert record["distribution"] == ("sampled" if is_sampled else "deterministic")
 
 
 def check_bins(bins, entropy, overlap):

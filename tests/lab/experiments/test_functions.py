@@ -1,5 +1,6 @@
 """The kind "functions": chains that are no text, and what guesses save in them."""
 
+import itertools
 import sys
 
 import jax
@@ -35,9 +36,15 @@ def images(monkeypatch):
 
 
 @pytest.mark.usefixtures("images", "quick_figures")
-def test_a_run_and_its_report(tmp_path):
-    """Guards against a kind that one of its readers does not know."""
-    fields = {"guess": "table", "num_drafts": [3], "num_chains": 2, "num_updates": 30}
+def test_a_run_and_its_report(tmp_path, monkeypatch):
+    """Guards against a kind that one of its readers does not know. Its network is not trained."""
+
+    def begin(see, widths, images, num_updates):
+        sizes = itertools.pairwise([see(functions.empty_canvas()).size, *widths, 17])
+        return [{"kernel": jnp.zeros(size), "bias": jnp.zeros(size[1])} for size in sizes]
+
+    monkeypatch.setattr(functions, "train", begin)
+    fields = {"guess": "table", "num_drafts": [3], "num_chains": 2}
     plain = {"kind": "functions", "functions": {"tiny": fields | {"num_steps": 24}}}
     assert run_experiment(plain, str(tmp_path)) == 0
     record = done_cells(tmp_path)["tiny"]
