@@ -62,13 +62,14 @@ Answers = dict[str, list[list[Generated]]]
 def answer_with(
     generator: Generator, settings: SamplingParams, *, decoding: bool = False
 ) -> GenerateFn:
-    """Returns generation by a Generator under settings, but for their seeds.
+    """Returns generation by a Generator under settings, with each seed added to theirs.
 
     With `decoding` its time is that of decoding alone: without the prompt and the first token.
     """
 
     def generate(prompt: list[int], seed: int) -> Generated:
-        result = generator.generate(Request(prompt, dataclasses.replace(settings, seed=seed)))
+        seeded = dataclasses.replace(settings, seed=settings.seed + seed)
+        result = generator.generate(Request(prompt, seeded))
         stats = result.stats
         counts = stats.num_round_tokens, stats.num_rounds, stats.num_proposed, stats.num_accepted
         clock = (stats.decode_seconds, stats.num_round_tokens) if decoding else (None, None)

@@ -6,7 +6,6 @@ alone (`_CLOCKS`), compilation excluded. Drafters on the user's own prompts, of 
 --compare`, stand beside one another in a smaller table.
 """
 
-import functools
 import math
 import pathlib
 import resource
@@ -268,9 +267,7 @@ def compare_drafters(
         for index, prompt in enumerate(prompts):
             with prefixed_errors(f"prompt {index}"):
                 generator.check(Request(prompt, read))
-        answers[name] = functools.partial(
-            _answer, answer_with(generator, read, decoding=True), read
-        )
+        answers[name] = answer_with(generator, read, decoding=True)
     first, *_ = generators
     all_generators, most = list(generators.values()), settings.max_new_tokens
     timings = time_in_turn(answers, all_generators, prompts, _REPEATS, most)
@@ -278,14 +275,10 @@ def compare_drafters(
     report = summarise(timings, is_one_text=gives_one_text(settings, rule))
     for name, row in report.items():
         row["num_tokens"] = int(timings[name].tokens[-1].sum())
-        ratio = 1.0 if name == first else row.pop("ratio_to")[first]["median"]
+        ratios = row.pop("ratio_to")
+        ratio = 1.0 if name == first else ratios[first]["median"]
         row["speedup"] = ratio if math.isfinite(ratio) else None
-        row.pop("ratio_to", None)
     return report
-
-
-def _answer(generate: GenerateFn, settings: SamplingParams, prompt: list[int], number: int) -> Any:
-    return generate(prompt, settings.seed + number)
 
 
 def format_comparison(report: Mapping[str, Mapping[str, Any]]) -> str:
