@@ -25,143 +25,136 @@ def _lazily(module: str, function: str = "build") -> Callable[[Any], Any]:
     return call
 
 
+def _entry(
+    name: str, *about: Any, build: Callable[[Any], Any] | None = None, **more: Any
+) -> DrafterEntry:
+    """Returns an entry, by default of what the drafter's file of that name builds."""
+    return DrafterEntry(name, build or _lazily(name), *about, **more)
+
+
 _ENTRIES = (
     DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding"),
-    DrafterEntry(
+    _entry(
         "model",
-        _lazily("model"),
         "what a second, cheaper model draws (after lookups, the default with `--draft`)",
         "2211.17192, 2302.01318, 2502.05202",
         of.TREE | of.DRAFT_MODEL | {"draft_translation"},
         "draft",
         takes_any_tokenizer=True,
     ),
-    DrafterEntry(
+    _entry(
         "prompt_lookup",
-        _lazily("prompt_lookup"),
         "what followed the last time the text ended like this",
         "2304.04487",
         of.TREE_SIZE | of.named("lookup_"),
     ),
-    DrafterEntry(
+    _entry(
         "suffix",
-        _lazily("suffix"),
         "what most often followed text that ended like this",
         "2411.04975",
         of.TREE_SIZE | of.named("suffix_") | {"draft_corpus", "draft_memory"},
     ),
-    DrafterEntry(
+    _entry(
         "recycle",
-        _lazily("recycle"),
         "what the target found likeliest when it last read the newest token",
         "2408.08696",
         of.TREE_SIZE,
         "logits",
     ),
-    DrafterEntry(
+    _entry(
         "layer_skip",
-        _lazily("layer_skip"),
         "what some of the target's own layers draw (`--draft_layers`)",
         "2404.16710, 2309.08168",
         of.CONFIDENCE | {"draft_layers"},
         "layers",
     ),
-    DrafterEntry(
+    _entry(
         "eagle",
-        _lazily("eagle"),
         "what a trained head draws from the target's hidden states; "
         "jspec has one for `smollm2-135m-instruct`",
         "2503.01840",
         of.TREE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
-    DrafterEntry(
+    _entry(
         "mtp",
-        _lazily("mtp"),
         "what the target's own multi-token layer draws (MiMo)",
         "2505.07608",
         of.TREE | of.CONFIDENCE,
         "layers",
     ),
-    DrafterEntry(
+    _entry(
         "dflash",
-        _lazily("dflash"),
         "a block, drawn in one pass by a trained decoder",
         "2602.06036",
         of.TREE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
-    DrafterEntry(
+    _entry(
         "medusa",
-        _lazily("medusa"),
         "what trained heads, one a position, draw from the target's last hidden state",
         "2401.10774",
         of.TREE_SIZE | of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
-    DrafterEntry(
+    _entry(
         "blockwise",
-        _lazily("blockwise"),
         "the most likely tokens, by smaller heads that share the target's vocabulary matrix",
         "1811.03115",
         {"draft_head"},
         "draft_head",
     ),
-    DrafterEntry(
+    _entry(
         "lookahead",
-        _lazily("lookahead"),
         "what the target itself draws at trained embeddings of unknown tokens",
         "2311.13581",
         of.CONFIDENCE | {"draft_head"},
         "draft_head",
     ),
-    DrafterEntry(
+    _entry(
         "hierarchical",
-        _lazily("hierarchical"),
         "the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
         "2211.17192",
         of.DRAFT_MODEL | of.named("inner_"),
         "draft",
         read=_lazily("hierarchical", "options_of_inner"),
     ),
-    DrafterEntry(
+    _entry(
         "pattern",
-        _lazily("pattern"),
         "what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) forces",
         "2307.09702",
         {"pattern", "json_skeleton"},
     ),
-    DrafterEntry(
+    _entry(
         "ngram",
-        _lazily("ngram"),
         "what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
         "2211.17192",
         of.named("ngram_"),
         # The most frequent token follows from the text and is never unsure.
         read=lambda options: of.CONFIDENCE if options.ngram_probs == "sampled" else frozenset(),
     ),
-    DrafterEntry(
+    _entry(
         "unigram",
-        _lazily("tables", "build_unigram"),
         "what a table of token counts draws",
         "2211.17192",
         of.CONFIDENCE | {"draft_table"},
         "draft_table",
+        build=_lazily("tables", "build_unigram"),
     ),
-    DrafterEntry(
+    _entry(
         "bigram",
-        _lazily("tables", "build_bigram"),
         "what a table of counts draws after the newest token",
         "2211.17192",
         of.CONFIDENCE | {"draft_table"},
         "draft_table",
+        build=_lazily("tables", "build_bigram"),
     ),
-    DrafterEntry(
+    _entry(
         "random",
-        _lazily("tables", "build_random"),
         "any token, each equally likely",
         "2211.17192",
         of.CONFIDENCE,
+        build=_lazily("tables", "build_random"),
     ),
 )
 REGISTRY: dict[str, DrafterEntry] = {entry.name: entry for entry in _ENTRIES}
