@@ -23,7 +23,6 @@ A folder holds
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -163,10 +162,10 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
         # The target's own kernel, tied or not: the heads have no vocabulary matrix.
         head = head_kernel(self.target, target_params)
 
-        def place(index: int) -> Callable[[Array], Array]:
-            return lambda inner: place_output(params, index, inner, hidden)
-
-        places = [place(index) for index in range(self.num_draft_tokens)]
+        places = [
+            functools.partial(place_output, params, index, hidden=hidden)
+            for index in range(self.num_draft_tokens)
+        ]
 
         def first(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
             # The shared layer runs once a round.

@@ -290,11 +290,18 @@ def build_random(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _build_from_counts(name: str, logits: TableLogitsFn, spec: DrafterSpec) -> BuiltDrafter:
-    table = _read_table(spec, name)
+    path, vocab_size = spec.options.draft_table, spec.vocab_size
+    if path is None:
+        raise InputError(
+            f"the drafter {name!r} expects a table that scripts/make_answers.py has made "
+            "(--draft_table), got none"
+        )
+    if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
+        vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
+    table = load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)
     if name == "bigram" and table.ids is None:
         raise InputError(
-            f"the drafter 'bigram' expects a table with bigrams; {spec.options.draft_table} has "
-            "unigrams only"
+            f"the drafter 'bigram' expects a table with bigrams; {path} has unigrams only"
         )
     drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
     return BuiltDrafter(drafter, table_params(table, name))
@@ -302,16 +309,3 @@ def _build_from_counts(name: str, logits: TableLogitsFn, spec: DrafterSpec) -> B
 
 build_unigram = functools.partial(_build_from_counts, "unigram", unigram_logits)
 build_bigram = functools.partial(_build_from_counts, "bigram", bigram_logits)
-
-
-def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
-    path = spec.options.draft_table
-    if path is None:
-        raise InputError(
-            f"the drafter {name!r} expects a table that scripts/make_answers.py has made "
-            "(--draft_table), got none"
-        )
-    vocab_size = spec.vocab_size
-    if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
-        vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
-    return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)
