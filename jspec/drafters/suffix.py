@@ -1,10 +1,10 @@
 """Suffix decoding (arXiv 2411.04975): propose what most often followed texts that ended like this.
 
 Where `prompt_lookup` copies what followed the last place that agrees longest, this drafter asks all
-of them, in the row's own text, in a corpus of earlier answers (`corpus`) and in those that were
-given meanwhile (`answer_memory`), and takes the continuation on which they agree most. A place in
-another text must agree by one token more to count as much. Drafts follow from texts alone, so their
-distribution is one-hot. No match, no draft.
+of them, in the row's own text, in a corpus of earlier answers and in those that came meanwhile (see
+`corpus`), and takes the continuation on which they agree most. A place in another text must agree
+by one token more to count as much. Drafts follow from texts alone, so their distribution is
+one-hot. No match, no draft.
 
 place       tokens that agree    votes    what followed there
       17             5                 1         x y z
@@ -27,9 +27,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import RowCounts, RowFlags
-from jspec.drafters.answer_memory import AnswerMemory
 from jspec.drafters.branches import have_same_paths
-from jspec.drafters.corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
+from jspec.drafters.corpus import MAX_MATCH, AnswerMemory, Corpus, corpus_matches, load_corpus
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.prompt_lookup import Matches, best_of_matches, own_matches
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, DraftingTrees, Shape, certain_tree_shape

@@ -265,13 +265,13 @@ class Engine:
 
     def remember(self, params: ModelParams, token_ids: Sequence[int]) -> ModelParams:
         """Returns the parameters of the next rounds, which may look up an answer that has ended."""
-        from jspec.drafters.answer_memory import remember  # few drafters do
+        from jspec.drafters.corpus import remember  # few drafters do
 
         return params._replace(draft=self.layout.place(remember(params.draft, token_ids)))
 
     def forget(self, params: ModelParams) -> ModelParams:
         """Returns the parameters without the answers that were remembered."""
-        from jspec.drafters.answer_memory import forget
+        from jspec.drafters.corpus import forget
 
         return params._replace(draft=self.layout.place(forget(params.draft)))
 
