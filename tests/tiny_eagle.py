@@ -85,7 +85,7 @@ def features_of(pair, tokens):
     return tiny.outputs_of(pair, tokens, CONFIG.feature_layers)
 
 
-def chain_logits(pair, head, text, num_drafts):
+def chain_logits(pair, head, text, num_drafts, used=61):
     """Returns the logits [u] of a chain's calls after a text, and the greedy drafts.
 
     Each call is one from an empty cache over all pairs so far: no cache is carried. Padding behind
@@ -96,6 +96,7 @@ def chain_logits(pair, head, text, num_drafts):
       head: its head's parameters.
       text: ids, the newest one included.
       num_drafts: how many.
+      used: ids that are no padding.
     """
     tokens = np.zeros([1, _LONGEST], np.int32)
     tokens[0, : len(text)] = text
@@ -109,7 +110,7 @@ def chain_logits(pair, head, text, num_drafts):
         pairs = jnp.asarray(embedded), jnp.asarray(features)
         at = jnp.asarray(np.array([last], np.int32))
         said, hidden, _ = _apply_head(CONFIG, head, *pairs, empty, logits_at=at)
-        logits.append(np.asarray(said)[0, 0])
+        logits.append(np.where(ids < used, np.asarray(said)[0, 0], -np.inf))
         drafts.append(int(ids[logits[-1].argmax()]))
         features[0, last + 1] = np.asarray(hidden)[0, last]
     return logits, drafts

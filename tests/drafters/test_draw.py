@@ -61,6 +61,12 @@ def test_a_cold_row_draws_the_same_beside_a_hot_one(has_ids, min_confidence):
     expected = np.zeros([WIDTH, FULL])
     expected[1, int(IDS[11]) if has_ids else 11] = 1
     np.testing.assert_array_equal(alone.probs[3], expected)
+    if has_ids and beside.is_meant[-1]:  # else `coupled` would not be: noise is by the target's ids
+        keys = jax.random.split(jax.random.key(3), (ROWS, WIDTH))
+        noise = jax.random.gumbel(keys[-1, 1], [FULL], mode="high")
+        sums = np.full(FULL, -np.inf)
+        sums[IDS] = np.asarray(logits()[-1]) + np.asarray(noise)[IDS]
+        assert beside.token[-1] == sums.argmax()
     hot = beside.probs[-1, 1]
     assert float(hot.sum()) == pytest.approx(float(beside.is_meant[-1]))
     assert np.count_nonzero(hot) in (0, SIZE)

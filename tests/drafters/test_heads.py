@@ -1,21 +1,49 @@
-"""Heads on the last hidden state: their chains, what they remember, and parity."""
+"""Trained heads by their folders; those on the last hidden state: their chains."""
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.generation.request import SamplingParams
 from tests import tiny, tiny_blockwise, tiny_medusa
-from tests.drafters.rows import LENGTHS, WIDTH, observe
-from tests.speculation.drive import propose, request_settings
+from tests.drafters.rows import LAST, LENGTHS, TEXT, WIDTH, build, observe, propose
+from tests.speculation.drive import request_settings
 from tests.tiny_heads import SAVE_HEAD
 
 KINDS = {kind.NAME: kind for kind in (tiny_medusa, tiny_blockwise)}
+USED = 50  # ids that are no padding of the target's table
+# What a message calls each kind, and the drafts that a tiny head makes.
+ABOUT = {
+    "medusa": ("heads of Medusa; it has no medusa_num_heads", 4),
+    "blockwise": ("heads of blockwise decoding; it has no blockwise_num_heads", 4),
+    "lookahead": ("look-ahead embeddings; it has no lookahead_num_tokens", 4),  # of three
+    "dflash": ("a head of DFlash or DSpark, with architectures among", 7),  # of eight slots
+}
+
+
+@pytest.mark.parametrize("name", ABOUT)
+def test_there_are_no_more_drafts_than_a_head_makes(name, tmp_path):
+    """Chains are cut, and the drafter's kind says so."""
+    head = SAVE_HEAD[name](tmp_path / "head", tiny.CONFIG)
+    for wanted in (2, 9):
+        drafter = build(name, wanted, head=head).drafter
+        assert drafter.num_draft_tokens == drafter.kinds[0].most == min(wanted, ABOUT[name][1])
+
+
+@pytest.mark.parametrize("name", ABOUT)
+def test_heads_are_asked_for(name, tmp_path):
+    """And an empty folder, and heads of every other kind, are named."""
+    with pytest.raises(InputError, match=f"'{name}' expects draft_head"):
+        build(name)
+    with pytest.raises(InputError, match=r"no config\.json in the folder; expected one with"):
+        build(name, head=tmp_path)
+    for foreign in SAVE_HEAD.keys() - {name}:
+        SAVE_HEAD[foreign](tmp_path / foreign, tiny.CONFIG)
+        with pytest.raises(InputError, match=f"expected {ABOUT[name][0]}"):
+            build(name, head=tmp_path / foreign)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -24,55 +52,59 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
+def drafter(kind):
+    return dataclasses.replace(kind.drafter(WIDTH), vocab_size=USED)
+
+
+@pytest.fixture(scope="module")
 def heads(kind, tiny_pair):
     return kind.params_for(tiny_pair)
 
 
 @pytest.fixture(scope="module")
-def observed(kind, tiny_pair, heads):
+def observed(drafter, tiny_pair, heads):
     """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
-    return observe(tiny_pair, kind.drafter(WIDTH), heads)
+    return observe(tiny_pair, drafter, heads)
 
 
 @pytest.fixture(scope="module")
-def logits(kind, tiny_pair, heads, text):
+def logits(kind, tiny_pair, heads):
     """Returns what the heads say behind each row's text, [b h v], by numpy."""
     said = []
     for row, length in enumerate(LENGTHS):
-        hidden = tiny.outputs_of(tiny_pair, text[row : row + 1, :length], ())
+        hidden = tiny.outputs_of(tiny_pair, TEXT[row : row + 1, :length], ())
         said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden, np.float64)[0, -1]))
-    return np.stack(said)[:, :WIDTH]
+    said = np.stack(said)[:, :WIDTH]
+    said[..., USED:] = -np.inf
+    return said
 
 
-def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, logits):
+def test_drafts_are_what_the_heads_say(drafter, tiny_pair, heads, observed, logits):
     """Rows of different lengths, whose last tokens came in blocks that were partly padding."""
-    drafter = kind.drafter(WIDTH)
-    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0])
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, limit=[WIDTH, 2, 0])
     np.testing.assert_array_equal(proposal.num_tokens, [WIDTH, 2, 0])
     meant = np.arange(WIDTH) < np.array([WIDTH, 2, 0])[:, None]
     np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
 
 
-def test_the_distribution_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
-    """At a temperature: each head's softmax, or none, where nothing is drawn."""
-    drafter = kind.drafter(WIDTH)
-    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 0.7)
+def test_the_distribution_is_what_was_drawn_from(kind, drafter, tiny_pair, heads, observed, logits):
+    """At a temperature: each head's softmax without padding, or none, where nothing is drawn."""
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, 0.7)
     if kind is tiny_blockwise:
         assert proposal.probs is None
         np.testing.assert_array_equal(proposal.tokens, logits.argmax(axis=-1))
     else:
+        assert (np.asarray(proposal.tokens) < USED).all()
         expected = scipy.special.softmax(logits / 0.7, axis=-1)
         np.testing.assert_allclose(proposal.probs, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last, logits):
+def test_processors_see_the_drafts_before(drafter, tiny_pair, heads, observed, logits):
     """A penalty counts the row's own drafts, and a bias takes the first head's favourite away."""
     favourite = int(logits[0, 0].argmax())
     settings = SamplingParams(presence_penalty=2.0, logit_bias={favourite: -50.0})
-    settings = request_settings(settings, [[one] for one in last.tolist()], 61)
-    drafter = kind.drafter(WIDTH)
-    limit = [WIDTH] * 3
-    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, limit, settings=settings)
+    settings = request_settings(settings, [[token] for token in LAST.tolist()], 61)
+    proposal, _ = propose(tiny_pair, drafter, heads, observed, settings=settings)
     for row in range(len(LENGTHS)):
         processed, seen = logits[row].copy(), set()
         for place in range(WIDTH):
@@ -82,8 +114,7 @@ def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last
             assert proposal.tokens[row, place] == processed[place].argmax()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, logits, temperature):
+def test_an_unsure_head_ends_the_chain(tiny_pair, kind, heads, observed, logits):
     """Where its distribution's largest probability is below the confidence, before it is drawn
     from.
 
@@ -93,45 +124,9 @@ def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, l
         pytest.skip("what is not drawn is never unsure")
     largest = scipy.special.softmax(logits, axis=-1).max(axis=-1)
     confidence = float(np.median(largest))
-    drafter = kind.drafter(WIDTH, min_confidence=confidence)
-    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, temperature)
-    expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
-    np.testing.assert_array_equal(proposal.num_tokens, expected)
+    drafter = dataclasses.replace(kind.drafter(WIDTH, min_confidence=confidence), vocab_size=USED)
+    for temperature in (0.0, 1.0):
+        proposal, _ = propose(tiny_pair, drafter, heads, observed, temperature)
+        expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
+        np.testing.assert_array_equal(proposal.num_tokens, expected)
     assert len(set(expected.tolist())) > 1
-
-
-def spec_of(folder, num_draft_tokens=3):
-    """Returns what the drafter of a folder is built from."""
-    options = DrafterOptions(draft_head=None if folder is None else str(folder))
-    return DrafterSpec(num_draft_tokens, tiny.CONFIG, 61, None, jnp.float32, options=options)
-
-
-def test_there_are_no_more_drafts_than_heads(kind, tmp_path):
-    """Four heads make chains of four."""
-    kind.save_head(tmp_path / "head", tiny.CONFIG)
-    for wanted, got in ((2, 2), (7, 4)):
-        drafter = make_drafter(kind.NAME, spec_of(tmp_path / "head", wanted)).drafter
-        assert drafter.num_draft_tokens == got
-        assert drafter.kinds[0].most == got
-
-
-def test_heads_are_asked_for(kind, tmp_path):
-    """And an empty folder, and heads of every other kind, are named."""
-    with pytest.raises(InputError, match=f"'{kind.NAME}' expects draft_head"):
-        make_drafter(kind.NAME, spec_of(None))
-    with pytest.raises(InputError, match=r"no config\.json in the folder; expected one with heads"):
-        make_drafter(kind.NAME, spec_of(tmp_path))
-    for foreign in SAVE_HEAD.keys() - {kind.NAME}:
-        SAVE_HEAD[foreign](tmp_path / foreign, tiny.CONFIG)
-        with pytest.raises(InputError, match=rf"expected .*; it has no {kind.NAME}_num_heads"):
-            make_drafter(kind.NAME, spec_of(tmp_path / foreign))
-
-
-def test_the_padding_of_a_vocabulary_is_never_proposed(kind, tiny_pair, heads, observed, last):
-    """Ids that no tokenizer has, at the end of the target's table."""
-    used = 20
-    drafter = dataclasses.replace(kind.drafter(WIDTH), vocab_size=used)
-    proposal, _ = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, 1.0)
-    assert (np.asarray(proposal.tokens) < used).all()
-    if proposal.probs is not None:
-        assert (np.asarray(proposal.probs)[..., used:] == 0).all()

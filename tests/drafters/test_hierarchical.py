@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, make_drafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
-from jspec.drafters.model import ModelDrafter
+from jspec.drafters.model import HEAD_IDS, ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.request import SamplingParams
 from jspec.speculation.control import Control
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
-from tests import tiny
 from tests.cases import slow_unless
+from tests.drafters.rows import build, spec
 from tests.speculation.drive import Engine, emitted_in_row, request_settings
 from tests.speculation.toys import VOCAB as TOY_VOCAB
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
 
 CAPACITY, WIDTH, VOCAB, NUM_ROUNDS = 128, 6, 59, 12
-PADDED_VOCAB = tiny.CONFIG.vocab_size  # two ids after the shared ones
+PADDED_VOCAB = 61  # two ids after the shared ones
+IDS = np.flatnonzero(np.arange(VOCAB) % 4 != 2)  # that the draft model's head has
 PROMPTS = [[7], [4, 9, 23, 4] * 3, [3, 3], list(range(15))]
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9)
@@ -32,7 +33,7 @@ PENALTIES = SamplingParams(
 )
 OF_A_GUESS = SamplingParams(temperature=0.7, frequency_penalty=2.0, logit_bias={5: 14.0})
 # Guesses of a cascade with parameters, built by name.
-PATTERN = {"inner_drafter": "pattern+prompt_lookup", "pattern": "[0-8]+99|5+6"}
+PATTERN = {"name": "pattern+prompt_lookup", "pattern": "[0-8]+99|5+6"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +46,17 @@ class Stubborn(PromptLookupDrafter):
         return proposal.replace(tokens=jnp.full_like(proposal.tokens, 5), num_tokens=count), state
 
 
-def spec_of(pair, **options):
-    """Returns what a drafter over the tiny draft model is built from."""
-    return DrafterSpec(
-        WIDTH, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32, pair.draft, DrafterOptions(**options),
-        tokenizer=ByteTokenizer(PADDED_VOCAB),
-    )  # fmt: skip
+def of_ids(params, *args, **options):
+    """A toy whose head is over some ids only."""
+    return toy_apply(params["table"], *args, **options)
 
 
-def play(pair, built, settings):
+def play(drafter, params, settings):
     """Returns what each round emitted, proposed and kept, with random numbers of drafts wanted."""
-    params = pair.target, built.params
-    engine = Engine(
-        pair.apply, tiny.empty_cache, params, built.drafter, capacity=CAPACITY, max_rounds=1
-    )
+    engine = Engine(toy_apply, toy_cache, params, drafter, capacity=CAPACITY, max_rounds=1)
     state = engine.start(PROMPTS, temperature=settings.temperature)
     state = state.replace(settings=request_settings(settings, PROMPTS, PADDED_VOCAB))
-    control = Control.init(len(PROMPTS), kinds=built.drafter.kinds, numbers=range(WIDTH + 1))
+    control = Control.init(len(PROMPTS), kinds=drafter.kinds, numbers=range(WIDTH + 1))
     infos, rng = [], np.random.default_rng(0)
     for _ in range(NUM_ROUNDS):
         forced = jnp.asarray(rng.integers(0, WIDTH + 1, (len(PROMPTS), 1)), jnp.int32)
@@ -85,20 +80,28 @@ def play(pair, built, settings):
         slow_unless(False, SAMPLED, 0.0, PATTERN),
     ],
 )
-def test_drafts_are_those_of_the_draft_model(tiny_pair, settings, min_confidence, inner):
+def test_drafts_are_those_of_the_draft_model(settings, min_confidence, inner):
     """Under `rejection`, where other drafts or distributions give other verdicts and tokens.
 
     Guards against keys, processors, filters and limits of a wrong offset, of which each row has its
-    own. That the cache has no hole is in test_random_rounds.py.
+    own, and against another cut of the vocabulary. That the cache has no hole is in
+    test_random_rounds.py.
     """
-    options = inner if isinstance(inner, dict) else {}
-    model = make_drafter("model", spec_of(tiny_pair, draft_confidence=min_confidence))
-    built = make_drafter(
-        "hierarchical", spec_of(tiny_pair, draft_confidence=min_confidence, **options)
+    target, draft = make_tables(vocab=PADDED_VOCAB, peak=3.0)
+    params = {"table": draft[..., IDS], HEAD_IDS: jnp.asarray(IDS, jnp.int32)}
+    options = {"apply": of_ids, "init_cache": toy_cache, "has_head_ids": True}
+    model = ModelDrafter(WIDTH, VOCAB, PADDED_VOCAB, min_confidence, **options)
+    inner_params = None
+    if isinstance(inner, dict):
+        needs = spec(3, vocab_size=VOCAB, pattern=inner["pattern"])
+        needs = needs._replace(tokenizer=ByteTokenizer(PADDED_VOCAB), is_member=True)
+        inner, inner_params = make_drafter(inner["name"], needs)
+    ours = play(
+        HierarchicalDrafter(model, inner),
+        (target, HierarchicalParams(params, inner_params)),
+        settings,
     )
-    if not options:
-        built = built._replace(drafter=HierarchicalDrafter(model.drafter, inner))
-    ours, theirs = (play(tiny_pair, each, settings) for each in (built, model))
+    theirs = play(model, (target, params), settings)
     for left, right in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(left, right)
     proposed, accepted = ours[:2]
@@ -144,18 +147,11 @@ def test_repetitive_text_takes_fewer_calls(num_guesses):
     assert (cache.keys[0][0, 0, :length, 0] - 1).tolist() == text[:length]
 
 
-SPEC = DrafterSpec(5, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32)
-
-
 def test_no_more_guesses_than_a_round_can_use():
     """The last draft of a round comes with the guesses before it."""
-
-    def num_guesses(num_draft_tokens, inner_num_draft_tokens):
-        options = DrafterOptions(inner_num_draft_tokens=inner_num_draft_tokens)
-        spec = SPEC._replace(num_draft_tokens=num_draft_tokens, options=options)
-        return make_drafter("hierarchical", spec).drafter.inner.num_draft_tokens
-
-    assert [num_guesses(*pair) for pair in ((5, 3), (5, 4), (5, 9), (1, 4))] == [3, 4, 4, 1]
+    for num_drafts, asked, expected in ((5, 3, 3), (5, 4, 4), (5, 9, 4), (1, 4, 1)):
+        drafter = build("hierarchical", num_drafts, inner_num_draft_tokens=asked).drafter
+        assert drafter.inner.num_draft_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -163,14 +159,13 @@ def test_no_more_guesses_than_a_round_can_use():
 )
 def test_inner_drafters_with_a_model_are_refused(inner):
     """One line that names what there is."""
-    spec = SPEC._replace(options=DrafterOptions(inner_drafter=inner))
     with pytest.raises(InputError, match=rf"among .*prompt_lookup.*'{re.escape(inner)}'"):
-        make_drafter("hierarchical", spec)
+        build("hierarchical", inner_drafter=inner)
 
 
 def test_a_missing_draft_model_is_named():
     """The message names the drafter that was asked for."""
     with pytest.raises(InputError, match=r"'hierarchical' expects a draft model"):
-        make_drafter("hierarchical", SPEC._replace(draft_config=None))
+        make_drafter("hierarchical", spec()._replace(draft_config=None))
     with pytest.raises(InputError, match="inner_num_draft_tokens from 1 to 64, got 0"):
         DrafterOptions(inner_num_draft_tokens=0)

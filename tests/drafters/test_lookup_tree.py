@@ -14,21 +14,18 @@ from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.spec import Shape
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.trees import best_static_tree
-from tests.drafters.test_dynamic_tree import paths_of
+from tests.drafters.rows import paths_of
 from tests.drafters.test_prompt_lookup import propose_after
 from tests.drafters.test_suffix import BATCH, WIDTH, batches, own_places
 from tests.speculation import drive
 
 SIZE = 6
-SHAPES = [Shape(SIZE, WIDTH, 16), Shape(SIZE, 2, 1), Shape(40, WIDTH, 2)]
-LOOKUPS = [PromptLookupDrafter(shape.num_draft_tokens, shape=shape) for shape in SHAPES]
-LOOKUPS += [PromptLookupDrafter(SIZE, 2, growth=1.0, shape=SHAPES[0])]
-SUFFIXES = [
-    SuffixDrafter(
-        shape.num_draft_tokens, growth=4.0, min_share=0.1, min_match=min_match, shape=shape
-    )
-    for shape, min_match in zip(SHAPES, (0, 0, 2), strict=True)
+SHAPES = Shape(SIZE, WIDTH, 16), Shape(40, 3, 2)
+LOOKUPS = [
+    PromptLookupDrafter(SIZE, shape=SHAPES[0]),
+    PromptLookupDrafter(40, 2, growth=1.0, shape=SHAPES[1]),
 ]
+SUFFIXES = [SuffixDrafter(SIZE, shape=SHAPES[0]), SuffixDrafter(40, min_match=2, shape=SHAPES[1])]
 
 
 def propose(drafter, texts, limit=99):
@@ -40,7 +37,7 @@ def trees_of(proposal):
     """Returns {path: score} of each row, in the order of the block."""
     trees = []
     for row in range(len(proposal.tokens)):
-        paths = [tuple(path) for path in paths_of(proposal, row)]
+        paths = paths_of(proposal, row)
         assert len(set(paths)) == len(paths), "equal tokens under one parent are one node"
         trees.append(dict(zip(paths, proposal.scores[row].tolist(), strict=False)))
     return trees

@@ -12,12 +12,11 @@ import pytest
 from absl import flags
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.medusa import FILE, NUM_RANKS, load_medusa, read_rates, save_rates
 from jspec.models import make_apply
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests import tiny, tiny_medusa, tiny_models
-from tests.drafters.test_dynamic_tree import paths_of
+from tests.drafters.rows import build, paths_of
 from tests.speculation.drive import propose
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/medusa_rates.py"
@@ -31,21 +30,16 @@ def folder(tmp_path):
     return pathlib.Path(tiny_medusa.save_head(tmp_path / "head", tiny.CONFIG))
 
 
-def build(folder, number=6, **options):
+def build_tree(folder, **options):
     """Returns the drafter of a folder, and its parameters."""
-    options = {"tree_depth": 3, "tree_branches": 2} | options
-    options = DrafterOptions(draft_head=str(folder), **options)
-    return make_drafter(
-        "medusa",
-        DrafterSpec(number, tiny.CONFIG, VOCAB, None, jnp.float32, options=options),
-    )
+    return build("medusa", 6, head=folder, tree_depth=3, tree_branches=2, **options)
 
 
 @pytest.mark.parametrize(("least", "number"), [(0.0, 6), (0.25, 3), (0.9, 0)])
 def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
     """The nodes are the best by the product of rates; their tokens are ranked by numpy."""
     save_rates(folder, [rates + [0.0] * (3 - len(rates)) for rates in RATES])
-    drafter, params = build(folder, draft_confidence=least)
+    drafter, params = build_tree(folder, draft_confidence=least)
     assert drafter.tree_depth == 3
     state = jnp.asarray(np.random.default_rng(0).normal(size=(2, tiny.CONFIG.embed_dim)))
     state = state.astype(jnp.float32)
@@ -56,9 +50,9 @@ def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
     hidden = np.asarray(drafter.read(tiny_pair.target, state))[0, 0]
     order = np.argsort(-_logits(params, hidden), axis=-1)
     expected = [tuple(order[depth, rank] for depth, rank in enumerate(path)) for path in ranks]
-    assert {tuple(path) for path in paths_of(proposal, 0)} == set(expected[:number])
+    assert set(paths_of(proposal, 0)) == set(expected[:number])
     if number == 6:
-        assert paths_of(proposal, 0)[:3] == [list(expected[i]) for i in (0, 2, 4)]
+        assert paths_of(proposal, 0)[:3] == [expected[i] for i in (0, 2, 4)]
 
 
 def _logits(params, hidden):
@@ -84,13 +78,7 @@ def test_a_wrong_file_is_one_line(folder, content):
     """Of another number of heads, of no probabilities, or of none at all."""
     (folder / FILE).write_text(json.dumps(content))
     with pytest.raises(InputError, match=rf"{FILE}: expected rates of 4 heads, of 0 to 1 by rank"):
-        build(folder)
-
-
-def test_fewer_drafts_than_levels(folder):
-    """As for other trees."""
-    with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
-        build(folder, number=2)
+        build_tree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +109,7 @@ def test_the_script_writes_what_the_heads_rank(script, folder, tmp_path, monkeyp
     script.main()
     assert f"{FILE}: 29 tokens" in capsys.readouterr().out
     heads = load_medusa(folder, tiny.CONFIG).params
-    apply, cache = make_apply(tiny.CONFIG), tiny.empty_cache(1, 40)
+    apply, cache = tiny.one_program(make_apply(tiny.CONFIG)), tiny.empty_cache(1, 40)
     hidden = np.asarray(apply(target.params, jnp.asarray(tokens)[None], cache)[1][0])
     expected = np.zeros([4, NUM_RANKS])
     for at in range(9, 38):
@@ -133,18 +121,3 @@ def test_the_script_writes_what_the_heads_rank(script, folder, tmp_path, monkeyp
                     expected[head, rank] += 1 / (29 - head)
     np.testing.assert_allclose(read_rates(folder, 4), expected, atol=1e-4)
     assert expected.sum() > 0
-
-
-def test_the_script_asks_each_head_for_its_own_token(script):
-    """Head i at a token is asked for the token i + 2 places after it, in the answer alone."""
-    tokens, begin, rng = np.arange(10, 22), 4, np.random.default_rng(0)
-    ranked = rng.integers(100, 200, (len(tokens), 2, NUM_RANKS))
-    ranked[3, 0, 0] = tokens[5]  # right
-    ranked[4, 1, 2] = tokens[7]  # right, as the third
-    ranked[5, 1, 0] = tokens[7]  # another head's
-    ranked[2, 0, 0] = tokens[4]  # in the prompt
-    counts, totals = np.zeros([2, NUM_RANKS]), np.zeros(2)
-    script.add_counts(counts, totals, ranked, tokens, begin)
-    assert totals.tolist() == [7, 6]
-    assert counts.sum() == 2
-    assert counts[0, 0] == counts[1, 2] == 1

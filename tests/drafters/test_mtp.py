@@ -11,16 +11,14 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.generation.options import choose_method
 from jspec.models import init_cache, make_apply
 from jspec.models.families.hf_config import from_hf_config
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.resolver import has_mtp_layer
 from tests import tiny, tiny_models, tiny_mtp
-from tests.drafters.rows import CAPACITY, LENGTHS, WIDTH, observe
+from tests.drafters.rows import CAPACITY, LENGTHS, TEXT, build, observe, propose
 from tests.models.family_checkpoints import ROPE, SHAPE
-from tests.speculation.drive import propose
 
 D, HEADS, KV_HEADS, SIZE, INNER = 24, 4, 2, 10, 40
 # What is published beside the keys of a Qwen2.
@@ -80,7 +78,7 @@ def changed(published, folder, tensors=None, **keys):
     return folder
 
 
-def test_its_distributions_are_those_of_one_plain_attention(published, text, last):
+def test_its_distributions_are_those_of_one_plain_attention(published):
     """Of rows that lag by 140, 66 and 3 tokens, beside numpy on the published tensors.
 
     The target's hidden states are those of transformers.
@@ -88,22 +86,21 @@ def test_its_distributions_are_those_of_one_plain_attention(published, text, las
     torch = pytest.importorskip("torch")
     folder, model, tensors = published
     config, params = load_hf(folder, "float32")
-    spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
-    drafter = make_drafter("mtp", spec).drafter
+    drafter = build("mtp", target=config).drafter
     empty = init_cache(config, batch_size=3, capacity=CAPACITY, dtype=jnp.float32)
     apply = tiny.one_program(make_apply(config))
-    _, hidden, _ = apply(params, jnp.asarray(text), empty, hidden_layers=drafter.hidden_layers)
+    _, hidden, _ = apply(params, jnp.asarray(TEXT), empty, hidden_layers=drafter.hidden_layers)
     state = observe(None, drafter, None, hidden, block=20)
     pair = tiny.TinyPair(config, apply, params, None)
-    proposal, state = propose(pair, drafter, None, state, last, [WIDTH] * 3, 1.0)
+    proposal, state = propose(pair, drafter, None, state, 1.0)
     np.testing.assert_array_equal(state.cache.length, LENGTHS)
     keys = SHAPE | {"head_dim": SIZE, "theta": 777.0}
     for row, length in enumerate(LENGTHS):
         with torch.no_grad():
-            output = model.model(torch.tensor(text[row : row + 1, :length]))
+            output = model.model(torch.tensor(TEXT[row : row + 1, :length]))
         states = output.last_hidden_state[0].numpy()
         logits = tiny_mtp.reference_logits(
-            tensors, keys, states, text[row, : length + 1], np.asarray(proposal.tokens[row])
+            tensors, keys, states, TEXT[row, : length + 1], np.asarray(proposal.tokens[row])
         )
         expected = scipy.special.softmax(logits, axis=-1)
         assert np.std(logits) > 0.3
@@ -158,11 +155,9 @@ def test_keys_that_change_the_computation_are_refused(published, change):
 def test_a_target_without_the_layer_is_named():
     """One line says what was expected."""
     config = dataclasses.replace(tiny_mtp.CONFIG, num_mtp_layers=0)
-    spec = DrafterSpec(WIDTH, config, 61, None, jnp.float32, options=DrafterOptions())
-    with pytest.raises(
-        InputError, match=r"expects a target with a layer for .* got a mimo without"
-    ):
-        make_drafter("mtp", spec)
+    message = r"expects a target with a layer for .* got a mimo without"
+    with pytest.raises(InputError, match=message):
+        build("mtp", target=config)
 
 
 def test_the_default_drafter_uses_the_layer(published, tmp_path):

@@ -94,9 +94,3 @@ def test_growth_bounds_the_drafts_by_the_match():
     rows = [[5, 1, 7, 1], [6, 1, 2, 7, 5, 1, 2], [0, 1, 2, 1, 0, 2, 3, 0, 1, 2, 1, 0], [4, 5, 6]]
     assert [len(drafts) for drafts in drafts_of(rows, 1, 1.5)] == [1, 3, 4, 0]
     assert drafts_of(rows, 1, 1.5)[1] == drafts_of(rows, 1)[1][:3]
-
-
-def test_by_hand():
-    """A repetition goes on; of equal matches the latest, and a longer one before a later one."""
-    rows = [[9, 4, 4, 4], [1, 2, 7, 1, 2, 8, 9, 5, 1, 2], [3, 1, 2, 7, 6, 1, 2, 8, 3, 1, 2], [4]]
-    assert [drafts[:2] for drafts in drafts_of(rows, 1)] == [[4, 4], [8, 9], [7, 6], []]

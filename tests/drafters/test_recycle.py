@@ -4,7 +4,6 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from jspec.drafters.recycle import RecycleDrafter
@@ -76,11 +75,11 @@ def test_an_empty_table_proposes_nothing():
     assert propose(table, [0, 3, 4]) == [[3], [], []]
 
 
-@pytest.mark.parametrize("limit", range(WIDTH))
-def test_limits_are_kept(limit):
+def test_limits_are_kept():
     """And the chain may go round."""
     table = DRAFTER.init(BATCH, 9).at[:, 1, 0].set(2).at[:, 2, 0].set(1)
-    assert propose(table, [1, 2, 0], limit) == [[2, 1, 2][:limit], [1, 2, 1][:limit], []]
+    for limit in range(WIDTH):
+        assert propose(table, [1, 2, 0], limit) == [[2, 1, 2][:limit], [1, 2, 1][:limit], []]
 
 
 def test_what_was_committed_counts_more_than_what_was_rejected():

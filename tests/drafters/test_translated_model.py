@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import re
 
 import jax
@@ -13,7 +12,8 @@ import pytest
 import jspec
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, make_drafter
-from jspec.generation.costs import _catch_up, _start, make_batch, texts_for
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.generation.costs import texts_for
 from jspec.generation.options import make_spec
 from jspec.lab.auditing.checks import check_caches
 from jspec.lab.auditing.distribution import check_distribution
@@ -165,24 +165,6 @@ def test_text_is_plain_and_caches_those_of_a_fresh_prefill(pair, translation, te
     assert np.mean(num_cached) < 2.5
 
 
-@functools.cache
-def plain(target):
-    """Returns a Generator of a target without drafts."""
-    return jspec.Generator(model(target), drafter="none")
-
-
-@functools.cache
-def generator_of(target, draft, translation):
-    """Returns a Generator of a pair for three requests at a time, and the list of its notes."""
-    notes = []
-    options = DrafterOptions(draft_translation=translation)
-    generator = jspec.Generator(
-        model(target), model(draft, 0.01), batch_size=3, acceptance="coupled", num_draft_tokens=3,
-        drafter_options=options, notify=notes.append,
-    )  # fmt: skip
-    return generator, notes
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("translation", ["shared", "spelling", "auto"])
@@ -196,8 +178,13 @@ def test_answers_are_those_of_plain_decoding(pair, translation):
         jspec.Request(text.decode(errors="ignore"), settings_of_row)
         for text, settings_of_row in zip(PROMPTS, settings, strict=False)
     ]
-    expected = [result.token_ids for result in plain(pair[0]).generate(requests)]
-    generator, notes = generator_of(*pair, translation)
+    plain = jspec.Generator(model(pair[0]), drafter="none")
+    expected, notes = [result.token_ids for result in plain.generate(requests)], []
+    generator = jspec.Generator(
+        model(pair[0]), model(pair[1], 0.01), batch_size=3, acceptance="coupled",
+        num_draft_tokens=3, notify=notes.append,
+        drafter_options=DrafterOptions(draft_translation=translation),
+    )  # fmt: skip
     results = generator.generate(requests)
     assert [result.token_ids for result in results] == expected
     assert sum(result.stats.num_accepted for result in results) > 3
@@ -208,9 +195,8 @@ def test_answers_are_those_of_plain_decoding(pair, translation):
 def test_what_the_vocabularies_share_is_said():
     """In the settings of a run."""
     models = model("bpe"), model("bytes", 0.01)
-    behind = jspec.Generator(*models, drafter="prompt_lookup+model", num_draft_tokens=3)
-    for described in (generator_of(*PAIRS[0], "auto")[0], behind):
-        assert re.search(SHARED, described.describe()["draft_vocabulary"])
+    described = jspec.Generator(*models, drafter="prompt_lookup+model", num_draft_tokens=3)
+    assert re.search(SHARED, described.describe()["draft_vocabulary"])
     same = jspec.Generator(tiny_models.target(), tiny_models.draft())
     assert same.describe()["draft_vocabulary"] is None
 
@@ -218,19 +204,13 @@ def test_what_the_vocabularies_share_is_said():
 def test_its_costs_are_measured_on_ordinary_text():
     """One token over and over may be several tokens of the draft, or none at all."""
     target = model("bpe")
-    generator = jspec.Generator(
-        target, model("bytes", 0.01), drafter="prompt_lookup+model", num_draft_tokens="auto"
-    )
-    ids = texts_for(generator.engine.drafter, target.tokenizer).rounds
-    assert target.tokenizer.stream().push(ids[0]).strip() in "The committee"
-    batch = make_batch(generator.engine, generator.params, 1, 512)
-    row, _ = _start(batch, 1, ids, _catch_up(generator.engine))
-    text = row.draft[1].text.history
-    read = [*text.tokens[0, : int(text.length[0])].tolist(), int(row.last_token[0])]
-    assert read == list(itertools.islice(itertools.cycle(ids), len(read)))
-    assert len(read) > 100
-    same = jspec.Generator(tiny_models.target(), tiny_models.draft())
-    assert texts_for(same.engine.drafter, target.tokenizer) == ((1,), ids)
+    for name in ("model", "prompt_lookup+model"):
+        spec = make_spec(target, model("bytes", 0.01), name, DrafterOptions(), WIDTH)
+        ids = texts_for(make_drafter(name, spec).drafter, target.tokenizer).rounds
+        assert target.tokenizer.stream().push(ids[0]).strip() in "The committee"
+        assert len(set(ids)) > 9
+    same = PromptLookupDrafter(WIDTH)
+    assert texts_for(same, target.tokenizer) == ((1,), ids)
 
 
 @pytest.mark.slow
@@ -261,16 +241,13 @@ def test_bad_options_are_one_line(options, message):
         make_drafter("model", spec_of(model("bpe"), model("bytes", 0.01), **options))
 
 
-def test_a_translation_within_one_vocabulary_is_an_error():
-    """Guards against an option that does nothing."""
-    target, draft = tiny_models.target(), tiny_models.draft()
+def test_a_translation_needs_two_vocabularies_and_the_model_alone():
+    """Guards against an option that does nothing; `hierarchical` checks guesses in the target's
+    tokens.
+    """
     options = DrafterOptions(draft_translation="shared")
     with pytest.raises(InputError, match="draft model of another vocabulary"):
-        jspec.Generator(target, draft, drafter_options=options)
-
-
-def test_other_drafters_need_the_same_tokenizer():
-    """`hierarchical` has the model check guesses in the target's tokens."""
+        jspec.Generator(tiny_models.target(), tiny_models.draft(), drafter_options=options)
     with pytest.raises(InputError, match="different tokenizers: id"):
         jspec.Generator(model("bpe"), model("bytes", 0.01), drafter="hierarchical")
 
