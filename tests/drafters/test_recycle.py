@@ -68,25 +68,8 @@ def test_the_table_equals_a_dict(rounds):
         assert drafts == chain
 
 
-def test_an_empty_table_proposes_nothing():
-    """Nor does one whose first entry is that no token was possible."""
-    assert propose(DRAFTER.init(BATCH, 9), [0, 1, 2]) == [[], [], []]
-    table = DRAFTER.init(BATCH, 9).at[:, 0, 0].set(3).at[:, 3, 1].set(4)
-    assert propose(table, [0, 3, 4]) == [[3], [], []]
-
-
 def test_limits_are_kept():
     """And the chain may go round."""
     table = DRAFTER.init(BATCH, 9).at[:, 1, 0].set(2).at[:, 2, 0].set(1)
     for limit in range(WIDTH):
         assert propose(table, [1, 2, 0], limit) == [[2, 1, 2][:limit], [1, 2, 1][:limit], []]
-
-
-def test_what_was_committed_counts_more_than_what_was_rejected():
-    """Token 1 was committed, with 2 after it; later in the block a draft of it was rejected."""
-    table = show(
-        DRAFTER.init(BATCH, 9), [[1, 4, 1, 3, 3]] * BATCH,
-        [[[2, 0], [5, 0], [3, 0], [4, 0], [5, 0]]] * BATCH, [4, 4, 2], [2, 3, 1],
-    )  # fmt: skip
-    assert table[:, 1, 0].tolist() == [2, 3, 2]
-    assert table[:, 3, 0].tolist() == [4, 4, NO_TOKEN]

@@ -5,8 +5,6 @@ import functools
 import itertools
 import os
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -215,13 +213,3 @@ def test_an_unsure_row_is_silent():
     """`draft_confidence` looks at each distribution before it is drawn from."""
     proposal = propose("bigram", np.arange(50) % 5, 1.0, min_confidence=0.9)
     assert proposal.num_tokens[:5].tolist() == [1, 0, 0, 0, 0]  # 0 is sure of 1, which is not
-
-
-def test_only_the_most_frequent_continuations_are_kept():
-    """Two of three: the distribution is renormalised among them."""
-    table = count_ngrams([TEXT], VOCAB, num_continuations=2)
-    logits = bigram_logits(table_params(table, "bigram"), jnp.array([2, 1], jnp.int32))
-    distribution = np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(
-        distribution, [[0.5, 0, 0.5, 0, 0], [1 / 3, 0, 2 / 3, 0, 0]], rtol=1e-5
-    )
