@@ -43,6 +43,7 @@ class AcceptanceNoise(struct.PyTreeNode):
     gumbel: Float32[Array, "b *w v"]
 
 
+@enum.unique
 class Purpose(enum.IntEnum):
     """What a random number decides."""
 

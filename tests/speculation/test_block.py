@@ -12,12 +12,10 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import block, get_rule
 from jspec.speculation.types import Verdict
 from tests.speculation.enumeration import (
-    acceptance_probs,
     all_counts,
     enumerate_paths,
     expected_accepted,
     kept_probs,
-    next_token_probs,
     random_distributions,
 )
 
@@ -47,12 +45,12 @@ def test_the_papers_example(rule, expected):
     np.testing.assert_allclose(accepted, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 3])
 def test_block_keeps_at_least_as_many_as_rejection(width):
-    """Guards against a lossless rule that keeps fewer: in each of 200 random contexts."""
+    """Guards against a lossless rule that keeps fewer: in each of 128 random contexts."""
     gains = []
     for seed in range(8):
-        paths = random_paths(seed, 5 if width < 3 else 4, width)
+        paths = random_paths(seed, 4, width)
         gains.append(expected_accepted(BLOCK, paths) - expected_accepted(REJECTION, paths))
     gains = np.concatenate(gains)
     assert gains.min() > -1e-6
@@ -62,23 +60,14 @@ def test_block_keeps_at_least_as_many_as_rejection(width):
         assert (gains > 1e-3).mean() > 0.5
 
 
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
-def test_the_first_draft_is_kept_with_the_overlap_of_the_distributions(rule, width):
-    """Guards against a rule that keeps too few: the sum of min(target, draft) is the most."""
-    rng = np.random.default_rng(3)
-    target, draft = (random_distributions(rng, (4,) * 3, zeros=0.2) for _ in range(2))
-    paths = enumerate_paths(target, draft, width)
-    kept = np.bincount(paths.index, paths.weights * (1 - kept_probs(rule, paths)[:, 0]))
-    np.testing.assert_allclose(kept, np.minimum(target, draft).sum(-1).reshape(-1), atol=1e-6)
-
-
 @pytest.mark.parametrize("counts_of", [lambda _, width: width, all_counts], ids=["full", "fewer"])
 def test_each_prefix_is_kept_with_its_weight(counts_of):
     """P(at least i kept | the first i drafts) = p_i: the theorem that makes the rule lossless."""
     paths = random_paths(4, 4, 3, counts_of=counts_of)
     at_least = np.cumsum(kept_probs(BLOCK, paths)[:, ::-1], axis=1)[:, ::-1]
-    weights = np.asarray(block.prefix_weights(paths.target_probs, paths.proposal), np.float64)
+    weights = np.asarray(
+        jax.jit(block.prefix_weights)(paths.target_probs, paths.proposal), np.float64
+    )
     counts = np.asarray(paths.proposal.num_tokens)
     for i in range(1, 4):
         prefix = np.unique(paths.chains[:, : 2 + i], axis=0, return_inverse=True)[1].reshape(-1)
@@ -88,33 +77,14 @@ def test_each_prefix_is_kept_with_its_weight(counts_of):
         np.testing.assert_allclose(kept, expected, atol=1e-6)
 
 
-def test_deterministic_drafts_need_no_distribution_spelt_out():
-    """Guards the path without a [b w v] one-hot: it is the same, and the same as rejection."""
-    bare, spelt = (random_paths(5, 4, 3, kind) for kind in ("deterministic", "one-hot"))
-    possible = bare.weights > 0
-    probs = [
-        np.asarray(acceptance_probs(BLOCK, paths.target_probs, paths.proposal))
-        for paths in (bare, spelt)
-    ]
-    np.testing.assert_allclose(probs[0][possible], probs[1][possible], atol=1e-6)
-    for kept in range(4):
-        counts = jnp.full(len(bare.index), kept, jnp.int32)
-        distributions = [
-            np.asarray(next_token_probs(BLOCK, paths.target_probs, paths.proposal, counts))[
-                possible
-            ]
-            for paths in (bare, spelt)
-        ]
-        np.testing.assert_array_equal(*distributions)
-    accepted = [expected_accepted(rule, bare) for rule in (BLOCK, REJECTION)]
-    np.testing.assert_allclose(*accepted, atol=1e-6)
-
-
 def accept(rule, paths, uniforms):
     rows, vocab = len(paths.index), paths.target_probs.shape[-1]
     uniforms = jnp.broadcast_to(jnp.asarray(uniforms, jnp.float32), (rows, len(uniforms)))
     noise = AcceptanceNoise(uniforms, jnp.zeros([rows, vocab]))
-    return jax.jit(rule)(paths.target_probs, paths.proposal, noise)
+    return rule(paths.target_probs, paths.proposal, noise)
+
+
+accept_block = jax.jit(BLOCK.accept)
 
 
 def test_acceptance_agrees_with_its_probabilities():
@@ -124,10 +94,12 @@ def test_acceptance_agrees_with_its_probabilities():
     eight patterns give the exact distribution of what `accept` keeps.
     """
     paths = random_paths(6, 3, 3, counts_of=all_counts)
-    good = np.asarray(block.good_prefix_probs(paths.target_probs, paths.proposal), np.float64)
+    good = np.asarray(
+        jax.jit(block.good_prefix_probs)(paths.target_probs, paths.proposal), np.float64
+    )
     distribution = np.zeros((len(paths.index), 4))
     for passes in itertools.product([True, False], repeat=3):
-        verdict = accept(BLOCK.accept, paths, np.where(passes, 0, ALMOST_ONE))
+        verdict = accept(accept_block, paths, np.where(passes, 0, ALMOST_ONE))
         weight = np.prod(np.where(passes, good, 1 - good), axis=1)
         distribution[np.arange(len(distribution)), np.asarray(verdict.num_accepted)] += weight
     np.testing.assert_allclose(distribution, kept_probs(BLOCK, paths), atol=1e-6)
@@ -148,5 +120,5 @@ def test_a_prefix_the_target_never_says_is_refused_at_u_zero():
     said = np.take_along_axis(np.asarray(paths.target_probs)[:, :3], tokens, 2)[..., 0] > 0
     most = np.cumprod(said, axis=1).sum(axis=1)
     most = np.minimum(most, np.asarray(paths.proposal.num_tokens))
-    assert (np.asarray(accept(BLOCK.accept, paths, [0.0] * 3).num_accepted) <= most).all()
-    assert (np.asarray(accept(accept_at_most, paths, [0.0] * 3).num_accepted) > most).any()
+    assert (np.asarray(accept(accept_block, paths, [0.0] * 3).num_accepted) <= most).all()
+    assert (np.asarray(accept(jax.jit(accept_at_most), paths, [0.0] * 3).num_accepted) > most).any()

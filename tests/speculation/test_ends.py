@@ -3,14 +3,11 @@ stop.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests.cases import slow_unless
-from tests.speculation.drive import Engine, emitted_in_row
-from tests.speculation.toys import VOCAB, toy_apply, toy_cache
+from tests.speculation.drive import emitted_in_row
 from tests.tiny_heads import head_cases
 
 MAX_LENGTH = 48
@@ -133,12 +130,3 @@ def test_a_batch_that_is_done_runs_no_round(drafted, prompts):
     state = drafted.start(prompts, max_length=1)
     _, infos = drafted.advance(state, 9)
     assert len(infos.num_tokens) == 0
-
-
-def test_two_drafts_near_the_limit_are_verified_in_one_call():
-    """Guards against a narrow verify call, with room for one draft, and the second lost."""
-    table = jnp.zeros([VOCAB] * 3).at[..., 1].set(8.0)
-    engine = Engine(toy_apply, toy_cache, (table, table), PromptLookupDrafter(4), capacity=40)
-    result = engine.generate([[1, 1, 1]], max_length=7)
-    assert result.infos.num_proposed.tolist() == [[2]]
-    assert result.infos.num_tokens.tolist() == [[3]]

@@ -5,14 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common.errors import InputError
 from jspec.drafters.model import ModelDrafter
-from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.types import Proposal, Temperatures
 from tests.speculation.drive import Engine, settings_of
 from tests.speculation.enumeration import (
     NUM_TOKENS,
+    acceptance_probs,
     enumerate_paths,
     expected_accepted,
     extend,
@@ -34,14 +33,13 @@ def distribution_pair(seed, vocab=3):
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
-@pytest.mark.parametrize("seed", range(2))
-def test_no_token_comes_with_more_than_its_share(seed, lenience):
+def test_no_token_comes_with_more_than_its_share(lenience):
     """The bound target / l at each of six positions, given what came before, over three rounds.
 
     Guards against a residual that is made lenient too, which has no such bound; and the
     distribution is off, or the rule would do nothing.
     """
-    target, draft = distribution_pair(seed)
+    target, draft = distribution_pair(0)
     paths = enumerate_paths(target, draft, 2)
     emitted = one_round(lenient(lenience), paths)
     for start in [(0, 0), (1, 2)]:
@@ -61,56 +59,17 @@ def test_drafts_are_kept_with_the_lenient_overlap(lenience):
     np.testing.assert_allclose(accepted, expected, atol=1e-6)
 
 
-def accept(rule, target, tokens, uniforms, probs=None):
-    """Returns how many drafts of one row are kept, and the next token."""
-    proposal = Proposal(
-        jnp.array([tokens], jnp.int32),
-        jnp.array([len(tokens)], jnp.int32),
-        None if probs is None else jnp.array([probs], jnp.float32),
-    )
-    target = jnp.array([target], jnp.float32)
-    noise = AcceptanceNoise(jnp.array([uniforms], jnp.float32), jnp.zeros([1, target.shape[-1]]))
-    verdict = jax.jit(rule)(target, proposal, noise)
-    return int(verdict.num_accepted[0]), int(verdict.next_token[0])
-
-
-def test_acceptance_turns_exactly_at_the_lenient_ratio():
-    """target / (l · draft) = 1/2: u just below is kept, u = 1/2 is refused."""
-    target, probs = [[0.125, 0.875], [0.5, 0.5]], [[0.5, 0.5]]
-    below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert accept(lenient(0.5).accept, target, [0], [below], probs)[0] == 1
-    assert accept(lenient(0.5).accept, target, [0], [0.5], probs)[0] == 0
-
-
-def test_a_lenience_of_one_is_rejection_itself():
-    """Pathwise, on 500 random rows: 1 means no lenience."""
-    rng = np.random.default_rng(0)
-    target, draft = rng.dirichlet([0.5] * 6, (2, 500, 4)).astype(np.float32)
-    proposal = Proposal(
-        jnp.asarray(rng.integers(0, 6, (500, 3)), jnp.int32),
-        jnp.asarray(rng.integers(0, 4, 500), jnp.int32),
-        jnp.asarray(draft[:, :3]),
-    )
-    noise = AcceptanceNoise(
-        jnp.asarray(rng.uniform(size=(500, 3)), jnp.float32),
-        jnp.asarray(rng.gumbel(size=(500, 6)), jnp.float32),
-    )
-    rules = lenient(1.0), get_rule("rejection"), lenient(0.5)
-    verdicts = [jax.jit(rule.accept)(target, proposal, noise) for rule in rules]
-    for ours, theirs in zip(*map(jax.tree.leaves, verdicts[:2]), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert verdicts[2].num_accepted.sum() > verdicts[0].num_accepted.sum()
-
-
 def test_argmax_form_keeps_what_is_nearly_the_best():
     """The paper prints the inequality reversed: that would keep token 2 and refuse token 0."""
-    target = [[0.5, 0.3, 0.2], [0.5, 0.25, 0.25]]
-    rule = lenient(0.5, "lenient_argmax")
-    assert [accept(rule.accept, target, [token], [0.0]) for token in range(3)] == [
-        (1, 0), (1, 0), (0, 0),
-    ]  # fmt: skip
-    assert accept(rule.accept, target[1:] * 2, [1], [0.0])[0] == 1  # exactly l · max
-    assert accept(lenient(1.0, "lenient_argmax").accept, target, [1], [0.0]) == (0, 0)
+    target = jnp.array([[[0.5, 0.3, 0.2]] * 2] * 3 + [[[0.5, 0.25, 0.25]] * 2])
+    proposal = Proposal(jnp.array([[0], [1], [2], [1]], jnp.int32), jnp.ones([4], jnp.int32))
+
+    def kept(lenience):
+        rule = lenient(lenience, "lenient_argmax")
+        return acceptance_probs(rule, target, proposal)[:, 0].tolist()
+
+    assert kept(0.5) == [1, 1, 0, 1]  # the last is exactly l · max
+    assert kept(1.0) == [1, 0, 0, 0]
 
 
 def test_argmax_form_is_told_the_distribution_of_temperature_one():
@@ -119,7 +78,7 @@ def test_argmax_form_is_told_the_distribution_of_temperature_one():
     """
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5)), jnp.float32)
     rule = lenient(0.5, "lenient_argmax")
-    distribution = rule.distribution(logits, settings_of(2, 0.0))
+    distribution = jax.jit(rule.distribution)(logits, settings_of(2, 0.0))
     np.testing.assert_allclose(distribution, softmax(logits), rtol=1e-5)
     assert rule.temperatures is Temperatures.ZERO
     assert lenient(0.5).temperatures is Temperatures.POSITIVE
@@ -140,28 +99,11 @@ def test_argmax_form_decodes_within_its_bound():
 
     distribution = softmax(tables[0])
     strict, mild = (run(lenient(lenience, "lenient_argmax")) for lenience in (1.0, 0.2))
-    for prompt, tokens in zip(prompts, strict.tokens, strict=True):
-        text = [*prompt, *tokens]
-        for a, b, token in zip(text, text[1:], text[2:], strict=False):
-            assert token == distribution[a, b].argmax()
     assert mild.tokens != strict.tokens
     assert len(mild.num_accepted) < len(strict.num_accepted)  # fewer rounds
-    for prompt, tokens in zip(prompts, mild.tokens, strict=True):
-        text = [*prompt, *tokens]
-        for a, b, token in zip(text, text[1:], text[2:], strict=False):
-            assert distribution[a, b, token] >= 0.2 * distribution[a, b].max() * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("name", ["lenient", "lenient_argmax"])
-@pytest.mark.parametrize("lenience", [-0.1, 1.01, float("nan")])
-def test_a_lenience_out_of_range_is_named(name, lenience):
-    """One clear line, and not a rule that keeps everything."""
-    with pytest.raises(InputError, match=r"lenience from 0 to 1; got"):
-        lenient(lenience, name)
-
-
-@pytest.mark.parametrize("name", ["lenient", "lenient_argmax", "typical"])
-def test_equal_options_give_the_same_rule(name):
-    """Guards against a recompile: programs are found again by their rule."""
-    assert get_rule(name, RuleOptions()) is get_rule(name)
-    assert not get_rule(name).is_lossless
+    for result, lenience in ((strict, 1.0), (mild, 0.2)):
+        for prompt, tokens in zip(prompts, result.tokens, strict=True):
+            text = [*prompt, *tokens]
+            for a, b, token in zip(text, text[1:], text[2:], strict=False):
+                best = distribution[a, b].max()
+                assert distribution[a, b, token] >= lenience * best * (1 - 1e-6)

@@ -62,7 +62,7 @@ def error(rule, width, kind, temperatures=(1.0, 1.0), **options):
     return worst_error(rule, target, draft, width, kind, **options)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_rules_are_lossless(name, kind, width):
@@ -70,12 +70,11 @@ def test_rules_are_lossless(name, kind, width):
     assert error(name, width, kind) < TOLERANCE
 
 
-@pytest.mark.parametrize("width", [slow_unless(False, 1), slow_unless(False, 2), 3])
 @pytest.mark.parametrize("kind", ["sampled", "deterministic"])
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_rows_with_fewer_drafts_are_lossless(name, kind, width):
+def test_rows_with_fewer_drafts_are_lossless(name, kind):
     """After a row's last valid draft the target's own distribution applies, not the residual."""
-    assert error(name, width, kind, counts_of=all_counts) < TOLERANCE
+    assert error(name, 3, kind, counts_of=all_counts) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -89,7 +88,7 @@ def test_a_drafter_that_stops_when_unsure_is_lossless(name):
 
 @pytest.mark.parametrize(
     "temperatures",
-    [(0.7, 1.5), (1.0, 0.0), slow_unless(False, (0.0, 1.0)), slow_unless(False, (0.0, 0.0))],
+    [(0.7, 1.5), (1.0, 0.0), (0.0, 1.0)],
     ids=str,
 )
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -98,18 +97,13 @@ def test_a_draft_temperature_of_its_own_is_lossless(name, temperatures):
     assert error(name, 2, "sampled", temperatures) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [slow_unless(False, (2, 1.0)), slow_unless(False, (0, 0.6)), (3, 0.8)],
-    ids=["k", "p", "k and p"],
-)
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_drafts_cut_by_filters_of_their_own_are_lossless(name, cut):
+def test_drafts_cut_by_filters_of_their_own_are_lossless(name):
     """The target is not cut: what the draft can no longer say comes from the residual.
 
     Negative control: drafts of the cut distribution, reported as if they had not been cut.
     """
-    top_k, top_p = (jnp.full(VOCAB, value) for value in cut)
+    top_k, top_p = (jnp.full(VOCAB, value) for value in (3, 0.8))
     settings = settings_of(VOCAB, 1.0).replace(
         top_k=top_k.astype(jnp.int32), top_p=top_p, switches=Switches(top_k=True, top_p=True)
     )
@@ -173,24 +167,12 @@ def test_a_draft_distribution_equal_to_the_targets_keeps_everything(name):
     np.testing.assert_array_equal(kept[:, 3], 1)
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_disjoint_distributions_keep_nothing(name):
-    """Guards against a draft that the target never says."""
-    target = np.broadcast_to(as_float32([0.0, 0.0, 0.3, 0.7]), (4, 4, 4))
-    draft = np.broadcast_to(as_float32([0.6, 0.4, 0.0, 0.0]), (4, 4, 4))
-    paths = enumerate_paths(target, draft, 2)
-    kept = kept_probs(LOSSLESS[name], paths)[paths.weights > 0]
-    np.testing.assert_array_equal(kept[:, 0], 1)
-    assert worst_error(LOSSLESS[name], target, draft, 2) < TOLERANCE
-
-
-@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("kind", ["sampled", "deterministic"])
 @pytest.mark.parametrize("name", ["greedy", "typical"])
-def test_rules_that_are_exact_at_temperature_zero(name, width, kind):
+def test_rules_that_are_exact_at_temperature_zero(name, kind):
     """There, and only there, the greedy match and its relatives are exact."""
-    assert error(name, width, kind, (0.0, 1.0), counts_of=all_counts) < TOLERANCE
-    assert error(name, width, kind, (1.0, 1.0)) > VISIBLE
+    assert error(name, 3, kind, (0.0, 1.0), counts_of=all_counts) < TOLERANCE
+    assert error(name, 3, kind, (1.0, 1.0)) > VISIBLE
 
 
 def test_no_lenience_is_lossless():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.kernels import attend, attend_pages, product, write_pages, write_rows
 from jspec.speculation.budget import CallSize
 from jspec.speculation.packing import Packing
@@ -44,11 +45,11 @@ def packed(tiny_pair, make_engine):
     """Returns a cached function from a rule to an engine whose blocks lie side by side."""
 
     @functools.cache
-    def build(rule="rejection", sizes=SIZES, step=speculative_step):
+    def build(rule="rejection", sizes=SIZES):
         return Engine(
             tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, tiny_pair.draft),
             Varying(make_engine("model", WIDTH).drafter), rule,
-            step=functools.partial(step, sizes=[CallSize(n, WIDTH) for n in sizes]),
+            step=functools.partial(speculative_step, sizes=[CallSize(n, WIDTH) for n in sizes]),
         )  # fmt: skip
 
     return build
@@ -102,12 +103,15 @@ def neighbours(monkeypatch):
     monkeypatch.setattr(Packing, "of", staticmethod(wrong))
 
 
-def test_a_token_of_another_row_is_seen(packed, make_engine, prompts, monkeypatch):
+def test_a_token_of_another_row_is_seen(tiny_pair, make_engine, prompts, monkeypatch):
     """Negative control of the tests above; mistakes.toml has others."""
     plain = make_engine("plain").generate(prompts, max_length=MAX_LENGTHS)
     neighbours(monkeypatch)
-    # Another program, traced with the mistake.
-    engine = packed(sizes=(20,), step=functools.partial(speculative_step))
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target,),
+        PromptLookupDrafter(WIDTH, min_match=1), "coupled",
+        step=functools.partial(speculative_step, sizes=[CallSize(20, WIDTH)]),
+    )  # fmt: skip
     result = engine.generate(prompts, max_length=MAX_LENGTHS)
     assert result.tokens != plain.tokens
 

@@ -119,7 +119,8 @@ def test_in_a_tree_the_kept_path_is_marked():
     proposal = Proposal(block[:, 1:], jnp.array([4, 3]), parents=parents, max_depth=2)
     verdict = Verdict(jnp.array([2, 1]), block[:, 0], jnp.array([[0, 2, 4], [0, 2, 1]]))
     logits = jax.nn.one_hot(block + 1, VOCAB)
-    tokens, shown, fed, kept = learn(drafter, state, block, logits, proposal, verdict).draft[1]
+    learned = jax.jit(functools.partial(learn, drafter))(state, block, logits, proposal, verdict)
+    tokens, shown, fed, kept = learned.draft[1]
     assert (tokens == block).all()
     assert (shown[..., 0] == block + 1).all()
     assert fed.tolist() == [[1] * 5, [0] * 5]

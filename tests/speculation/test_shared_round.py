@@ -1,5 +1,6 @@
 """What rows that share every round draft, against arithmetic by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ STEEP = np.array([[1.0, 1.5, 2.5, 4.5]] * 2, np.float32)
 ALONE = np.array([[0.3, 0.31, 0.33, 0.37]] * 2, np.float32)
 
 
+@jax.jit
 def agreed(control, *arguments):
     return agree(Demand(control, control.costs, *arguments))
 

@@ -36,8 +36,8 @@ from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
-NUM_ROWS = 20_000
-NUM_TOKENS = 5  # and as many rounds: each emits at least one
+NUM_ROWS = 10_000
+NUM_TOKENS = 4  # and as many rounds: each emits at least one
 CONTEXT = Context(prompt=[2, 0, 1, 2, 0, 3], first=1, alphabet=list(range(VOCAB)))
 TABLES = make_tables(seed=3)
 RULES = {name: get_rule(name) for name in ("rejection", "block", "coupled")}
@@ -193,16 +193,6 @@ def test_drafts_under_filters_of_their_own_follow_the_targets_distribution():
 def test_plain_decoding_follows_the_targets_distribution(settings):
     """What speculation is compared with has to be right by itself."""
     check(None, REJECTION, settings, None, first_seed=NUM_ROWS * len(RIGHT))
-
-
-def test_the_right_cells_cover_every_pair():
-    """Guards against a rule that never meets a drafter, or a filter."""
-    for left, right in itertools.combinations(range(3), 2):
-        names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
-        pairs = {(cell[left], cell[right]) for cell in RIGHT if cell[1] in DRAFTERS}
-        assert pairs == set(itertools.product(names[left], names[right]))
-    others = {cell[1:] for cell in RIGHT if cell[1] in OTHERS}
-    assert others == set(itertools.product(OTHERS, FEW_SETTINGS))
 
 
 def noise_shared_with_the_draft(seed, position, width, vocab_size, is_random):

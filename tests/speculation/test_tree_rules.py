@@ -251,7 +251,9 @@ def statistic(rule, noise_of):
     return ((counts - expected)[is_possible] ** 2 / expected[is_possible]).sum()
 
 
-@pytest.mark.parametrize("rule", [TRAVERSAL, K_SEQ], ids=["traversal", "k_seq"])
+@pytest.mark.parametrize(
+    "rule", [RECURSIVE, TRAVERSAL, K_SEQ], ids=["rejection", "traversal", "k_seq"]
+)
 def test_verdicts_follow_the_probabilities(rule):
     """`accept` keeps paths as often as `end_probs` says; false alarm 1e-6."""
     assert statistic(rule, rule.noise) < 40

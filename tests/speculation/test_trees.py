@@ -18,7 +18,6 @@ from tests.speculation.tree_toys import (
     SHAPES,
     ToyTreeDrafter,
     depth_of,
-    ends_and_probs,
     enumerate_tree,
     tree_apply,
 )
@@ -90,7 +89,7 @@ def plain(temperature):
 @pytest.mark.parametrize(
     ("rule", "temperature", "draw"),
     [
-        slow_unless(rule == "coupled", rule, temperature, draw)
+        slow_unless((rule, draw) == ("coupled", "without"), rule, temperature, draw)
         for rule, temperature in [
             ("greedy", 0.0), ("rejection", 0.0), ("block", 0.0), ("coupled", 0.0), ("coupled", 1.0)
         ]
@@ -100,7 +99,8 @@ def plain(temperature):
 def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
     """Invariants 2 and 5 on trees that differ by row and round, up to the context limit.
 
-    The slow ones add more rules that match tokens at temperature 0.
+    The slow ones add more rules that match tokens at temperature 0, and drafts without
+    distributions, which `coupled` never reads.
     """
     result = run(rule, SHAPES.values(), draw, temperature)
     assert result.tokens == plain(temperature)
@@ -173,32 +173,11 @@ def test_masks_and_depths():
     assert padded.depths.tolist() == [[0, 1, 2, 1, 1]]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5, 9])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_masks_of_long_chains(depth):
     """Guards against too few squarings."""
     actual = jax.jit(tree.tree_of)(proposal_of(list(range(-1, depth - 1))))
     np.testing.assert_array_equal(actual.mask[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
-
-
-def test_verdicts_follow_the_probabilities():
-    """`accept` keeps paths as often as `end_probs` says: 4,000 draws, false alarm 2e-6."""
-    parents = [-1, -1, 0, 0, 1]
-    rng = np.random.default_rng(0)
-    n = 4_000
-    proposal = Proposal(
-        jnp.broadcast_to(jnp.array([0, 1, 2, 1, 0], jnp.int32), (n, 5)),
-        jnp.full(n, 5, jnp.int32),
-        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (n, 5)),
-        max_depth=2,
-    )
-    probs = jnp.broadcast_to(jnp.asarray(rng.dirichlet([1.0] * VOCAB, 6), jnp.float32), (n, 6, 3))
-    ends, expected = ends_and_probs(siblings.RULE, siblings.tree_noise, probs, proposal)
-    expected = expected[0].astype(np.float64)
-    counts = np.bincount(ends, minlength=6)
-    statistic = ((counts - n * expected) ** 2 / (n * expected)).sum()
-    assert statistic < 35  # of 5 degrees of freedom: 1.5e-6
-    wrong = np.roll(expected, 1)
-    assert ((counts - n * wrong) ** 2 / (n * wrong)).sum() > 35
 
 
 def test_rules_for_trees():

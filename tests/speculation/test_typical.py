@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common.errors import InputError
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.types import Proposal
+from tests.speculation.enumeration import acceptance_probs, next_token_probs
 
 ROWS, WIDTH, VOCAB = 300, 3, 6
 
@@ -43,7 +43,7 @@ def test_the_threshold_is_the_papers(epsilon, delta):
     threshold = np.minimum(epsilon, delta * np.exp(-entropy))
     of_drafts = np.take_along_axis(probs, np.asarray(proposal.tokens)[..., None], 2)[..., 0]
     clear = np.abs(of_drafts - threshold) > 1e-6
-    kept = np.asarray(typical(epsilon, delta).acceptance_probs(target, proposal))
+    kept = np.asarray(acceptance_probs(typical(epsilon, delta), target, proposal))
     np.testing.assert_array_equal(kept[clear], (of_drafts > threshold)[clear])
     assert 0 < kept.mean() < 1
 
@@ -51,22 +51,14 @@ def test_the_threshold_is_the_papers(epsilon, delta):
 def test_just_enough_is_too_little():
     """Strictly above: guards `>=`, and so a token of probability 0 at epsilon 0."""
     target = jnp.array([[[0.25, 0.75, 0.0]] * 2], jnp.float32)
-    proposals = [proposal_of([[token]]) for token in range(3)]
+    target = jnp.repeat(target, 3, axis=0)
 
     def kept(rule):
-        return [float(rule.acceptance_probs(target, proposal)[0, 0]) for proposal in proposals]
+        return acceptance_probs(rule, target, proposal_of([[0], [1], [2]]))[:, 0].tolist()
 
     assert kept(typical(0.25, 1.0)) == [0, 1, 0]
     assert kept(typical(np.nextafter(np.float32(0.25), np.float32(0)).item(), 1.0)) == [1, 1, 0]
     assert kept(typical(0.0, 1.0)) == [1, 1, 0]
-
-
-def test_a_surer_target_refuses_more():
-    """The same probability passes where the target is unsure and fails where it is sure."""
-    sure, unsure = [0.96, 0.02, 0.02] + [0.0] * 47, [0.02] * 50
-    target = jnp.array([[distribution] * 2 for distribution in (sure, unsure)], jnp.float32)
-    kept = typical(0.3, 0.09).acceptance_probs(target, proposal_of([[1], [1]]))
-    assert kept[:, 0].tolist() == [0, 1]
 
 
 def test_temperature_zero_is_the_greedy_match():
@@ -96,12 +88,5 @@ def test_the_next_token_is_drawn_from_the_target():
         expected = np.argmax(np.log(distributions) + np.asarray(noise.gumbel), axis=-1)
     np.testing.assert_array_equal(verdict.next_token, expected)
     np.testing.assert_array_equal(
-        typical().next_token_probs(target, proposal, verdict.num_accepted), distributions
+        next_token_probs(typical(), target, proposal, verdict.num_accepted), distributions
     )
-
-
-@pytest.mark.parametrize("options", [(-0.1, 0.09), (1.1, 0.09), (0.3, -1.0), (0.3, float("nan"))])
-def test_options_out_of_range_are_named(options):
-    """One clear line, and not a rule that keeps everything."""
-    with pytest.raises(InputError, match=r"typical (epsilon|delta) from 0 to 1; got"):
-        typical(*options)
