@@ -75,7 +75,7 @@ def oracle(logits, prompt, output, options):
     if options.repetition_penalty != 1:
         penalty = logits_process.RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
         scores = penalty(text, scores)
-    counts = torch.tensor(np.bincount(output, minlength=VOCAB))
+    counts = torch.tensor(np.bincount(np.asarray(output, int), minlength=VOCAB))
     scores = scores - options.presence_penalty * (counts > 0) - options.frequency_penalty * counts
     if options.min_new_tokens:
         scores = logits_process.MinNewTokensLengthLogitsProcessor(
