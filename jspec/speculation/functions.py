@@ -189,11 +189,6 @@ def _chain_key(rng_key: Array) -> Array:
     return jax.random.wrap_key_data(jax.random.bits(rng_key, [2], jnp.uint32), impl=KEY_TYPE)
 
 
-def step_key(rng_key: Array, step: int | Array) -> Array:
-    """Returns the key with which the value of a step is drawn by g alone, and under "coupled"."""
-    return _keys(_chain_key(rng_key), step, Purpose.PLAIN, 1)[0]
-
-
 def _keys(chain_key: Array, step: int | Array, purpose: Purpose, count: int) -> Array:
     """Returns keys of one purpose in the round that begins at a step, [count]."""
     key = jax.random.fold_in(jax.random.fold_in(chain_key, purpose), step)
@@ -375,14 +370,13 @@ def judge_by_ratio(
     values: Array,
     keys: RoundKeys,
     *,
-    ratio: Callable[[Any, Any, Array], Array] = log_ratio,
     after: Callable[[Any, Any, Array, Array, Array], Array] = draw_after,
 ) -> tuple[Array, Array]:
     """Keeps a guess with probability min(1, target / draft), up to the first that is not kept."""
     width = len(values)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))(keys.accept)
     # Strictly: a guess of density 0 is rejected even where the uniform is 0.
-    is_kept = jnp.log(uniforms) < jax.vmap(ratio)(_first(targets, width), drafts, values)
+    is_kept = jnp.log(uniforms) < jax.vmap(log_ratio)(_first(targets, width), drafts, values)
     num_accepted = _num_kept(is_kept)
     index = jnp.minimum(num_accepted, width - 1)
     value = after(

@@ -81,7 +81,7 @@ def search(table, k, limits, first=0):
 
 
 @pytest.mark.parametrize("k", [1, 2, slow_unless(False, 4)])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     max_tokens=st.integers(1, MOST),

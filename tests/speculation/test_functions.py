@@ -303,8 +303,15 @@ def test_the_loop_of_draws_is_short_on_average():
 
 
 def plain_chain(g, update, state, key, num_steps):
-    """Returns g's own chain, a plain loop in Python with the key of each step."""
-    values, once = [], jax.jit(lambda state, step: draw(g(state), functions.step_key(key, step)))
+    """Returns g's own chain, a plain loop in Python with the key of each step, folded here."""
+    chain_key = jax.random.wrap_key_data(jax.random.bits(key, [2], jnp.uint32), impl="threefry2x32")
+
+    @jax.jit
+    def once(state, step):
+        step_key = functools.reduce(jax.random.fold_in, (0, step, 0), chain_key)
+        return draw(g(state), step_key)
+
+    values = []
     for step in range(num_steps):
         values.append(once(state, step))
         state = update(state, values[-1])

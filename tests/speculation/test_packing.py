@@ -42,23 +42,18 @@ class Varying(Drafter):
 
 @pytest.fixture(scope="module")
 def packed(tiny_pair, make_engine):
-    """Returns a cached function from a rule to an engine whose blocks lie side by side."""
-
-    @functools.cache
-    def build(rule="rejection", sizes=SIZES):
-        return Engine(
-            tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, tiny_pair.draft),
-            Varying(make_engine("model", WIDTH).drafter), rule,
-            step=functools.partial(speculative_step, sizes=[CallSize(n, WIDTH) for n in sizes]),
-        )  # fmt: skip
-
-    return build
+    """Returns the engine of the coupled rule whose blocks lie side by side."""
+    return Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, tiny_pair.draft),
+        Varying(make_engine("model", WIDTH).drafter), "coupled",
+        step=functools.partial(speculative_step, sizes=[CallSize(n, WIDTH) for n in SIZES]),
+    )  # fmt: skip
 
 
 def test_greedy_output_equals_plain_decoding(packed, make_engine, prompts):
     """Rows of 0 to 4 drafts in one call; some end before others, and have no token from then on."""
     plain = make_engine("plain").generate(prompts, max_length=MAX_LENGTHS)
-    result = packed("coupled").generate(prompts, max_length=MAX_LENGTHS)
+    result = packed.generate(prompts, max_length=MAX_LENGTHS)
     assert result.tokens == plain.tokens
     counts = result.infos.num_proposed
     assert 0 < result.num_accepted.sum() < counts.sum()
@@ -67,26 +62,33 @@ def test_greedy_output_equals_plain_decoding(packed, make_engine, prompts):
     assert (counts.max(axis=1) > counts.min(axis=1)).sum() > 5, "widths differ within a round"
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_sampled_rows_say_what_they_say_alone(packed, make_engine, prompts, rule):
+SAMPLED = {"seeds": [3, 4, 5, 6], "temperature": [0.7, 1.3, 0.0, 1.0], "max_length": MAX_LENGTHS}
+
+
+def test_coupled_rows_say_what_plain_decoding_says(packed, make_engine, prompts):
     """Their noise is that of their own positions, whatever stands beside them."""
-    temperature = [0.7, 1.3, 0.0, 1.0]
-    options = {"seeds": [3, 4, 5, 6], "temperature": temperature, "max_length": MAX_LENGTHS}
-    together = packed(rule, SIZES if rule == "coupled" else SIZES[-1:]).generate(prompts, **options)
-    if rule == "coupled":
-        plain = make_engine("plain").generate(prompts, **options)
-        assert together.tokens == plain.tokens
+    together = packed.generate(prompts, **SAMPLED)
+    assert together.tokens == make_engine("plain").generate(prompts, **SAMPLED).tokens
     assert 0 < together.num_accepted.sum() < together.infos.num_proposed.sum()
-    if rule == "coupled":
-        return
-    # The rows in another order, whose places in the call are others; `Varying` follows the row.
-    padded = packed(rule, sizes=()).generate(prompts, **options)
+
+
+def test_rows_by_rejection_say_what_they_say_in_padded_blocks(tiny_pair, prompts):
+    """Each verdict is by the distributions of the row's own tokens."""
+    together, padded = (
+        Engine(
+            tiny_pair.apply, tiny.empty_cache, (tiny_pair.target,),
+            Varying(PromptLookupDrafter(WIDTH, min_match=1)),
+            step=functools.partial(speculative_step, sizes=sizes),
+        ).generate(prompts, **SAMPLED)
+        for sizes in ([CallSize(SIZES[-1], WIDTH)], ())
+    )  # fmt: skip
+    assert 0 < together.num_accepted.sum() < together.infos.num_proposed.sum()
     assert together.tokens == padded.tokens
     np.testing.assert_array_equal(together.num_accepted, padded.num_accepted)
 
 
 def test_caches_equal_a_fresh_prefill_after_every_round(packed, prompts, fresh_cache):
-    accepted, proposed = run_checked(packed("coupled"), prompts, 10, fresh_cache)
+    accepted, proposed = run_checked(packed, prompts, 10, fresh_cache)
     assert set(proposed.flat) >= {0, 1, 2, WIDTH}
     assert set(accepted.flat) >= {0, 1, 2}
 

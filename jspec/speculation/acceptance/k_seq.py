@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import TargetProbs
 from jspec.speculation.acceptance import rejection, siblings
+from jspec.speculation.acceptance.chain import draft_probs_of_drafts
 from jspec.speculation.acceptance.siblings import Trial, is_candidate
 from jspec.speculation.acceptance.tree import Tree, along
 from jspec.speculation.types import Proposal
@@ -73,7 +74,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     drawn = jnp.minimum(draft, target_probs / rho[..., None]) * gain[..., None]
     drawn = jnp.where((number > 0)[..., None], drawn, 0.0)
     lacking = jnp.maximum(target_probs - drawn, 0.0)
-    probs = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+    probs = draft_probs_of_drafts(proposal)
     target = jnp.where(
         is_possible & (probs > 0), target_probs[rows, tree.parents, proposal.tokens], 0.0
     )
