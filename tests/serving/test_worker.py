@@ -3,7 +3,6 @@
 Few rows, of one size and another: `row_counts` of a real server are tested without an engine.
 """
 
-import dataclasses
 import queue
 
 import jax
@@ -21,7 +20,7 @@ from jspec.serving.job import Job
 from jspec.serving.worker import Worker, make_row, make_scheduler, make_slots
 from tests.cases import slow_unless
 from tests.serving.served import answer_all, generate_by_one_program, run, step, submit
-from tests.serving.test_slots import CACHED, make
+from tests.serving.test_slots import CACHED
 from tests.serving.test_slots import PROMPTS as BEGUN_ALIKE
 from tests.serving.test_slots import SETTINGS as DRAWN
 from tests.tiny_models import make_generator, shared_generator
@@ -49,6 +48,7 @@ def two_sizes():
 
 @pytest.fixture(scope="module")
 def scheduler(two_sizes):
+    jax.clear_caches()  # what other tests have compiled
     generator = make_generator("model", batch_size=3)  # its own: others may not compile for it
     return generator, make_scheduler(generator, max_queue=20, rounds_per_visit=2)
 
@@ -58,15 +58,28 @@ def answers(generator, scheduler, indices, *drafting):
     return answer_all(generator, scheduler, asked, *drafting)
 
 
-def test_requests_compile_nothing(scheduler):
+def test_requests_compile_nothing(scheduler, monkeypatch):
     """Guards against a client who waits for a compiler: all is there once the scheduler is made.
 
-    This test stands first: between tests a process that has grown large forgets its programs.
+    Nor do long prompts and hits beside running answers, in chunks of another number between the
+    rounds, which change no token. This test stands first: between tests a process that has grown
+    large forgets its programs.
     """
     generator, scheduler = scheduler
     begin = compile_clock().num_programs
     answers(generator, scheduler, range(8))
+    outcomes = []
+    for budget in (1, 100):
+        scheduler.slots.clear()
+        monkeypatch.setattr(scheduler, "_prefill_budget", budget)
+        pairs = zip(BEGUN_ALIKE, DRAWN, strict=True)
+        jobs = [submit(generator, scheduler, *pair) for pair in pairs]
+        run(scheduler)
+        assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
+        outcomes.append([results[0].token_ids for _, results in jobs])
     assert compile_clock().num_programs == begin
+    expected = shared_generator("model").generate(list(map(Request, BEGUN_ALIKE, DRAWN)))
+    assert outcomes == [[result.token_ids for result in expected]] * 2
 
 
 def test_tokens_do_not_depend_on_company(scheduler):
@@ -84,22 +97,6 @@ def test_tokens_do_not_depend_on_company(scheduler):
         assert alone.text == result.text == expected.text
         assert result.stats.rounds == expected.stats.rounds
         assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
-
-
-def test_hits_and_long_prompts_beside_running_answers_compile_nothing(scheduler):
-    """In chunks of another number between the rounds: the tokens stay the same."""
-    generator, _ = scheduler
-    jax.clear_caches()  # what other tests have compiled
-    expected = shared_generator("model").generate(list(map(Request, BEGUN_ALIKE, DRAWN)))
-    for budget in (1, 100):
-        _, budgeted = make(generator, prefill_budget=budget)
-        begin = compile_clock().num_programs
-        pairs = zip(BEGUN_ALIKE, DRAWN, strict=True)
-        jobs = [submit(generator, budgeted, *pair) for pair in pairs]
-        run(budgeted)
-        assert compile_clock().num_programs == begin
-        assert [results[0].token_ids for _, results in jobs] == [r.token_ids for r in expected]
-        assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
 
 
 CASCADE = ("prompt_lookup", "ngram")
@@ -124,7 +121,7 @@ def unmeasured(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["coupled", slow_unless(False, "rejection")])
-def test_costs_are_measured_with_the_rows_that_answer(rule, unmeasured, monkeypatch):
+def test_costs_are_measured_with_the_rows_that_answer(rule, scheduler, unmeasured, monkeypatch):
     """By programs that a server compiles anyway; but texts of a seed are those of a Generator.
 
     Guards against pages and rows that stay taken, and against a second measurement at each start.
@@ -136,19 +133,20 @@ def test_costs_are_measured_with_the_rows_that_answer(rule, unmeasured, monkeypa
         return measure_costs(batch, context, num_rows, *options)
 
     monkeypatch.setattr("jspec.generation.auto.measure_costs", measure)
-    options = {"num_draft_tokens": "auto", "batch_size": 3, "max_seq_len": 200}
-    generator = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
-    scheduler = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
+    options = {"num_draft_tokens": "auto", "batch_size": 3, "acceptance": rule, "costs": None}
+    generator = make_generator("prompt_lookup", **options)
+    measured = make_scheduler(generator, max_queue=20, rounds_per_visit=2)
     kind = PagedBatch if rule == "coupled" else Batch
     assert timed == [(kind, 3), (kind, 1)]
     assert generator.round_costs.known.decided == generator.costs.decided != ()
     assert len(timed) == 2, "requests only look the costs up"
-    assert scheduler.slots.usage == 0
-    assert not any(table.any() for table in scheduler.slots._batch.tables)
-    (answer,) = answers(generator, scheduler, [3])
-    plain = shared_generator("none").generate(PROMPTS[3], SETTINGS[3])
-    assert answer.token_ids == plain.token_ids
-    again = make_generator("prompt_lookup", acceptance=rule, costs=None, **options)
+    assert measured.slots.usage == 0
+    assert not any(table.any() for table in measured.slots._batch.tables)
+    (answer,) = answers(generator, measured, [3])
+    (greedy,) = answers(*scheduler, [3])  # by another drafter
+    assert answer.token_ids == greedy.token_ids
+    again = make_generator("prompt_lookup", **options)
+    again.engine = generator.engine  # whose programs are compiled
     make_slots(again)
     assert len(timed) == 2
 
@@ -262,9 +260,7 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
                     prefill_budget=1, clock=lambda: 0.0)  # fmt: skip
     worker = Worker(broken, seen.append, lambda: messages.put("stopped"))
     worker.start()
-    settings = SamplingParams()
-    row = dataclasses.replace(settings)
-    request = Request([1], row)
+    request = Request([1], SamplingParams())
     worker.submit([Job(request, make_row(shared_generator("model"), request), messages.put)])
     assert messages.get(timeout=10).chunk.result.error == "MemoryError: none is left"
     assert messages.get(timeout=10) == "stopped"
