@@ -90,21 +90,19 @@ def test_the_guides_example_runs_as_it_stands(served, monkeypatch, capsys):
     assert reply.choices[0].message.content
 
 
-def test_a_chat_without_a_limit_may_fill_the_context(served):
+@pytest.mark.parametrize("has_limit", [False, True])
+def test_a_chat_without_a_limit_may_fill_the_context(served, has_limit):
     """As at OpenAI and in vLLM, unless the server was given a limit; a completion may not."""
-    most, text = {"seed": 1, "temperature": 1, "ignore_eos": True}, {"prompt": "Hello?"}
-    chat, context = {"messages": say("Hello?")}, served.generator.max_seq_len
-    for has_limit in (False, True):
-        options = {"defaults": SamplingParams(max_new_tokens=5), "has_limit": has_limit}
-        with Served(served.generator, **options) as server:
-            usage = server.post(CHAT, chat | most)[1]["usage"]
-            assert server.post(TEXT, text | most)[1]["usage"]["completion_tokens"] == 5
-            asked = chat | most | {"max_completion_tokens": 3}
-            assert server.post(CHAT, asked)[1]["usage"]["completion_tokens"] == 3
-        if has_limit:
-            assert usage["completion_tokens"] == 5
-        else:
-            assert usage["total_tokens"] == context
+    defaults, context = SamplingParams(max_new_tokens=5), served.generator.max_seq_len
+    most = {"seed": 1, "temperature": 1, "ignore_eos": True}
+    chat = {"messages": say("Hello?")} | most
+    with Served(served.generator, defaults=defaults, has_limit=has_limit) as server:
+        usage = server.post(CHAT, chat)[1]["usage"]
+        assert server.post(TEXT, {"prompt": "a"} | most)[1]["usage"]["completion_tokens"] == 5
+        limited = server.post(CHAT, chat | {"max_completion_tokens": 3})[1]["usage"]
+    assert limited["completion_tokens"] == 3
+    name, number = ("completion_tokens", 5) if has_limit else ("total_tokens", context)
+    assert usage[name] == number
 
 
 def test_refusals_are_the_clients_own_exceptions(served, client):
@@ -264,37 +262,6 @@ def test_a_prompt_that_was_read_before_is_not_read_again(served, client):
     assert after[queries] - before[queries] == 5 * first.usage.prompt_tokens
     assert after["jspec:prefix_cache_bytes"] > before["jspec:prefix_cache_bytes"]
     assert after["jspec:num_compiled_programs"] == before["jspec:num_compiled_programs"]
-
-
-def test_tools_and_calls_reach_the_chat_template():
-    """As Qwen's templates take them: functions as they are, arguments parsed."""
-    template = (
-        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.x }}{% endfor %}"
-        "{% endfor %}"
-    )
-    function = {"name": "add", "arguments": '{"x": 71}'}
-    messages = [
-        *say("a"),
-        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function",
-                                              "function": function}]},
-        {"role": "tool", "tool_call_id": "1", "content": "9"},
-    ]  # fmt: skip
-    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
-    with Served(load_tiny(template)) as served, served.client() as client:
-        _, reply = served.post("/tokenize", {"messages": messages, "tools": tools})
-        text = served.generator.target.tokenizer.decode(reply["tokens"])
-        assert text == "add[user]a[assistant]71[tool]9"
-        asked = {"model": served.model, "messages": messages, "max_tokens": 3, "tools": tools}
-        counts = [
-            client.chat.completions.create(**asked, tool_choice=choice).usage.prompt_tokens
-            for choice in ("auto", "none")
-        ]
-        assert counts == [len(reply["tokens"]), len(reply["tokens"]) - 3]
-        # A client goes on with the message that it was given.
-        answer = client.chat.completions.create(**asked).choices[0].message
-        client.chat.completions.create(**(asked | {"messages": [*messages, answer, *say("b")]}))
 
 
 def test_a_message_is_taken_back_with_all_that_the_client_adds_to_it(client, served):

@@ -14,7 +14,7 @@ from jspec.generation.request import SamplingParams, nth_seed
 from jspec.serving.conversation import Message
 from jspec.weights import Tokenizer
 from tests.serving.served import CHAT, TEXT, Served, events, generated, load_tiny, say
-from tests.tiny_models import CONFIG, make_generator, make_model
+from tests.tiny_models import make_generator
 
 SAY = say("abc")
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -35,46 +35,33 @@ def ask(served, path, **asked):
     return reply
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ['^a"b$', r"^a\\b$", "^\t\n\r\b\f$", "^\x01\x1f$", "^a\u00a0\u2028\u3000b$", r"^[\"\\\n]{2}$",
-     '^("|\\\\){1,2}$', "^(x\n)+$", "^(\t|\")+$", "^(a\\\\)+$", "^([\r\n]|é)+$", r"^\s\S\d\D\w\W$",
-     "^a$|^\n$", "^[^\\x20-\\x7e\\u0080-\\uffff]$"],
-)  # fmt: skip
+@pytest.mark.parametrize("pattern", ['^a"b$', r"^a\\b$", "^\t\n\r\b\f$", '^(\t|")+$'])
 def test_a_schemas_pattern_is_kept(served, pattern):
-    """By what JSON escapes: quotes, backslashes, controls; and spaces beyond ASCII."""
-    schema = {"type": "string", "pattern": pattern}
-    shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for seed in range(2):
-        reply = ask(served, CHAT, response_format=shaped, seed=seed, temperature=1.5, max_tokens=90)
-        (choice,) = reply["choices"]
-        if choice["finish_reason"] == "stop":
-            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
-    assert choice["finish_reason"] == "stop" or pattern.endswith("+$")
-
-
-@pytest.mark.parametrize("pattern", [r"^[a-z]:\\x$", '^"$', "^\n{2}$", r"^(\\|/)\t$"])
-def test_a_pattern_of_a_tools_argument_is_kept(served, pattern):
+    """Of an answer and of a call, by what JSON escapes; others are in test_schema_fuzz.py."""
     schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}},
               "required": ["p"]}  # fmt: skip
+    shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = {"temperature": 1.5, "max_tokens": 99, "seed": 1}
+    (choice,) = ask(served, CHAT, response_format=shaped, **asked)["choices"]
+    assert choice["finish_reason"] == "stop" or pattern.endswith("+$")
+    if choice["finish_reason"] == "stop":
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    reply = ask(served, CHAT, tools=tools, tool_choice="required", temperature=1.5, max_tokens=99)
-    (call,) = reply["choices"][0]["message"]["tool_calls"]
-    jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+    (choice,) = ask(served, CHAT, tools=tools, tool_choice="required", **asked)["choices"]
+    for call in choice["message"].get("tool_calls", ()):
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+    assert choice["finish_reason"] == "tool_calls" or pattern.endswith("+$")
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"[^\s\S]", "[\ud800-\udfff]", r"a[^\x00-\U0010ffff]b", "(?i)[^a]", "(?=a)b", "a$b"]
-)
-def test_a_pattern_that_cannot_be_kept_is_refused_with_its_place(served, pattern):
-    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}}
+def test_a_pattern_that_cannot_be_kept_is_refused_with_its_place(served):
+    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": "[^\\s\\S]"}}}
     shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     status, reply = served.post(CHAT, {"messages": SAY, "response_format": shaped})
     assert (status, reply["error"]["param"]) == (400, "response_format")
     assert "schema.p.pattern" in reply["error"]["message"]
 
 
-WORDS = ["<unk>", "<s>", "</s>", "\u2581", "\u2581the", "\u2581world", "\u2581go", "\u2581on",
+WORDS = ["<s>", "</s>", "<unk>", "\u2581", "\u2581the", "\u2581world", "\u2581go", "\u2581on",
          "!", "<0xE2>", "<0x82>", "<0xAC>", "the", *"ghnotew"]  # fmt: skip
 
 
@@ -89,19 +76,20 @@ def stripping():
         decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
         decoders.Strip(" ", 1, 0),
     ])  # fmt: skip
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])  # the first is the model's end
+    backend.add_special_tokens(["<s>", "</s>", "<unk>"])
     tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
-    model = make_model(dataclasses.replace(CONFIG, num_layers=1), tokenizer=tokenizer)
-    with Served(make_generator("prompt_lookup", model, batch_size=1)) as server:
+    tiny = load_tiny()
+    model = dataclasses.replace(tiny.target, tokenizer=tokenizer)
+    generator = make_generator("prompt_lookup", model, batch_size=1, num_draft_tokens=3)
+    generator.engine = tiny.engine  # programs do not depend on the tokenizer
+    with Served(generator) as server:
         yield server
 
 
-GO_ON = [1, WORDS.index("\u2581go"), WORDS.index("\u2581on")]
+GO_ON = [0, WORDS.index("\u2581go"), WORDS.index("\u2581on")]
 
 
-@pytest.mark.parametrize(
-    ("token_id", "text"), [(4, " the the the"), (3, "   "), (12, "thethethe"), (5, " world" * 3)]
-)
+@pytest.mark.parametrize(("token_id", "text"), [(4, " the the the"), (3, "   "), (12, "thethethe")])
 def test_an_answers_first_space_is_kept(stripping, token_id, text):
     """decode(prompt + answer) without decode(prompt): echoed, streamed, by Generator, offsets."""
     asked = {"prompt": GO_ON, "max_tokens": 3, "allowed_token_ids": [token_id]}
@@ -140,13 +128,13 @@ def test_a_pattern_with_a_space_in_front_is_answered_with_it(stripping):
     (choice,) = ask(stripping, TEXT, prompt=GO_ON, allowed_token_ids=[4, 5], stop=" world",
                     max_tokens=40, temperature=3 / 2, seed=1)["choices"]  # fmt: skip
     assert re.fullmatch("( the)*", choice["text"])
-    for prompt, part in (([1], "special tokens alone"), ([*GO_ON, 9, 10], "half a one")):
+    for prompt, part in (([0], "special tokens alone"), ([*GO_ON, 9, 10], "half a one")):
         status, reply = stripping.post(TEXT, {"prompt": prompt, "pattern": " the"})
         assert (status, reply["error"]["param"]) == (400, "prompt")
         assert part in reply["error"]["message"]
 
 
-@pytest.mark.parametrize("prompt", ["Bye.", "Bye.</s>", "a€", [5, 1, 0, 7]])
+@pytest.mark.parametrize("prompt", ["Bye.</s>", "a€", [5, 1, 0, 7]])
 def test_every_likely_token_is_named_once(served, prompt):
     """Special tokens by their own text, bytes of half a character by their bytes."""
     asked = {"ignore_eos": True, "max_tokens": 3, "logprobs": 20, "prompt": prompt}
@@ -162,12 +150,7 @@ def test_every_likely_token_is_named_once(served, prompt):
         assert len({top["token"] for top in one["top_logprobs"]}) == 20
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [{"prompt": ["abc"] * 4}, {"prompt": ["abc"] * 4, "seed": 7}, {"n": 4}, {"n": 4, "seed": 7},
-     {"prompt": ["abc"] * 2, "n": 2, "seed": -3}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("asked", [{"n": 4}, {"prompt": ["abc"] * 2, "n": 2, "seed": -3}], ids=str)
 def test_answers_of_a_request_are_independent(served, asked):
     """No two of them alike, and each comes again with the seed that the reply tells."""
     asked = asked | {"temperature": 1.5, "max_tokens": 20}
@@ -191,7 +174,7 @@ def test_seeds_rise_and_wrap_around():
 def test_no_stop_string_ends_an_answer_before_its_fewest_tokens(served):
     """vLLM's meaning, streamed or not; `ignore_eos` leaves stop strings as they are."""
     text = ask(served, TEXT, max_tokens=30, ignore_eos=True)["choices"][0]["text"]
-    for stop, least in ((text[0], 10), (text[2:4], 3), (text[1], 30), (list(text[:3]), 12)):
+    for stop, least in ((text[0], 10), (text[2:4], 3), (list(text[:3]), 30)):
         asked = {"stop": stop, "min_tokens": least, "max_tokens": 30, "ignore_eos": True}
         reply = ask(served, TEXT, **asked)
         assert reply["usage"]["completion_tokens"] >= least
@@ -209,11 +192,13 @@ def test_no_stop_string_ends_an_answer_before_its_fewest_tokens(served):
 
 @pytest.mark.parametrize(
     "function",
-    [{"name": "f"}, {"name": "f", "parameters": None}, {"name": "f", "parameters": {}},
-     {"name": "f", "parameters": {"type": "object", "properties": {}}},
-     {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}],
+    [
+        {"name": "f"},
+        {"name": "f", "parameters": {"type": "object", "properties": {}}},
+        {"name": "f", "parameters": {"type": "object", "additionalProperties": False}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_function_without_parameters_is_called_with_none(served, function):
     reply = ask(served, CHAT, tools=[{"type": "function", "function": function}], max_tokens=80,
                 tool_choice="required", temperature=1.5)  # fmt: skip
@@ -222,21 +207,16 @@ def test_a_function_without_parameters_is_called_with_none(served, function):
     assert [one["function"]["arguments"] for one in choice["message"]["tool_calls"]] == ["{}"]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [{"n": None}, {"top_p": None, "temperature": None}, {"trace": None, "priority": None},
-     {"stop": None, "logit_bias": None, "user": None}, {"suffix": None, "service_tier": None}],
-    ids=str,
-)  # fmt: skip
-def test_null_is_the_default(served, asked):
-    for path in (TEXT, CHAT):
-        assert ask(served, path, **asked)["choices"] == ask(served, path)["choices"]
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_null_is_the_default(served, path):
+    """Of fields of all types, and of fields that this server does not know."""
+    names = ("n", "top_p", "temperature", "trace", "stop", "logit_bias", "suffix", "service_tier")
+    assert ask(served, path, **dict.fromkeys(names))["choices"] == ask(served, path)["choices"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}, {"temperature": 2.0}, {"n": 2}])
-def test_a_top_p_of_nothing_takes_the_most_likely_token(served, asked):
+def test_a_top_p_of_nothing_takes_the_most_likely_token(served):
     greedy = ask(served, TEXT, temperature=0)["choices"][0]["text"]
-    reply = ask(served, TEXT, **({"temperature": 1.5, "top_p": 0, "seed": 3} | asked))
+    reply = ask(served, TEXT, temperature=1.5, top_p=0, seed=3, n=2)
     assert {one["text"] for one in reply["choices"]} == {greedy}
     settings = SamplingParams(temperature=1.5, top_p=0.0, max_new_tokens=30)
     ids = served.generator.encode_prompt("abc", chat=False)
@@ -245,7 +225,7 @@ def test_a_top_p_of_nothing_takes_the_most_likely_token(served, asked):
 
 def test_any_seed_of_64_bits_is_taken(served):
     asked = {"temperature": 1.5, "max_tokens": 20}
-    seeds = [-1, 4294967296, 2**63 - 1, -(2**63), 4294967295, 0]
+    seeds = [-1, 2**32, 2**63 - 1, -(2**63), 0]
     texts = [ask(served, TEXT, seed=seed, **asked)["choices"][0]["text"] for seed in seeds]
     assert len(set(texts)) == len(texts), "each is another one"
     assert ask(served, TEXT, seed=-1, **asked)["choices"][0]["text"] == texts[0]
@@ -256,8 +236,8 @@ def test_any_seed_of_64_bits_is_taken(served):
 
 @pytest.mark.parametrize(
     "asked",
-    [{"logprobs": 1, "prompt": "The sky is blue."}, {"logprobs": 0}, {"prompt": [5, 6, 7], "n": 2},
-     {"prompt": ["ab", "c"], "logprobs": 2}, {"stop": "a"}, {"stream": True}],
+    [{"logprobs": 0}, {"prompt": [5, 6, 7], "n": 2}, {"prompt": ["ab", "c"], "logprobs": 2},
+     {"stop": "a"}, {"stream": True}],
     ids=str,
 )  # fmt: skip
 def test_an_echo_may_have_no_new_token(served, asked):
@@ -316,7 +296,7 @@ def test_what_a_template_drops_is_named(template, messages, place):
     assert "abc" in tokenizer.chat_prompt(plain)
 
 
-@pytest.mark.parametrize("most", [1, 5, 20, 40])
+@pytest.mark.parametrize("most", [1, 20])
 def test_half_a_call_is_no_content(served, most):
     """Of a call that must be made, cut anywhere, streamed or not."""
     asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": most}
@@ -328,13 +308,9 @@ def test_half_a_call_is_no_content(served, most):
     assert not "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
 
 
-@pytest.mark.parametrize("ids", [[99999], [128], [0, 500], [2**31 - 1]])
-def test_a_stop_token_beyond_the_vocabulary_is_refused_by_both(served, ids):
+def test_a_stop_token_beyond_the_vocabulary_is_refused_by_both(served):
+    generator, ids = make_generator("none"), [0, 500]
     with pytest.raises(InputError, match="stop_token_ids from 0 to"):
-        make_generator("none").generate(
-            "abc", SamplingParams(stop_token_ids=tuple(ids)), chat=False
-        )
-    assert CONFIG.vocab_size == 128
-    if max(ids) > 257:
-        status, reply = served.post(TEXT, {"prompt": "abc", "stop_token_ids": ids})
-        assert (status, reply["error"]["param"]) == (400, "stop_token_ids")
+        generator.generate("abc", SamplingParams(stop_token_ids=tuple(ids)), chat=False)
+    status, reply = served.post(TEXT, {"prompt": "abc", "stop_token_ids": ids})
+    assert (status, reply["error"]["param"]) == (400, "stop_token_ids")

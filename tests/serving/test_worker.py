@@ -114,7 +114,11 @@ def choosing():
 
 @pytest.fixture
 def unmeasured(monkeypatch, tmp_path):
-    """Has no costs of this machine known, and few measured: of one draft or none, once."""
+    """Has no costs of this machine known, and few measured: of one draft or none, once.
+
+    By programs of one size, as a server of few rows has.
+    """
+    monkeypatch.setattr("jspec.generation.paged_batch.row_counts", lambda number: (number,))
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     monkeypatch.setattr(costs_module, "_REPEATS", 1)
     monkeypatch.setattr("jspec.generation.generator.MOST_DRAFT_TOKENS", 1)
