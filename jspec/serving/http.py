@@ -20,7 +20,6 @@ from jspec.serving.http_errors import (
     RefusalError,
     add_errors,
     naming,
-    naming_one,
 )
 from jspec.serving.http_schema import (
     ChatCompletion,
@@ -87,24 +86,20 @@ def _add_answers(app: FastAPI, server: Server) -> None:
     @app.post("/v1/completions", responses=_responses(TextCompletion, TextCompletionChunk))
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
-        encode = server.generator.target.tokenizer.encode
+        tokenizer = server.generator.target.tokenizer
         asked, prompts = body.prompts(), list[list[int]]()
-        for index, text_or_ids in enumerate(asked):
-            if isinstance(text_or_ids, str):
-                with naming_one("prompt", index, len(asked)):
+        for index, given in enumerate(asked):
+            if isinstance(given, str):
+                with naming("prompt", place=f"prompt[{index}]" if len(asked) > 1 else None):
                     # In another thread: a long text takes a while.
-                    prompts.append(await asyncio.to_thread(encode, text_or_ids))
-            else:
-                prompts.append(text_or_ids)
+                    given = await asyncio.to_thread(tokenizer.encode, given)
+            prompts.append(given)
         texts = [""] * len(prompts)
         if body.echo:
-            streams = [server.generator.target.tokenizer.stream() for _ in prompts]
             texts = [
                 # Without half a character at its end, which the answer may complete.
-                text_or_ids
-                if isinstance(text_or_ids, str)
-                else "".join(map(stream.push, text_or_ids))
-                for text_or_ids, stream in zip(asked, streams, strict=True)
+                given if isinstance(given, str) else "".join(map(tokenizer.stream().push, given))
+                for given in asked
             ]
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)

@@ -16,11 +16,11 @@ from jspec.generation import request as generation
 from jspec.generation.generator import Generator
 from jspec.generation.request import SamplingParams, nth_seed
 from jspec.generation.result import Result
-from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming, naming_one
+from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
 from jspec.serving.job import DrainingError, Job, Update
 from jspec.serving.metrics import Metrics
 from jspec.serving.replies import ChatReply, Reply, error_of
-from jspec.serving.schema import AnswerRequest, Speculation
+from jspec.serving.schema import AnswerRequest, ChatRequest, Speculation
 from jspec.serving.traces import Traces
 from jspec.serving.worker import Worker, check_pattern, make_row
 
@@ -128,7 +128,8 @@ def _make_jobs(
     if pattern is not None and body.ignore_eos:
         raise InputError("expected no ignore_eos with a pattern, which says where the answer ends")
     defaults = server.defaults
-    if body.fills_context and not server.has_limit:  # only chats, which have one prompt
+    # A chat, which has one prompt, may fill the context.
+    if isinstance(body, ChatRequest) and body.most_new_tokens is None and not server.has_limit:
         room = server.generator.max_seq_len - len(prompts[0])
         defaults = dataclasses.replace(defaults, max_new_tokens=max(room, 1))
     settings = dataclasses.replace(body.settings(defaults), pattern=pattern)
@@ -161,10 +162,10 @@ def _make_jobs(
             # Independent of the request's others, those to other prompts among them.
             answer_settings = dataclasses.replace(settings, seed=nth_seed(first, len(jobs)))
             request = generation.Request(prompt, answer_settings)
-            with naming_one(about, index, len(prompts), list(type(body).model_fields)):
+            with naming(about, list(type(body).model_fields), place):
                 row = make_row(server.generator, request, *drafting)
-            tell, place = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
-            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **place))
+            tell, known = teller(len(jobs)), {"reply_id": reply_id, "index": len(jobs)}
+            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or "", **known))
     return jobs
 
 

@@ -71,7 +71,7 @@ def naming(param: str, fields: Sequence[str] = (), place: str | None = None) -> 
     """Turns an `InputError` from within into a refusal that names the field it is about.
 
     That is the first of `fields` that the message mentions, else `param`. Of a value inside the
-    field `param` at `place`, such as "prompt[1]", the refusal names the place.
+    field `param` at another `place`, such as "prompt[1]", the refusal names the place.
     """
     try:
         yield
@@ -89,17 +89,9 @@ def naming(param: str, fields: Sequence[str] = (), place: str | None = None) -> 
             key=lambda name: (places[name].start(), -len(name)),  # type: ignore[union-attr]
             default=param,
         )
-        if place is not None and field == param:
+        if place not in (None, param) and field == param:
             field, message = place, f"{place}: {message}"
         raise RefusalError(400, message, param=field) from None
-
-
-@contextlib.contextmanager
-def naming_one(param: str, index: int, count: int, fields: Sequence[str] = ()) -> Iterator[None]:
-    """Is `naming`; of several values of the field `param`, the refusal names the place of one."""
-    place = f"{param}[{index}]"
-    with naming(param, fields, place if count > 1 else None):
-        yield
 
 
 def add_errors(app: FastAPI) -> None:

@@ -57,7 +57,7 @@ class _Calls:
 
 
 class LeadingSlots:
-    """Slots on the devices of all processes, called in process 0 alone; see `Slots`.
+    """Slots on the devices of all processes, called in process 0 alone; see `BatchSlots`.
 
     Attributes:
       tree: what was read of earlier prompts.

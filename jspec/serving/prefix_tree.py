@@ -81,13 +81,7 @@ class PrefixTree:
         """
         if (known := self.find(node, chunk)) is not None:
             return known
-        self.pin(node)  # so that it is not dropped itself
-        does_fit = self._would_fit(num_bytes)
-        while does_fit and self.num_bytes + num_bytes > self.max_bytes:
-            is_dropped = self.drop_one()
-            assert is_dropped, "it fits only if what nobody needs can be dropped"
-        self.unpin(node)
-        if not does_fit:
+        if not self._make_room(node, num_bytes):
             return None
         node.children[chunk] = added = Node(node, chunk, page, num_bytes)
         self.num_bytes += num_bytes
@@ -99,15 +93,20 @@ class PrefixTree:
 
         A negative number makes it smaller again, and always fits.
         """
-        self.pin(node)
-        does_fit = num_bytes <= 0 or self._would_fit(num_bytes)
-        while does_fit and num_bytes > 0 and self.num_bytes + num_bytes > self.max_bytes:
-            is_dropped = self.drop_one()
-            assert is_dropped, "it fits only if what nobody needs can be dropped"
-        self.unpin(node)
+        does_fit = self._make_room(node, num_bytes)
         if does_fit:
             node.num_bytes += num_bytes
             self.num_bytes += num_bytes
+        return does_fit
+
+    def _make_room(self, node: Node, num_bytes: int) -> bool:
+        """Drops other nodes until more bytes fit; False, and none, if that is not enough."""
+        self.pin(node)  # so that it is not dropped itself
+        does_fit = num_bytes <= 0 or self._would_fit(num_bytes)
+        while does_fit and self.num_bytes + num_bytes > self.max_bytes:
+            is_dropped = self.drop_one()
+            assert is_dropped, "it fits only if what nobody needs can be dropped"
+        self.unpin(node)
         return does_fit
 
     def _would_fit(self, num_bytes: int) -> bool:

@@ -85,18 +85,8 @@ class AnswerRequest(Body):
         raise NotImplementedError
 
     @property
-    def has_scores(self) -> bool:
-        """Whether the log-probabilities of the prompt's tokens are wanted."""
-        return False
-
-    @property
     def has_calls(self) -> bool:
         """Whether calls of tools are taken out of the text."""
-        return False
-
-    @property
-    def fills_context(self) -> bool:
-        """Whether an answer without a limit may fill the context."""
         return False
 
     @property
@@ -124,7 +114,7 @@ class AnswerRequest(Body):
         most = None if self.most_new_tokens is None else max(self.most_new_tokens, 1)
         given: dict[str, Any] = {
             "logprobs": self.wants_logprobs, "top_logprobs": self.num_top_logprobs,
-            "prompt_logprobs": self.has_scores, "max_new_tokens": most,
+            "max_new_tokens": most,
         }  # fmt: skip
         for pair in _SAME:
             field_name, _, name = pair.partition(":")
@@ -186,18 +176,6 @@ class CompletionRequest(AnswerRequest):
         """Of how many of the likeliest tokens the log-probabilities are wanted, too."""
         return self.logprobs or 0
 
-    @property
-    def has_scores(self) -> bool:
-        """Whether the log-probabilities of the prompt's tokens are wanted: they are echoed, too.
-
-        Raises:
-          InputError: in a stream.
-        """
-        has_scores = bool(self.echo) and self.wants_logprobs
-        if has_scores and self.stream:
-            raise InputError("expected echo with logprobs only without stream")
-        return has_scores
-
     def prompts(self) -> list[str | list[int]]:
         """Returns each prompt, a text or token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
@@ -205,12 +183,15 @@ class CompletionRequest(AnswerRequest):
         return list(self.prompt)  # type: ignore[arg-type]
 
     def settings(self, defaults: SamplingParams) -> SamplingParams:
-        """See `AnswerRequest.settings`; `best_of` above `n` is refused."""
+        """See `AnswerRequest.settings`; with an echo `logprobs` are those of the prompt, too."""
         if self.best_of not in (None, self.n):
             raise InputError(f"expected best_of as many as n, {self.n}, got {self.best_of}")
         if self.max_tokens == 0 and not self.echo:
             raise InputError("expected max_tokens of at least 1 without echo, got 0")
-        return super().settings(defaults)
+        settings, is_scored = super().settings(defaults), bool(self.echo) and self.wants_logprobs
+        if is_scored and self.stream:
+            raise InputError("expected echo with logprobs only without stream")
+        return dataclasses.replace(settings, prompt_logprobs=is_scored)
 
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
@@ -243,11 +224,6 @@ class ChatRequest(AnswerRequest):
     def has_calls(self) -> bool:
         """Whether calls of tools are taken out of the text."""
         return self.tools is not None and self.tool_choice != "none"
-
-    @property
-    def fills_context(self) -> bool:
-        """Whether an answer without a limit may fill the context."""
-        return self.most_new_tokens is None
 
     @property
     def pattern_field(self) -> str:

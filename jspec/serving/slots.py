@@ -22,8 +22,44 @@ from jspec.generation.answer import Round
 from jspec.generation.batch import Reading, Snapshot
 from jspec.generation.paged_batch import PAGE, PagedBatch
 from jspec.generation.rows import Row
-from jspec.serving.page_pool import PagePool
 from jspec.serving.prefix_tree import Node, PageTokens, PrefixTree, path
+
+
+class PagePool:
+    """Which pages, from 1 to `num_pages`, are free, by number; their contents are elsewhere.
+
+    A page has one owner, a row or a node of the prefix tree, which others may hold on to.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages, 0, -1))  # the lowest number goes first
+        self._is_taken = [False] * (num_pages + 1)
+
+    @property
+    def num_free(self) -> int:
+        """Number of free pages."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Takes free pages, and returns them; there must be enough."""
+        assert 0 <= count <= self.num_free, "more pages are taken than are free"
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._is_taken[page] = True
+        return pages
+
+    def give_back(self, pages: list[int]) -> None:
+        """Makes taken pages free."""
+        for page in reversed(pages):
+            assert self._is_taken[page], f"page {page} is given back twice"
+            self._is_taken[page] = False
+            self._free.append(page)
+
+    def truncate_to(self, pages: list[int], count: int) -> None:
+        """Gives back all but the first `count` of an owner's pages, and takes them off the list."""
+        self.give_back(pages[count:])
+        del pages[count:]
 
 
 @dataclasses.dataclass
@@ -64,7 +100,7 @@ class _Held:
 
 
 class BatchSlots:
-    """See `Slots`. One prompt is read at a time.
+    """The device, as the scheduler sees it. One prompt is read at a time.
 
     Attributes:
       tree: what was read of earlier prompts.
@@ -108,8 +144,8 @@ class BatchSlots:
     def begin(self, row: int, request: Row, saved: Any = None) -> int | None:
         """Begins to read a prompt; returns how many of its tokens need not be read again.
 
-        For a paused row the prompt is all its tokens but the newest. Returns None, and does
-        nothing, if there are not enough pages for it yet.
+        To go on with what `pause` has saved, the prompt is all tokens but the newest. Returns None,
+        and does nothing, if there are not enough pages for it yet.
         """
         assert self._reading is None
         # Scores are those of every token of the prompt, in narrow chunks, which are compiled.
@@ -217,7 +253,7 @@ class BatchSlots:
     def read(self, row: int) -> tuple[int, Round | None]:
         """Reads a chunk; returns its length, and after the last one the first token.
 
-        A row that was paused gets no new token.
+        If it goes on with what was saved, the round after the last chunk has no tokens.
         """
         assert self._reading is not None
         reading_row, reading, saved = self._reading

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from jspec.generation.request import SamplingParams
 from jspec.generation.rows import Row
 from jspec.kernels import PAGE
-from jspec.serving.page_pool import PagePool
-from jspec.serving.slots import BatchSlots
+from jspec.serving.slots import BatchSlots, PagePool
 
 MOST, BLOCK = 6 * PAGE, 5  # tokens of a request, and of a round
 
