@@ -23,7 +23,7 @@ from jspec.common.errors import InputError, check_count, say
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, name_of
 from jspec.generation import provenance
-from jspec.generation.auto import AUTO
+from jspec.generation.auto import parse_num_draft_tokens
 from jspec.generation.options import check_temperature
 from jspec.generation.request import SamplingParams
 from jspec.lab.auditing.subject import INCONCLUSIVE, Check, Subject
@@ -90,22 +90,16 @@ def audit_functions(path: str) -> None:
             f"got --{', --'.join(given)}"
         )
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
-    number = flags.FLAGS.num_draft_tokens
-    if not number.isdecimal() and number != AUTO:
-        raise InputError(f"expected num_draft_tokens to be auto or from 1 to 4096, got {number!r}")
-    number = _NUM_GUESSES if number == AUTO else int(number)
+    number = parse_num_draft_tokens(flags.FLAGS.num_draft_tokens)
+    number = number if isinstance(number, int) else _NUM_GUESSES
     check_count("num_draft_tokens", number, 1, 4096)
     check_count("num_rows", _NUM_ROWS.value, 1, 10**7)
     begin = time.perf_counter()
     checks = _print_checks(check_speculate(read_functions(path), number, _NUM_ROWS.value))
     subject, seconds = f"f and g of {path}, {number} guesses a round", time.perf_counter() - begin
     has_passed = _print_verdict(checks, True, subject, seconds)
-    if writer is not None:
-        about = {"subject": subject, "num_draft_tokens": number, "false_alarm_rate": FALSE_ALARM}
-        with writer:
-            writer.write(provenance.environment() | about | _outcome(checks, has_passed, seconds))
-    if not has_passed:
-        sys.exit(1)
+    about = {"subject": subject, "num_draft_tokens": number, "false_alarm_rate": FALSE_ALARM}
+    _end(writer, about, checks, has_passed, seconds)
 
 
 def audit(mesh: Mesh | None) -> None:
@@ -132,11 +126,7 @@ def audit(mesh: Mesh | None) -> None:
     has_passed = _print_verdict(checks, subject.rule.is_lossless, describe(subject), seconds)
     if mesh is None:
         keep_stamp(subject, checks, _NUM_ROWS.value)
-    if writer is not None:
-        with writer:
-            writer.write(make_record(subject, checks, has_passed, seconds))
-    if not has_passed:
-        sys.exit(1)
+    _end(writer, make_record(subject), checks, has_passed, seconds)
 
 
 def _print_checks(outcomes: Iterable[Check]) -> list[Check]:
@@ -222,14 +212,11 @@ def _title(model: LoadedModel) -> str:
     return model.name if model.quantization is None else f"{model.name} in {model.quantization}"
 
 
-def make_record(
-    subject: Subject, checks: list[Check], has_passed: bool, seconds: float
-) -> dict[str, object]:
-    """Returns the whole audit as plain values."""
+def make_record(subject: Subject) -> dict[str, object]:
+    """Returns what is audited as plain values."""
     from jspec.lab.auditing.distribution import FALSE_ALARM
 
     return {
-        **provenance.environment(),
         "subject": describe(subject),
         "dtype": subject.dtype,
         "settings": dataclasses.asdict(subject.settings),
@@ -238,16 +225,24 @@ def make_record(
         "acceptance": subject.acceptance,
         "rule_options": dataclasses.asdict(subject.rule_options),
         "false_alarm_rate": FALSE_ALARM,
-        **_outcome(checks, has_passed, seconds),
     }
 
 
-def _outcome(checks: Sequence[Check], has_passed: bool, seconds: float) -> dict[str, object]:
-    return {
-        "is_lossless": has_passed,
-        "seconds": seconds,
-        "checks": [dataclasses.asdict(check) for check in checks],
-    }
+def _end(
+    writer: JsonLinesWriter | None,
+    about: dict[str, object],
+    checks: Sequence[Check],
+    has_passed: bool,
+    seconds: float,
+) -> None:
+    """Writes the record of an audit, and ends with status 1 unless it has passed."""
+    if writer is not None:
+        shown = [dataclasses.asdict(check) for check in checks]
+        outcome = {"is_lossless": has_passed, "seconds": seconds, "checks": shown}
+        with writer:
+            writer.write(provenance.environment() | about | outcome)
+    if not has_passed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
