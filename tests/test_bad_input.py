@@ -3,13 +3,14 @@
 import json
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from jspec.drafters.tables import count_ngrams, save_table
-from tests.programs import call_generate, check_refusal, command, environment, run
+from tests.programs import call_generate, check_refusal, command, environment
 from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
@@ -54,7 +55,6 @@ def spoil(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--max_new_tokens=0", "max_new_tokens of at least 1, got 0"),
         ("--max_new_tokens=x", "flag --max_new_tokens=x: expected a whole number, got 'x'"),
         ("--acceptance=zebra", "expected an acceptance rule among greedy, rejection, block"),
         ("--acceptance=lenient", "'lenient' expects temperature above 0, got 0.0"),
@@ -63,14 +63,10 @@ def spoil(tmp_path):
         ("--repetition_penalty=0", "repetition_penalty above 0, got 0.0"),
         ("--presence_penalty=2.5", "presence_penalty in [-2, 2], got 2.5"),
         ("--frequency_penalty=nan", "frequency_penalty in [-2, 2], got nan"),
-        ("--logit_bias=258:1", "logit_bias for token ids from 0 to 257, got some from 258"),
         ("--logit_bias=five", "logit_bias as ID:NUMBER, got 'five'"),
         ("--allowed_token_ids=a", "allowed_token_ids to be whole numbers, got 'a'"),
         ("--allowed_token_ids=", "forbidden_token_ids to leave at least one token"),
-        ("--forbidden_token_ids=-1", "forbidden_token_ids from 0 to 257"),
         ("--min_new_tokens=999", "min_new_tokens from 0 to max_new_tokens"),
-        ("--num_beams=259", "num_beams of at most the vocabulary's 258, got 259"),
-        ("--length_penalty=2", "num_beams of at least 2 with length_penalty 2.0, got 1"),
         ("--num_draft_tokens=0", "from 1 to 198, got 0; for plain decoding use --drafter=none"),
         ("--num_draft_tokens=199", "from 1 to 198, got 199; the context sets the limit"),
         ("--tree_depth=8 --num_draft_tokens=auto", "tree_depth of at most 7 with num_draft_tokens"),
@@ -78,8 +74,6 @@ def spoil(tmp_path):
         ("--temperature=-1", "temperature of at least 0, got -1.0"),
         ("--temperature=hot", "flag --temperature=hot: expected a number, got 'hot'"),
         ("--draft_temperature=-1", "draft_temperature"),
-        ("--top_p=-1", "top_p in [0, 1], got -1.0"),
-        (f"--seed={2**63}", "a seed of 64 bits with its sign"),
         ("--top_k=-1", "top_k"),
         ("--min_p=2", "min_p"),
         ("--stop=", "stop strings that are not empty"),
@@ -106,7 +100,6 @@ def spoil(tmp_path):
             "from 1 to 1, got 2; the context sets the limit (max_seq_len 3)",
         ),
         ("--drafter=model", "'model' expects a draft model (--draft=MODEL, in Python draft), got"),
-        ("--drafter=+model", "expected a drafter's name on both sides of every '+', got '+model'"),
         ("--drafter=", "or several joined by '+'; got ''"),
         (
             "--draft_temperature=0.5",
@@ -116,20 +109,12 @@ def spoil(tmp_path):
         ("--typical_delta=0.1", "rule that reads it (typical), got it with 'prompt_lookup' and"),
         ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
-        ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
         ("--draft_layers=5-2", "of draft_layers from the lower to the higher, got '5-2'"),
         ("--draft_pattern=", "expected pattern (--draft_pattern) as a text, got an empty one"),
         ("--drafter=bigram", "'bigram' expects a table that scripts/make_answers.py has made"),
-        ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
-        (
-            "--drafter=suffix --draft_corpus=none.txt",
-            "cannot read the texts none.txt: No such file",
-        ),
         ("--suffix_min_share=1.5", "suffix_min_share from 0 to 1, got 1.5"),
-        ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
         ("--ngram_probs=martial", "<deterministic|sampled>"),
         ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
-        ("--draft_pattern=a", "pattern (--draft_pattern) with a drafter that reads it (pattern)"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
@@ -143,7 +128,10 @@ def spoil(tmp_path):
     ],
 )
 def test_flags(refuse, folder, flag, message):
-    """Guards against values that are clamped, ignored, or end in a traceback."""
+    """Guards against values that are clamped, ignored, or end in a traceback.
+
+    The tests of what reads a value have its other bounds.
+    """
     flags = flag.split(" --")  # a text may have spaces
     assert message in refuse(folder, flags[0], *(f"--{other}" for other in flags[1:]))
 
@@ -220,14 +208,7 @@ def edit_config(folder, **changes):
     [
         ({"made_up_key": 3}, "made_up_key"),
         ({"architectures": ["ZebraForCausalLM"], "model_type": "zebra"}, "got ZebraForCausalLM"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            "expected float weights, got ones quant",
-        ),
         ({"vocab_size": 259}, "expected shape [259, 32], found [258, 32]"),
-        ({"num_hidden_layers": 3}, "missing tensors"),
-        ({"num_hidden_layers": 1}, "unknown tensors"),
         ({"num_attention_heads": 3}, "num_heads"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": "wide"}, "hidden_size"),
@@ -350,13 +331,6 @@ def in_bash(command_line, **options):
     return subprocess.run(["bash", "-c", command_line], capture_output=True, text=True, **options)
 
 
-def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
-    """Guards against a prompt's broken bytes ending in a traceback of the real program."""
-    flags = (b"--prompt=a\xff", f"--target={folder}")
-    line = check_refusal(*run("jspec.generate", *flags, env=environment(compile_cache, tmp_path)))
-    assert "expected UTF-8, got invalid bytes" in line
-
-
 def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
     """`--help | head -1`, as everybody does."""
     help_command = " ".join([*command("jspec.generate", "--helpfull"), "| head -1"])
@@ -365,20 +339,19 @@ def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
     assert done.stderr == ""
 
 
-def test_closed_outputs(folder, compile_cache, tmp_path):
+def test_closed_outputs(folder, monkeypatch, capsys):
     """Guards against a text that is lost with status 0, and against statistics in the text."""
-    flags = f"--target={folder} --prompt=a --max_new_tokens=2 --drafter=none"
-    command_line, env = (
-        " ".join(command("jspec.generate", flags)),
-        environment(compile_cache, tmp_path),
-    )
-    done = in_bash(f"{command_line} >&-", env=env)
-    assert (done.returncode, done.stderr) == (
-        2, "error: expected an open standard output, got a closed one\n",
-    )  # fmt: skip
-    done = in_bash(f"{command_line} 2>&-", env=env)
-    assert done.returncode == 0
-    assert "tokens/s" not in done.stdout
+    flags = f"--target={folder}", "--prompt=a", "--max_new_tokens=2", "--drafter=none"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+        status, _, errors = call_generate(patch, capsys, *flags)
+    assert (status, errors) == (2, "error: expected an open standard output, got a closed one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        status, output, errors = call_generate(patch, capsys, *flags)
+        sys.stderr.close()
+    assert (status, errors) == (0, "")
+    assert "tokens/s" not in output
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -166,7 +166,9 @@ def _forget_output() -> None:
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
-    define_help_flags()
+    for name, short_name in (("help", "?"), ("helpshort", None), ("helpfull", None)):  # absl's
+        flag = _HelpFlag(name, False, f"see --{name}", short_name=short_name, allow_override=True)
+        flags.DEFINE_flag(flag)
     try:
         return flags.FLAGS(argv)
     except BrokenPipeError:  # the reader of the help has closed the pipe
@@ -194,13 +196,6 @@ def list_flags(topic: str, usual: str = "", other: str = "") -> None:
 
 list_flags(_YOURS, _IMPORTS.name)
 list_flags("Models", other=_OFFLINE.name)
-
-
-def define_help_flags() -> None:
-    """Replaces absl's help flags; absl must have defined them."""
-    for name, short_name in (("help", "?"), ("helpshort", None), ("helpfull", None)):
-        flag = _HelpFlag(name, False, f"see --{name}", short_name=short_name, allow_override=True)
-        flags.DEFINE_flag(flag)
 
 
 class _HelpFlag(flags.BooleanFlag):
