@@ -33,8 +33,9 @@ def load_tiny(template=TEMPLATE, **options):
     with tempfile.TemporaryDirectory() as folder:
         path = save_folder(pathlib.Path(folder, "tiny"), template=template, num_layers=1)
         generator = Generator.load(path, dtype="float32", **usual | options)
-    if template != TEMPLATE:
-        generator.engine = load_tiny(**options).engine  # programs do not depend on it
+    if template != TEMPLATE:  # on which programs do not depend, nor do patterns
+        shared = load_tiny(**options)
+        generator.engine, generator.pattern_processor = shared.engine, shared.pattern_processor
     return generator
 
 
