@@ -22,6 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ _MOST_BLOCKS = 32  # of a program
 _TURNS = 16  # over all blocks, in a run
 _WARM_UP = 3  # runs: XLA makes a graph in the second, and may change it in the third
 _REPEATS = 7
+_COMPILERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
 
 class Candidate(NamedTuple):
@@ -123,20 +125,22 @@ class Contest:
 
         All programs are compiled for them; the reference's is the first.
         """
-        draw, (run, *_) = jax.jit(self.draw), programs
+        draw, run = jax.jit(self.draw), programs[0]
         widest = [draw(jnp.int32(seed)) for seed in range(2)]
         calls = [(program, widest[0].first(width)) for program in programs for width in WIDTHS]
-        if self.precise is None:
-            calls += [(run, call.precise()) for _, call in calls[: len(WIDTHS)]]
-        _compile_together([program.lower(call) for program, call in calls])
-        on_host = [self.precise and self.precise(call) for call in widest]
+        exact = [] if self.precise else [call.precise() for call in widest]
+        calls += [(run, call.first(width)) for call in exact[:1] for width in WIDTHS]
+        for program, call in calls:
+            program.compile(call)
+        on_host = [self.precise(call) for call in widest] if self.precise else []
         checks = []
         for width, seed in itertools.product(WIDTHS, range(len(widest))):
             call = widest[seed].first(width)
-            if (exact := on_host[seed]) is not None:
-                precise = exact[0][:, :width], exact[1]
+            if self.precise:
+                outputs, state = on_host[seed]
+                precise = outputs[:, :width], state
             else:
-                precise = run(call.precise())
+                precise = run(exact[seed].first(width))
             bounds = _MOST_ERRORS * _errors(call, run(call), precise) + _ROUNDING
             checks.append(Check(seed, call, precise, bounds))
         return checks
@@ -187,55 +191,33 @@ def _are_equal(results: Any, expected: Any) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, results, expected))
 
 
-class _Compiled:
-    """A program that is traced at once, and compiled by `_compile_together`.
+def _compile(lower: Callable[[], Any]) -> Future[Any]:
+    """Traces a program at once and compiles it in a thread; what either raises is the future's.
 
-    What tracing or compiling raises, is raised when it is called.
+    On a GPU nearly all of a contest's time goes into compiling.
     """
-
-    def __init__(self, lower: Callable[[], Any]) -> None:
-        """`lower` traces it, and returns what is to be compiled."""
-        self._error: Exception | None = None
-        try:
-            self._lowered = lower()
-        except Exception as error:  # of a candidate
-            self._error = error
-
-    def compile(self) -> None:
-        """Compiles it."""
-        try:
-            if self._error is None:
-                self._program = self._lowered.compile()
-        except Exception as error:  # of a compiler, a library
-            self._error = error
-
-    def __call__(self, *operands: Any) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._program(*operands)
-
-
-def _compile_together(programs: Sequence[_Compiled]) -> None:
-    """Compiles programs in threads: on a GPU nearly all of a contest's time goes into that."""
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for future in [pool.submit(program.compile) for program in programs]:
-            future.result()
+    try:
+        return _COMPILERS.submit(lower().compile)
+    except Exception as error:  # of a candidate
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 class _Program:
     """A candidate, whose results come to lie in memory that held NaN.
 
-    It is called with operands as it has been compiled for; see `lower`.
+    It is called with operands as it has been compiled for; see `compile`.
     """
 
     def __init__(self, run: Run) -> None:
         """Nothing is traced yet."""
         self._run = run
-        self._programs: dict[Any, _Compiled] = {}  # by the operands' kinds
+        self._programs: dict[Any, Future[Any]] = {}  # by the operands' kinds
         self._shapes: dict[Any, jax.ShapeDtypeStruct] = {}  # of the results
 
-    def lower(self, operands: Operands) -> _Compiled:
-        """Returns the program for operands of these shapes, to be compiled."""
+    def compile(self, operands: Operands) -> None:
+        """Begins to compile the program for operands of these shapes."""
 
         def on_donated(poison: Array, state: Any, operands: Operands) -> Any:
             return self._run(operands._replace(state=state))
@@ -247,8 +229,7 @@ class _Program:
             )
             return program.lower(shape, operands.state, operands._replace(state=()))
 
-        program = self._programs[_kind(operands)] = _Compiled(trace)
-        return program
+        self._programs[_kind(operands)] = _compile(trace)
 
     def __call__(self, operands: Operands) -> Any:
         kind = _kind(operands)
@@ -256,7 +237,8 @@ class _Program:
         poison = poisoned(self._shapes[kind]) if kind in self._shapes else None
         state = jax.tree.map(jnp.copy, operands.state)
         poison_memory()
-        results = self._programs[kind](poison, state, operands._replace(state=()))
+        program = self._programs[kind].result()
+        results = program(poison, state, operands._replace(state=()))
         return jax.block_until_ready(results)
 
 
@@ -297,11 +279,11 @@ def race(entrants: Mapping[str, tuple[Run, Draw]]) -> tuple[Seconds, dict[str, s
     first, faults = next(iter(entrants)), {}
     seconds: Seconds = {name: {} for name in entrants}
     programs = {
-        (name, width): _lower(run, layers[draw], width)
+        (name, width): _compile_layers(run, layers[draw], width)
         for width in _TIMED
         for name, (run, draw) in entrants.items()
     }
-    _compile_together([*programs.values()])
+    concurrent.futures.wait(programs.values())  # or compilers would disturb what is timed
     for width in _TIMED:
         calls = {}
         for name in seconds:
@@ -357,8 +339,8 @@ def _draw_layers(draw: Draw, num_draws: int) -> list[Operands]:
     return [compiled(jnp.int32(2 * number)) for number in range(max(1, count))]
 
 
-def _lower(run: Run, layers: Sequence[Operands], width: int) -> _Compiled:
-    """Returns a run over the layers, to be compiled.
+def _compile_layers(run: Run, layers: Sequence[Operands], width: int) -> Future[Any]:
+    """Returns a run over the layers, which is being compiled.
 
     The stream goes through all of them, turn after turn: nothing can be computed ahead.
     """
@@ -384,14 +366,14 @@ def _lower(run: Run, layers: Sequence[Operands], width: int) -> _Compiled:
         return jax.lax.while_loop(lambda carry: carry[0] < turns, turn, start)[1]
 
     compiled = jax.jit(program, compiler_options=run_options())
-    return _Compiled(lambda: compiled.lower(layers, np.int32(_TURNS)))
+    return _compile(lambda: compiled.lower(layers, np.int32(_TURNS)))
 
 
-def _warm_up(program: _Compiled, operands: tuple[Any, ...]) -> Callable[[], object]:
+def _warm_up(program: Future[Any], operands: tuple[Any, ...]) -> Callable[[], object]:
     """Returns a call of a program, once it has run as it will."""
 
     def call() -> object:
-        return program(*operands).block_until_ready()
+        return program.result()(*operands).block_until_ready()
 
     for _ in range(_WARM_UP):
         call()
