@@ -66,7 +66,7 @@ from jspec.kernels.split import (
     whole,
     with_own_part,
 )
-from jspec.kernels.verdicts import Verdict, decide, driver_version, sources_digest
+from jspec.kernels.verdicts import Verdict, decide, sources_digest
 from jspec.kernels.vocabulary import first_argmax, smallest_rank, zeros_if
 
 __all__ = [
@@ -100,7 +100,6 @@ __all__ = [
     "decide",
     "describe_device",
     "devices_per_memory",
-    "driver_version",
     "environment",
     "explained_failures",
     "first_argmax",

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jspec.common.typing import RowCounts
+from jspec.common.user_cache import note
 from jspec.kernels import library
 from jspec.kernels.backend import backend, exact_float32, has_bfloat16, is_foreign, pinned
 from jspec.kernels.library import in_cpp, with_derivatives_of
@@ -159,7 +159,7 @@ def _works(reference: Callable[..., Any], *operands: tuple[tuple[int, ...], jnp.
         reason = f"{type(failure).__name__}: {first[:100]}"
     if not worst <= _TOLERANCE:  # nor is it NaN
         message = f"jspec: cuDNN's attention is not used ({reason}); reading prompts takes longer"
-        print(message, file=sys.stderr, flush=True)
+        note(message)
     return worst <= _TOLERANCE
 
 

@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from jax.typing import DTypeLike
 
 from jspec.common.errors import InputError
 from jspec.common.processes import version_of
+from jspec.common.user_cache import note
 from jspec.kernels import library
 from jspec.kernels.backend import asked_kernels, backend, may_be_native
 
@@ -134,8 +134,7 @@ def check_device() -> None:
         _START.removeFilter(hear)
     if problems:
         name = jax.default_backend().upper()
-        reason = f"jspec: it goes on with the {name}: {_first_reason(problems)}"
-        print(reason, file=sys.stderr, flush=True)
+        note(f"jspec: it goes on with the {name}: {_first_reason(problems)}")
 
 
 def _first_reason(problems: Sequence[str]) -> str:

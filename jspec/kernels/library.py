@@ -25,7 +25,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir, note
 from jspec.kernels.backend import backend, is_foreign, may_be_native
 
 _LOCK = threading.Lock()  # so that a library is built and loaded once
@@ -296,8 +295,7 @@ def _prepare(
             jax.ffi.register_ffi_target(name, handler, platform=device)
     # ValueError: no home folder, or quotes in $CXX; RuntimeError: JAX has another library's.
     except (OSError, ValueError, RuntimeError) as error:
-        problem = f"no {missing}, and decoding takes longer ({error})"
-        print(f"jspec: {problem}", file=sys.stderr, flush=True)
+        note(f"jspec: no {missing}, and decoding takes longer ({error})")
         return None
     return library
 

@@ -247,7 +247,7 @@ def _machine() -> dict[str, str]:
     """Returns what may change the verdicts on one kind of device."""
     jaxlib = importlib.metadata.version("jaxlib")
     sources = sources_digest(pathlib.Path(__file__).parent)
-    return {"driver": driver_version(), "jaxlib": jaxlib, "sources": sources}
+    return {"driver": _driver_version(), "jaxlib": jaxlib, "sources": sources}
 
 
 def sources_digest(folder: pathlib.Path) -> str:
@@ -256,7 +256,7 @@ def sources_digest(folder: pathlib.Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
-def driver_version() -> str:
+def _driver_version() -> str:
     """Returns the version of the NVIDIA driver, or of what JAX runs the device by."""
     with contextlib.suppress(OSError):  # of another maker, or none
         if match := re.search(r"\b\d+(\.\d+)+\b", _DRIVER.read_text()):
