@@ -15,15 +15,7 @@ from jspec.weights.quantize import INTEGERS, dequantize, quantize
 from tests import tiny_models
 from tests.weights.toys import quantize_params
 
-SHAPES = [
-    (963, 576),
-    (17, 70),
-    (3, 5),
-    (64, 1000),
-    (1, 32),
-    (40, 33),
-    (5000, 64),
-]  # outputs, inputs
+SHAPES = [(963, 576), (17, 70), (3, 5), (1, 32), (5000, 64)]  # outputs, inputs
 
 
 product_by_xla = float_product.__wrapped__
@@ -54,7 +46,7 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
     """Bit for bit, for every number of rows: each is compiled separately."""
     rows, kernel = draw((71, 203), 0, dtype), draw((333, 203), 1, dtype)
     together = np.asarray(product(rows, kernel))
-    for count in (*range(1, 19), 70):
+    for count in (*range(1, 10), 17, 18, 70):
         np.testing.assert_array_equal(product(rows[:count], kernel), together[:count])
         np.testing.assert_array_equal(product(rows[count : count + 1], kernel)[0], together[count])
 

@@ -1,7 +1,6 @@
 // Kernels that check the emulator itself.
 
 #include "common.cuh"
-#include "handlers.h"
 
 namespace {
 
@@ -62,9 +61,6 @@ __global__ void Shuffles(const float* numbers, float* results) {
   float* own = results + threadIdx.x;
   own[0] = __shfl_sync(~0u, number, 5);
   own[32] = __shfl_xor_sync(~0u, number, 3);
-  own[64] = __shfl_down_sync(~0u, number, 2, 8);
-  own[96] = __shfl_up_sync(~0u, number, 2, 8);
-  own[128] = __ballot_sync(~0u, threadIdx.x < 5);
 }
 
 // a [16 16] · b [16 8], both bfloat16 in row order.

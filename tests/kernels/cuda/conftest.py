@@ -17,7 +17,7 @@ CUDA = FOLDER.parents[2] / "jspec" / "kernels" / "cuda"
 # The order of sums is that of the source. What is not aligned ends the process with a message, as a
 # GPU would.
 _OPTIONS = (
-    "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w",
+    "-std=c++17", "-Og", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w",
     "-fsanitize=alignment", "-fno-sanitize-recover=all", f"-I{CUDA}", f"-I{FOLDER}",
 )  # fmt: skip
 

@@ -39,7 +39,6 @@
 
 struct uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(16) int4 { int32_t x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint3 { unsigned x, y, z; };
@@ -47,7 +46,6 @@ struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -292,20 +290,12 @@ inline cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
   std::mt19937 random(order);
   const unsigned width = grid.x / cluster;
   for (unsigned i : Permute(width * grid.y * grid.z, random)) {
-    std::memset(shared_memory, 0xff, sizeof(shared_memory));
+    std::memset(shared_memory, 0xff, cluster * sizeof(shared_memory[0]));
     const uint3 first = {i % width * cluster, i / width % grid.y, i / (width * grid.y)};
     if (!RunCluster(first, random)) return cudaErrorLaunchFailure;
   }
   if (failure) std::fprintf(stderr, "emulation: %s\n", failure);
   return failure ? cudaErrorLaunchFailure : cudaSuccess;
-}
-
-// Returns the value of a lane among `width` neighbours, or this lane's where that is outside.
-template <typename T>
-T Shuffle(unsigned mask, const T& value, int lane, int width) {
-  const int place = current % kLanes, first = place / width * width;
-  const bool is_inside = lane >= first && lane < first + width;
-  return Exchange(mask, value)[is_inside ? lane : place];
 }
 
 }  // namespace jspec::emulation
@@ -314,42 +304,12 @@ inline void __syncthreads() { jspec::emulation::Yield(jspec::emulation::State::k
 inline void __syncwarp(unsigned mask = ~0u) { jspec::emulation::SyncWarp(mask); }
 
 template <typename T>
-T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
-  const int first = jspec::emulation::current % 32 / width * width;
-  return jspec::emulation::Shuffle(mask, value, first + lane % width, width);
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return jspec::emulation::Exchange(mask, value)[lane % jspec::emulation::kLanes];
 }
 template <typename T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
-  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 ^ bits, width);
-}
-template <typename T>
-T __shfl_up_sync(unsigned mask, T value, int distance, int width = 32) {
-  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 - distance, width);
-}
-template <typename T>
-T __shfl_down_sync(unsigned mask, T value, int distance, int width = 32) {
-  return jspec::emulation::Shuffle(mask, value, jspec::emulation::current % 32 + distance, width);
-}
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
-  const auto values = jspec::emulation::Exchange(mask, predicate);
-  unsigned bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= unsigned(values[lane] != 0) << lane;
-  return bits & mask;
-}
-inline bool __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline bool __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == mask;
-}
-
-template <typename T>
-T __ldcs(const T* address) {
-  return *address;
-}
-template <typename T>
-T __ldg(const T* address) {
-  return *address;
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return __shfl_sync(mask, value, jspec::emulation::current ^ bits);
 }
 
 inline float rsqrtf(float number) { return 1.0f / std::sqrt(number); }
-#define __expf expf
-#define __fdividef(a, b) ((a) / (b))

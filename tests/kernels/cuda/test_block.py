@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from jspec.drafters.eagle_head import EagleConfig, EagleLayer, init_eagle_params
-from jspec.kernels import PAGE, PackedKernel, QuantizedKernel, cuda_block, library
+from jspec.kernels import PackedKernel, QuantizedKernel, cuda_block, library
 from jspec.models import init_cache
-from jspec.models.cache import TAIL, KVCache, PagedKVCache
+from jspec.models.cache import TAIL, KVCache
 from jspec.models.decoder import Block
 from jspec.models.layers import rope_cos_sin
 from tests.cases import slow_unless
+from tests.kernels.cuda.test_attention import in_pages
 from tests.kernels.families import CONFIG, assert_close, make_model, random_tree
 from tests.tiny import random_params
 
@@ -57,13 +58,7 @@ def make_call(config, rows, width, offset, has_pages=False, seed=0):
     for layer in (keys, values):
         layer[np.broadcast_to(is_dead[:, None, :, None], layer.shape)] = np.nan
     if has_pages:
-        table = (1 + rng.permutation(rows * 2).reshape(rows, 2)).astype(np.int32)
-        pages = []
-        for layer in (keys, values):
-            layer = layer.reshape(*shape[:2], 2, PAGE, shape[3]).transpose(0, 2, 1, 3, 4)
-            pages.append(np.full((rows * 2 + 1, *layer.shape[2:]), np.nan, layer.dtype))
-            pages[-1][table] = layer
-        cache = PagedKVCache(keys=(pages[0],), values=(pages[1],), length=length, table=table)
+        cache = in_pages((keys, values), length, rng)
     return Call(x, rope, visible, cache)
 
 
@@ -160,6 +155,11 @@ def test_a_token_gives_the_same_bits_at_every_width(emulator, name):
         np.testing.assert_array_equal(first(width), expected)
 
 
+@pytest.fixture
+def cache():
+    return init_cache(CONFIG, batch_size=1, capacity=40, dtype=jnp.bfloat16).layer(0)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -177,16 +177,15 @@ def test_a_token_gives_the_same_bits_at_every_width(emulator, name):
     ids=str,
 )
 def test_other_layers_are_left_to_xla(change, names):
-    config = dataclasses.replace(CONFIG, **change)
-    params = random_params(config, seed=3, std=0.15)["layers_0"]
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    config = dataclasses.replace(CONFIG, num_layers=1, **change)
+    shapes = jax.eval_shape(lambda: random_params(config, seed=3, std=0.15))["layers_0"]
+    params = jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape), jnp.bfloat16), shapes)
     cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16).layer(0)
     assert taking(config, params, jnp.zeros([1, 5, config.embed_dim]), cache) == names
 
 
-def test_other_calls_and_types_are_left_to_xla():
+def test_other_calls_and_types_are_left_to_xla(cache):
     config, params = make_layer("llama", None)
-    cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16).layer(0)
     every = " ".join(CANDIDATES)
     for rows, width, names in ((1, 16, every), (4, 16, every), (1, 17, ""), (65, 1, "")):
         assert taking(config, params, jnp.zeros([rows, width, 64]), cache) == names
@@ -198,11 +197,9 @@ def test_other_calls_and_types_are_left_to_xla():
     assert taking(config, precise, x, cache) == "attention"
 
 
-def test_without_the_library_xla_computes(monkeypatch):
+def test_without_the_library_xla_computes(monkeypatch, cache):
     monkeypatch.setattr(library, "is_cuda_available", lambda: False)
-    config, params = make_layer("llama", None)
-    cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16).layer(0)
-    assert taking(config, params, jnp.zeros([1, 1, 64]), cache) == ""
+    assert taking(*make_layer("llama", None), jnp.zeros([1, 1, 64]), cache) == ""
 
 
 def taking(config, params, x, cache):

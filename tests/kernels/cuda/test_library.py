@@ -58,6 +58,7 @@ def test_kernels_compile_without_spills(nvcc, name, architecture, tmp_path):
     check_spills(compile_source(nvcc, CUDA / name, architecture, tmp_path))
 
 
+@pytest.mark.slow  # as the test that it is the control of
 def test_spills_are_seen(nvcc, tmp_path):
     """The negative control: a kernel that needs more registers than it is given."""
     source = tmp_path / "spills.cu"
@@ -77,17 +78,6 @@ def test_spills_are_seen(nvcc, tmp_path):
         check_spills(compile_source(nvcc, source, "sm_90a", tmp_path))
 
 
-def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
-    runs, run = [], library._run
-    monkeypatch.setattr(library, "_run", lambda *given: runs.append(given) or run(*given))
-    recipe = library.cuda_recipe("sm_90a")
-    for _ in range(2):
-        assert library.load_library(recipe).jspec_cuda_problem
-    assert len(runs) == 2  # compiled and linked
-    assert library.cuda_recipe("sm_80").path() != recipe.path()
-    assert sorted(path.suffix for path in recipe.path().parent.iterdir()) == [".sha256", ".so"]
-
-
 @pytest.mark.parametrize(
     ("capability", "reason"),
     [
@@ -99,12 +89,6 @@ def test_it_is_compiled_once(nvcc, small, cache, monkeypatch):
 def test_a_gpu_that_is_too_old_or_unknown(cache, capsys, capability, reason):
     assert prepare_cuda(capability) is None
     check_line(capsys, reason)
-
-
-def test_an_architecture_that_the_compiler_does_not_know(nvcc, small, cache, capsys):
-    assert prepare_cuda("99.0") is None
-    check_line(capsys, "sm_990")
-    assert not list(cache.glob("native/*"))
 
 
 def test_sources_that_do_not_compile(nvcc, small, cache, capsys):
@@ -126,8 +110,11 @@ def test_a_driver_that_is_missing_or_too_old(nvcc, small, cache, capsys):
     ("capability", "name"),
     [("8.0", "sm_80"), ("8.9", "sm_89"), ("9.0", "sm_90a"), ("10.0", "sm_100")],
 )
-def test_architectures_have_nvccs_names(capability, name):
+def test_architectures_have_nvccs_names_and_their_own_libraries(capability, name):
     assert library.architecture_of(capability) == name
+    others = {"sm_80", "sm_90a"} - {name}
+    path = library.cuda_recipe(name).path()
+    assert path not in {library.cuda_recipe(other).path() for other in others}
 
 
 def test_the_compiler_is_the_users_or_jaxs_or_on_the_path(monkeypatch, tmp_path):

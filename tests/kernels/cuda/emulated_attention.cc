@@ -1,7 +1,0 @@
-// Attention in the emulator.
-
-#include "handlers.h"
-
-#include "attention.cu"
-
-JSPEC_EMULATED(jspec_cuda_attention)
