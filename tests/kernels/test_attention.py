@@ -42,8 +42,10 @@ def draw(shape, dtype):
     return queries, keys, values, jnp.asarray(np.arange(s) <= ends[:, :, None])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*(("bfloat16", shape) for shape in SHAPES), ("float32", SHAPES[1]), ("float32", SHAPES[3])],
+)
 def test_attention_is_that_of_float32(shape, dtype):
     queries, keys, values, visible = draw(shape, dtype)
     exact = attend_by_xla(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
@@ -51,7 +53,7 @@ def test_attention_is_that_of_float32(shape, dtype):
     np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=tolerance)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]])
 def test_a_query_alone_is_as_in_its_block(shape):
     """Bit for bit, so that a verify call of another width does not change what a token sees."""
     queries, keys, values, visible = draw(shape, "bfloat16")
@@ -122,9 +124,11 @@ def test_derivatives_and_batching_are_those_of_xlas_attention():
     def loss(attention, *operands):
         return jnp.sum(jnp.sin(attention(*operands, visible)))
 
-    slopes = jax.grad(loss, (1, 2, 3))(attend, queries, keys, values)
-    xlas = jax.grad(loss, (1, 2, 3))(attend_by_xla, queries, keys, values)
-    for ours, theirs in zip(slopes, xlas, strict=True):
+    slopes = jax.jit(jax.grad(loss, (1, 2, 3)), static_argnums=0)
+    operands = queries, keys, values
+    for ours, theirs in zip(
+        slopes(attend, *operands), slopes(attend_by_xla, *operands), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     stacked = [jnp.stack([leaf, leaf[::-1]]) for leaf in (queries, keys, values, visible)]
     np.testing.assert_allclose(
@@ -144,14 +148,8 @@ def test_the_cache_uses_it_for_whole_vectors_only():
     assert not calls(24)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("-mavx",), marks=pytest.mark.slow),
-        pytest.param(("-mavx2", "-mfma"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # the whole library is compiled once more
+@pytest.mark.parametrize("options", [(), ("-mavx",), ("-mavx2", "-mfma")])
 def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):
     if not all(option[2:] in native._processor().split() for option in options):
         pytest.skip("this processor has no such vectors")

@@ -1,13 +1,19 @@
-"""For which device programs are traced, and the options that make a run one graph on a GPU."""
+"""For which device programs are traced, what makes a run one graph on a GPU, and products there.
 
+Products of few rows have sixteen there: one program for plain steps and verify calls.
+"""
+
+import re
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jspec import kernels
 from jspec.kernels import attention, backend
+from jspec.weights.quantize import quantize
 
 
 @pytest.fixture
@@ -48,18 +54,19 @@ def test_options_on_trial_are_those_of_the_run(gpu):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "is_left"),
     [
-        ("JSPEC_ONE_GRAPH", "0"),
-        ("XLA_FLAGS", "--xla_gpu_enable_command_buffer="),
-        ("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=5"),
+        ("JSPEC_ONE_GRAPH", "0", True),
+        ("XLA_FLAGS", "--xla_gpu_enable_command_buffer=", True),
+        ("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=5", True),
+        ("XLA_FLAGS", "--xla_dump_to=/nowhere", False),  # says nothing of graphs
     ],
 )
-def test_the_user_decides(gpu, monkeypatch, name, value):
+def test_the_user_decides(gpu, monkeypatch, name, value, is_left):
     monkeypatch.setenv(name, value)
+    assert kernels.awaits_graph_trial() != is_left
     kernels.allow_one_graph(True)
-    assert kernels.run_options() is None
-    assert not kernels.awaits_graph_trial()
+    assert (kernels.run_options() is None) == is_left
 
 
 @pytest.mark.parametrize(
@@ -81,13 +88,6 @@ def test_a_gpu_without_bfloat16_takes_no_fused_kernel(gpu, monkeypatch, capsys, 
     assert all("Tesla T4, compute capability 7.5" in line for line in lines)
 
 
-def test_other_flags_are_no_choice(gpu, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
-    assert kernels.awaits_graph_trial()
-    kernels.allow_one_graph(True)
-    assert kernels.run_options() is not None
-
-
 def test_a_program_for_another_device_is_traced_anew():
     """Guards against the C++ of this machine, or an older trace, in a GPU's program."""
     kernel, row = jnp.ones([64, 64], jnp.bfloat16), jnp.ones([1, 64])
@@ -104,3 +104,39 @@ def test_a_program_for_another_device_is_traced_anew():
         assert foreign != native
     assert backend.backend() == jax.default_backend()
     assert text() == native
+
+
+@pytest.fixture(params=["bfloat16", "float32", "int8", "int4"])
+def kernel(request):
+    kind = request.param
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(48, 64)), jnp.bfloat16)
+    if kind in ("bfloat16", "float32"):
+        return weights.astype(kind)
+    return quantize(weights, ("down",), kind, jnp.bfloat16)
+
+
+def test_a_gpu_multiplies_sixteen_rows_at_least(kernel):
+    for count, expected in ((1, 16), (5, 16), (16, 16), (17, 17)):
+        rows = jax.ShapeDtypeStruct((count, 64), jnp.float32)
+        with kernels.compiling_for("gpu"):
+            traced = jax.make_jaxpr(kernels.product)(rows, kernel)
+        products = re.findall(r"f32\[(\d+),48\] = dot_general", str(traced))
+        assert set(products) == {str(expected)}
+        assert traced.out_avals[0].shape == (count, 48)
+
+
+def test_zeros_beside_rows_change_nothing(kernel, monkeypatch):
+    """Each row's result is the same at any width, bit for bit."""
+    rows = jnp.asarray(np.random.default_rng(1).normal(size=(16, 64)), jnp.float32)
+    monkeypatch.setattr(backend, "backend", lambda: "gpu")
+    monkeypatch.setattr("jspec.kernels.library.is_available", lambda: False)
+    monkeypatch.setattr("jspec.kernels.quantized.backend", lambda: "gpu")
+    run = jax.jit(lambda *operands: kernels.product(*operands))  # traced anew
+    expected = np.asarray(run(rows, kernel))
+    for count in (1, 15):
+        np.testing.assert_array_equal(run(rows[:count], kernel), expected[:count])
+
+
+def test_a_cpu_multiplies_the_rows_that_are_there():
+    rows = jnp.ones([3, 64])
+    assert backend.padded(rows) is rows

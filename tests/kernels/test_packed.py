@@ -46,6 +46,11 @@ def random_rows(kind, num_outputs=NUM_OUTPUTS, num_inputs=NUM_INPUTS):
     return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
 
 
+def skip_without_cpp():
+    if not library.has_packed():
+        pytest.skip("no C++ for packed kernels on this processor")
+
+
 def packed(rows, kind):
     return pack([rows], kind, np.arange(len(rows)))
 
@@ -80,6 +85,19 @@ def test_strips_are_the_same_without_a_compiler(kind, monkeypatch):
     np.testing.assert_array_equal(by_cpp, packed(rows, kind))
 
 
+def compare(kind, is_native, monkeypatch, rows, expected, dtype, bound, **options):
+    """Checks the products of rows with a random kernel, of few rows and of many."""
+    if is_native:
+        skip_without_cpp()
+    else:
+        without_cpp(monkeypatch)
+    raw, weights = random_rows(kind)
+    kernel = make_kernel(raw, kind, weights.shape, dtype).replace(**options)
+    for count in (1, 8, 11):
+        outputs = np.asarray(packed_product(rows[:count].astype(jnp.float32), kernel))
+        assert np.abs(outputs - expected[:count]).max() <= bound * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(("kind", "is_native"), KINDS_AND_METHODS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
@@ -87,51 +105,34 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
 
     In C++ the rows of a bfloat16 model are integers of 15 bits, a unit for each 32 of them.
     """
-    if is_native and not (library.has_packed()):
-        pytest.skip("no C++ for packed kernels on this processor")
-    if not is_native:
-        without_cpp(monkeypatch)
-    raw, weights = random_rows(kind)
-    kernel = make_kernel(raw, kind, weights.shape, dtype)
     rows = jnp.asarray(np.random.default_rng(1).normal(size=(11, NUM_INPUTS)), dtype)
-    expected = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
+    expected = np.asarray(rows, np.float64) @ random_rows(kind)[1].astype(np.float64).T
     by_xla = 1e-2 if dtype == jnp.bfloat16 else 1e-5
     by_cpp = 3e-5 if dtype == jnp.bfloat16 else 1e-6
     bound = by_cpp if is_native else by_xla
-    for count in (1, 8, 11):
-        outputs = np.asarray(packed_product(rows[:count].astype(jnp.float32), kernel))
-        assert np.abs(outputs - expected[:count]).max() <= bound * np.abs(expected).max()
+    compare(kind, is_native, monkeypatch, rows, expected, dtype, bound)
 
 
 @pytest.mark.parametrize(("kind", "is_native"), KINDS_AND_METHODS)
 def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
     """A product of rows rounded here, one at a time, is exact; that of the rows is not."""
-    if is_native and not library.has_packed():
-        pytest.skip("no C++ for packed kernels on this processor")
-    if not is_native:
-        without_cpp(monkeypatch)
-    raw, weights = random_rows(kind)
-    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16).replace(takes_bytes=True)
-    rows = jnp.asarray(np.random.default_rng(1).normal(size=(11, NUM_INPUTS)), jnp.bfloat16)
-    groups = np.asarray(rows, np.float32).reshape(11, -1, 32)
+    groups = np.random.default_rng(1).normal(size=(11, NUM_INPUTS // 32, 32)).astype(jnp.bfloat16)
     groups[0, :2] = 0  # nothing to take as 127
-    rows = jnp.asarray(groups.reshape(11, -1), jnp.bfloat16)
+    rows, groups = jnp.asarray(groups.reshape(11, -1)), groups.astype(np.float32)
     largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True), np.float32(1e-30))
     rounded = np.round(groups * (np.float32(127) / largest)).astype(np.float64) * (largest / 127)
-    expected = rounded.reshape(11, -1) @ weights.astype(np.float64).T
-    unrounded = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
+    weights = random_rows(kind)[1].astype(np.float64)
+    expected = rounded.reshape(11, -1) @ weights.T
+    unrounded = np.asarray(rows, np.float64) @ weights.T
     assert np.abs(unrounded - expected).max() > 1e-4 * np.abs(expected).max()
     # On other devices than a CPU XLA rounds them to the kernel's bfloat16, too.
-    tolerance = 2e-5 if jax.default_backend() == "cpu" else 4e-3
-    for count in (1, 8, 11):
-        outputs = np.asarray(packed_product(rows[:count], kernel))
-        assert np.abs(outputs - expected[:count]).max() <= tolerance * np.abs(expected).max()
+    bound = 2e-5 if jax.default_backend() == "cpu" else 4e-3
+    compare(kind, is_native, monkeypatch, rows, expected, jnp.bfloat16, bound, takes_bytes=True)
 
 
 def test_rows_of_like_numbers_are_multiplied_exactly():
     """Guards against lost bits: within 64 times of each other bfloat16 numbers are exact."""
-    if not library.has_packed():
-        pytest.skip("no C++ for packed kernels on this processor")
+    skip_without_cpp()
     raw, weights = random_rows("q8_0")
     kernel = make_kernel(raw, "q8_0", weights.shape, jnp.bfloat16)
     size = np.random.default_rng(1).uniform(1, 63, NUM_INPUTS) * 1e-3
@@ -144,14 +145,12 @@ def test_rows_of_like_numbers_are_multiplied_exactly():
 
 @pytest.mark.parametrize("takes_bytes", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize(("kind", "count"), [("q4_k", 2), ("q6_k", 2), ("q4_k", 3)])
+@pytest.mark.parametrize(("kind", "count"), [("q6_k", 2), ("q4_k", 3)])
 def test_one_rows_nan_stays_its_own(kind, count, bad, takes_bytes):
     """A row that is not finite fails alone: its outputs are NaN, its neighbours' are as before."""
     raw, weights = random_rows(kind)
-    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16)
+    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16).replace(takes_bytes=takes_bytes)
     rows = np.random.default_rng(3).normal(size=(count, NUM_INPUTS)).astype(np.float32)
-    if takes_bytes:
-        kernel = kernel.replace(takes_bytes=True)
     good = np.asarray(packed_product(jnp.asarray(rows), kernel))
     rows[0, 40] = bad
     outputs = np.asarray(packed_product(jnp.asarray(rows), kernel))
@@ -162,16 +161,18 @@ def test_one_rows_nan_stays_its_own(kind, count, bad, takes_bytes):
 @pytest.mark.parametrize("takes_bytes", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_rows_result_does_not_depend_on_the_others(kind, takes_bytes):
-    """Bit for bit: a token's logits are the same in a decoding step and in a verify call."""
-    if not (library.has_packed()):
-        pytest.skip("no C++ for packed kernels on this processor")
+    """Bit for bit: a token's logits are the same in a decoding step and in a verify call.
+
+    One and two rows have loops of their own, and many are taken 64 at a time.
+    """
+    skip_without_cpp()
     raw, weights = random_rows(kind)
     kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16).replace(takes_bytes=takes_bytes)
     rows = np.random.default_rng(2).normal(size=(77, NUM_INPUTS)).astype(np.float32)
     rows[:, :32] = 0  # a group without any number to take as its unit
     rows = jnp.asarray(rows)
-    alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(77)])
-    for count in (2, 3, 5, 8, 9, 17, 64, 77):
+    alone = np.concatenate([packed_product(row[None], kernel) for row in rows])
+    for count in (2, 3, 9, 64, 77):
         np.testing.assert_array_equal(packed_product(rows[:count], kernel), alone[:count])
 
 
@@ -179,8 +180,7 @@ def test_a_rows_result_does_not_depend_on_the_others(kind, takes_bytes):
 @pytest.mark.parametrize("kind", ["q4_k", "q6_k", "q4_0"])
 def test_an_outputs_result_does_not_depend_on_the_others(kind, takes_bytes):
     """Bit for bit, where the last strip is multiplied alone, and where it is not full."""
-    if not library.has_packed():
-        pytest.skip("no C++ for packed kernels on this processor")
+    skip_without_cpp()
     raw, _ = random_rows(kind)
     rows = jnp.asarray(np.random.default_rng(4).normal(size=(66, NUM_INPUTS)), jnp.float32)
 
@@ -191,7 +191,7 @@ def test_an_outputs_result_does_not_depend_on_the_others(kind, takes_bytes):
 
     for num_rows in (1, 2, 66):
         together = outputs_of(NUM_OUTPUTS, num_rows)
-        for count in (7, 16, 33, 40, 48):
+        for count in (7, 33, 48):
             np.testing.assert_array_equal(outputs_of(count, num_rows), together[:, :count])
 
 
@@ -203,8 +203,7 @@ def test_an_outputs_result_does_not_depend_on_the_others(kind, takes_bytes):
 )
 def test_products_are_the_same_on_other_processors(options, monkeypatch, tmp_path):
     """Bit for bit: rows of integers have exact sums, whatever instruction adds them up."""
-    if not library.has_packed():
-        pytest.skip("no C++ for packed kernels on this processor")
+    skip_without_cpp()
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
     source = tmp_path / "all_formats.cc"
     products = "".join(f"JSPEC_PACKED({kind});\n" for kind in FORMATS)
@@ -233,9 +232,12 @@ def test_products_are_the_same_on_other_processors(options, monkeypatch, tmp_pat
                 np.testing.assert_array_equal(outputs, here)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["q5_1", "q3_k"])
 def test_rows_of_a_table(kind, monkeypatch):
-    """An embedding that stays packed; the ids lie in the first and in the last, padded strip."""
+    """An embedding that stays packed; the ids lie in the first and in the last, padded strip.
+
+    These two formats have elements of 1, 2 and 4 bytes.
+    """
     raw, weights = random_rows(kind)
     table = make_kernel(raw, kind, weights.shape, jnp.float32)
     ids = np.array([[3, 49, 0], [17, 16, 15], [-1, 50, 64]])  # the last three are clipped
@@ -270,7 +272,6 @@ def weights_of(kernel):
     return np.asarray(unpack(kernel.strips, kernel.kind))[:outputs]
 
 
-@pytest.mark.skipif(not library.has_packed(), reason="no C++ for packed kernels")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -280,6 +281,7 @@ def weights_of(kernel):
 )
 def test_cpp_rounds_to_q4_0_as_xla_does(kind, monkeypatch):
     """Guards against a scale of other inputs, a minimum that is added, exchanged outputs."""
+    skip_without_cpp()
     rows, exact = random_rows(kind)
     kernel = make_kernel(rows, kind, exact.shape, "float32")
     by_cpp = round_packed(kernel, ("qkv",))
@@ -294,18 +296,23 @@ def test_cpp_rounds_to_q4_0_as_xla_does(kind, monkeypatch):
     assert np.mean(weights_of(by_cpp) == weights_of(by_xla)) > 0.99
 
 
-def test_a_joined_kernel_is_rounded_to_one():
-    """Guards against outputs in another order, and the padding of a format's last strip."""
+def join(sizes, shape, order):
+    """Returns a joined kernel of random parts, `sizes` outputs of each kind, and its weights."""
     parts, weights = [], []
-    for kind, num_outputs in (("q8_0", 18), ("q4_k", 21)):
+    for kind, num_outputs in sizes.items():
         rows, exact = random_rows(kind, num_outputs)
         parts.append(make_kernel(rows, kind, exact.shape, "float32"))
         weights.append(exact)
-    order = np.random.default_rng(1).permutation(39).astype(np.int32)
-    joined = JoinedKernel(tuple(parts), jnp.asarray(order), (3, 13, NUM_INPUTS))
+    order = np.asarray(order, np.int32)
+    return JoinedKernel(tuple(parts), jnp.asarray(order), shape), np.concatenate(weights)[order]
+
+
+def test_a_joined_kernel_is_rounded_to_one():
+    """Guards against outputs in another order, and the padding of a format's last strip."""
+    order = np.random.default_rng(1).permutation(39)
+    joined, exact = join({"q8_0": 18, "q4_k": 21}, (3, 13, NUM_INPUTS), order)
     rounded = round_packed(joined, ("qkv",))
     assert (rounded.kind, rounded.shape) == ("q4_0", joined.shape)
-    exact = np.concatenate(weights)[order]
     errors = np.sum((weights_of(rounded) - exact) ** 2, axis=1) / np.sum(exact**2, axis=1)
     assert np.all(errors < 0.02)
 
@@ -323,10 +330,6 @@ def test_what_is_as_small_is_not_rounded_again():
 
 def test_a_joined_kernel_that_would_grow_stays():
     """Guards against few outputs of many bits, for which many of few would be rounded up."""
-    parts = []
-    for kind, num_outputs in (("q3_k", 48), ("q5_k", 4)):
-        rows, exact = random_rows(kind, num_outputs)
-        parts.append(make_kernel(rows, kind, exact.shape, "float32"))
-    joined = JoinedKernel(tuple(parts), jnp.arange(52, dtype=jnp.int32), (52, NUM_INPUTS))
+    joined, _ = join({"q3_k": 48, "q5_k": 4}, (52, NUM_INPUTS), range(52))
     rounded = round_packed(joined, ("qkv",))
     assert [part.kind for part in rounded.parts] == ["q3_k", "q5_k"]

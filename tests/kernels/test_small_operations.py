@@ -39,8 +39,15 @@ def check_norm(outputs, inputs, scale):
     np.testing.assert_allclose(outputs, exact * np.asarray(scale, np.float64), rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 576), (2, 9, 70), (1, 300, 2048), (3, 2, 5)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("bfloat16", (2, 9, 70)),
+        ("float32", (2, 9, 70)),
+        ("bfloat16", (1, 300, 2048)),
+        ("bfloat16", (3, 2, 5)),
+    ],
+)
 def test_norms_are_those_of_float64(shape, dtype):
     """Guards the rest behind the last whole step."""
     inputs, scale = draw(*shape, factor=3), draw_scale(shape[-1], dtype)
@@ -65,7 +72,7 @@ def test_the_library_refuses_a_scale_that_it_cannot_read():
         native.call("rms_norm", rms_norm.__wrapped__, result, inputs, scale, jnp.float32(EPSILON))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2, 1536), (2, 9, 2, 70), (1, 300, 2, 2048), (3, 2, 2, 5)])
+@pytest.mark.parametrize("shape", [(2, 9, 2, 70), (1, 300, 2, 2048), (3, 2, 2, 5)])
 def test_gates_are_those_of_float64(shape):
     """Guards the rest behind the last whole vector."""
     gate_up = draw(*shape, factor=6)
@@ -87,9 +94,7 @@ def test_it_holds_for_all_gates():
     assert np.isnan(gated[6:]).all()
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 3, 5, 64), (2, 7, 2, 3, 10), (1, 300, 1, 6, 32), (3, 2, 4, 3, 128)]
-)
+@pytest.mark.parametrize("shape", [(2, 7, 2, 3, 10), (1, 300, 1, 6, 32)])
 def test_rotated_heads_are_those_of_xla(shape):
     """Guards against a value head that is turned, and keys that are scaled."""
     operands = draw_heads(*shape)
@@ -129,7 +134,7 @@ def test_a_gradient_of_rows_is_that_of_jax():
 def test_a_rows_result_does_not_depend_on_its_neighbours(operation, operands, others):
     """XLA's does, from eight rows on."""
     together = jax.tree.leaves(jax.jit(operation)(*operands, *others))
-    for count in (1, 2, 7, 8, 9, 33):
+    for count in (1, 7, 8, 33):
         some = jax.jit(operation)(*(leaf[:, :count] for leaf in operands), *others)
         for result, expected in zip(jax.tree.leaves(some), together, strict=True):
             np.testing.assert_array_equal(result, expected[:, :count])
@@ -157,7 +162,7 @@ def test_derivatives_are_those_of_xla(operation, by_xla, operands):
 
     def slopes_of(function):
         loss = lambda *x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function(*x)))  # noqa: E731
-        return jax.grad(loss, numbers)(*operands)
+        return jax.jit(jax.grad(loss, numbers))(*operands)
 
     for ours, theirs in zip(slopes_of(operation), slopes_of(by_xla), strict=True):
         assert ours.dtype == theirs.dtype

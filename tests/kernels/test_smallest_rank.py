@@ -32,7 +32,7 @@ def draw(shape, scale):
     return _rank(logits), jax.nn.softmax(logits)
 
 
-@pytest.mark.parametrize("scale", [0.01, 3.0, 50.0])
+@pytest.mark.parametrize("scale", [0.01, 50.0])
 def test_thresholds_are_those_of_sorting(scale):
     """Float64 sums over whole rows, up to the very first weight and beyond the last."""
     rank, probs = draw((2, 5, 3000), scale)
@@ -46,12 +46,12 @@ def test_thresholds_are_those_of_sorting(scale):
 
 
 @pytest.mark.parametrize("is_gpu", [False, True])
-@pytest.mark.parametrize("target", [0, 1, 2, 50, 2999, 3000, 3001])
-def test_counts_are_those_of_xla(target, is_gpu, monkeypatch):
+def test_counts_are_those_of_xla(is_gpu, monkeypatch):
     """Exact on both sides, ties and targets that nothing reaches included."""
     monkeypatch.setattr(vocabulary, "prefers_unrolled_loops", lambda: is_gpu)
-    rank, _ = draw((1, 3, 3000), 3.0)
-    operands = rank, jnp.ones_like(rank, jnp.float32), jnp.full([1, 3, 1], target, jnp.float32)
+    rank = jnp.tile(draw((1, 3, 3000), 3.0)[0], [7, 1, 1])
+    targets = jnp.float32([0, 1, 2, 50, 2999, 3000, 3001])[:, None, None]
+    operands = rank, jnp.ones_like(rank, jnp.float32), targets
     np.testing.assert_array_equal(smallest_rank(*operands), smallest_rank.__wrapped__(*operands))
 
 
