@@ -19,13 +19,14 @@ from jspec.common.json_lines import read_json
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir, keep, note, read_kept
-from jspec.generation.acceptance_rates import AcceptanceRates, measure_rates
 from jspec.generation.costs import (
     LONGEST_MEASURED,
+    AcceptanceRates,
     RoundCosts,
     contexts_of,
     make_batch,
     measure_costs,
+    measure_rates,
     texts_for,
 )
 from jspec.generation.engine import Engine
@@ -33,7 +34,7 @@ from jspec.generation.paged_batch import PagedBatch
 from jspec.generation.result import Result
 from jspec.generation.rows import Row
 from jspec.kernels import environment
-from jspec.sampling.settings import COLDEST
+from jspec.sampling.settings import COLDEST, Switches
 from jspec.speculation.control import FREE_STEPS, Control, drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 from jspec.weights.resolver import LoadedModel
@@ -228,11 +229,13 @@ class KnownCosts:
         the accepted drafts of costs that are known already are taken.
         """
         if pages is None:
-            self.engine.await_kernels(self.params, num_rows, self.max_seq_len)
+            sizes = num_rows, self.engine.capacity_for(self.max_seq_len), Switches()
+            make_state = functools.partial(self.engine.empty_state.eval_shape, *sizes)
             contexts = contexts_of(self.engine, self.max_seq_len)
         else:
-            pages.await_kernels()
+            make_state = pages.joined_state
             contexts = (self.engine.capacity_for(self.max_seq_len),)
+        self.engine.await_kernels(self.params, make_state)
         key = self.make_key() | self._machine(num_rows, pages)
         most = self.engine.capacity_for(length)
         num_needed = 1 + sum(context < most for context in contexts[:-1])

@@ -345,6 +345,8 @@ class Batch:
     Attributes:
       engine: its programs.
       rows: indices of the rows.
+      num_apart: how many rows `fill` can give requests of their own, while rounds are measured.
+      max_length: the most tokens that a row may have.
       cache_size: memory that their caches take.
       params: parameters of target and drafter, the latter with the answers that it remembers.
     """
@@ -367,7 +369,8 @@ class Batch:
         drafter = self.engine.drafter
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
         self._capacity, self._switches = self.engine.capacity_for(max_length), switches
-        self.rows = range(num_rows)
+        self.rows, self.num_apart = range(num_rows), num_rows
+        self.max_length = self._capacity - engine.num_draft_tokens - 1
         num_bytes, temporary = self._needs(self._capacity)
         self.cache_size = CacheSize(num_rows, self._capacity, num_bytes)
         check_memory(
@@ -412,11 +415,6 @@ class Batch:
     def state(self, state: SpecState) -> None:
         self._state = state
 
-    @property
-    def num_apart(self) -> int:
-        """How many rows `fill` can give requests of their own, while rounds are measured."""
-        return len(self.rows)
-
     def change(self, do: Callable[[ModelParams, SpecState], SpecState]) -> None:
         """Replaces the state by what a function makes of it; it is the function's to donate."""
         self._state = do(self.params, self.state)
@@ -438,11 +436,6 @@ class Batch:
         # Of a chunk of 256 the logits of each token would take too much memory.
         calls = self.engine.chunks(len(request.prompt), widest=kernels.CHUNK if is_scored else None)
         return Reading(self.engine, self.params, request.prompt, state, calls, is_scored)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens that a row may have."""
-        return self._capacity - self.engine.num_draft_tokens - 1
 
     def fits(self, max_length: int, switches: Switches) -> bool:
         """Returns whether its programs answer requests of this length that need these switches."""
@@ -531,13 +524,11 @@ class Batch:
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Lets the next rounds look up an answer that has ended, if the drafter does so."""
-        if self.has_memory:
-            self.params = self.engine.remember(self.params, token_ids)
+        self.params = self.engine.remember(self.params, token_ids)
 
     def forget(self) -> None:
         """Forgets the answers that the drafter remembers."""
-        if self.has_memory:
-            self.params = self.engine.forget(self.params)
+        self.params = self.engine.forget(self.params)
 
     @property
     def has_memory(self) -> bool:

@@ -147,13 +147,11 @@ class Engine:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""
         return capacity_for(max_length, self.num_draft_tokens + 1)
 
-    def await_kernels(self, params: ModelParams, batch_size: int, max_seq_len: int) -> None:
-        """Has what computes rounds chosen, where kernels compete: a trial, if there was none."""
-        sizes = batch_size, self.capacity_for(max_seq_len), Switches()
-        self.await_choices(params, lambda: self.empty_state.eval_shape(*sizes))
+    def await_kernels(self, params: ModelParams, make_state: Callable[[], Any]) -> None:
+        """Has what computes rounds chosen, where kernels compete: a trial, if there was none.
 
-    def await_choices(self, params: ModelParams, make_state: Callable[[], Any]) -> None:
-        """Does so for rounds of a state, of which shapes are enough."""
+        Of the state shapes are enough.
+        """
         kernels.await_choices(lambda: self._run.eval_shape(params, make_state(), np.int32(0)))
 
     def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
@@ -265,12 +263,16 @@ class Engine:
 
     def remember(self, params: ModelParams, token_ids: Sequence[int]) -> ModelParams:
         """Returns the parameters of the next rounds, which may look up an answer that has ended."""
+        if not self.keeps_answers:
+            return params
         from jspec.drafters.corpus import remember  # few drafters do
 
         return params._replace(draft=self.layout.place(remember(params.draft, token_ids)))
 
     def forget(self, params: ModelParams) -> ModelParams:
         """Returns the parameters without the answers that were remembered."""
+        if not self.keeps_answers:
+            return params
         from jspec.drafters.corpus import forget
 
         return params._replace(draft=self.layout.place(forget(params.draft)))

@@ -424,14 +424,13 @@ class Generator:
 
     def remember(self, answer: Answer, batch: Batch) -> None:
         """Keeps a whole answer of a batch for later ones, if the drafter looks them up."""
-        if answer.is_whole and batch.has_memory:
+        if answer.is_whole:
             # Of all batches, two of which may take turns.
             self.params = batch.params = self.engine.remember(self.params, answer.token_ids)
 
     def forget_answers(self) -> None:
         """Forgets the answers that `draft_memory` has kept, so that the next is as the first."""
-        if self.engine.keeps_answers:
-            self.params = self.engine.forget(self.params)
+        self.params = self.engine.forget(self.params)
 
     def make_row(
         self, request: Request, *, chat: bool | None = None, system: str | None = None

@@ -79,7 +79,6 @@ class PagedBatch(Batch):
           InputError: if there is not enough memory, or not enough in `cache_bytes` for one row.
         """
         layout, capacity = engine.layout, engine.capacity_for(max_length)
-        self._max_length = max_length
         shape = engine.empty_state.eval_shape(1, capacity, switches)
         caches = [caches_in(getattr(shape, part)) for part in _PARTS]
         shard = layout.own_shapes(shape)  # one device's
@@ -109,6 +108,10 @@ class PagedBatch(Batch):
 
         self._empty = jax.jit(empty_state, static_argnums=0)
         super().__init__(engine, params, notice, num_rows, max_length, switches)
+        self.max_length = max_length  # the tables have no more pages
+        longest = min(LONGEST_MEASURED, max_length)
+        self._num_measured = max(self.needed(longest, longest))
+        self.num_apart = min(num_rows, self.num_pages // self._num_measured)
         self._nothing = self._empty(1)
         self._layers = [empty_layers(part, self.num_pages, layout.empty_pages) for part in caches]
         self.tables = [np.zeros([num_rows, width], np.int32) for width in widths]
@@ -276,25 +279,9 @@ class PagedBatch(Batch):
             self.read(reading)
         return self.insert(row, reading)
 
-    @property
-    def num_apart(self) -> int:
-        """See `Batch.num_apart`: as many as there are pages for."""
-        return min(len(self.rows), self.num_pages // self._num_measured)
-
-    @property
-    def _num_measured(self) -> int:
-        longest = min(LONGEST_MEASURED, self.max_length)
-        return max(self.needed(longest, longest))
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens that a row may have: its table has no more pages."""
-        return self._max_length
-
-    def await_kernels(self) -> None:
-        """Has what computes rounds chosen, where kernels compete: a trial, if there was none."""
-        state = self._join(self._empty(len(self.rows)), self.tables)
-        self.engine.await_choices(self.params, lambda: state)
+    def joined_state(self) -> SpecState:
+        """Returns a state of empty rows with the pages."""
+        return self._join(self._empty(len(self.rows)), self.tables)
 
     def insert(self, row: int, reading: Reading) -> Round:
         """Puts a request whose prompt was read into a row; returns the answer's first token."""
