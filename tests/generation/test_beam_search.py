@@ -154,27 +154,8 @@ def test_a_model_of_nan_fails_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_beams": 0}, "expected num_beams of at least 1, got 0"),
-        ({"num_beams": 2, "temperature": 0.5}, "expected num_beams 1 with temperature 0.5, got 2"),
-        ({"num_beams": 2, "stop": ("a",)}, r"expected num_beams 1 with stop \('a',\), got 2"),
-        ({"num_beams": 2, "logprobs": True}, "expected num_beams 1 with logprobs True, got 2"),
-        ({"length_penalty": 2.0}, "num_beams of at least 2 with length_penalty 2.0, got 1"),
-        ({"early_stopping": True}, "num_beams of at least 2 with early_stopping True, got 1"),
-        ({"num_beams": 2, "early_stopping": "no"}, "early_stopping False, True or 'never', got no"),
-        ({"num_beams": 2, "length_penalty": float("nan")}, "a finite length_penalty, got nan"),
-    ],
-)
-def test_settings_that_beams_cannot_have(changes, message):
-    with pytest.raises(InputError, match=message):
-        SamplingParams(**changes)
-
-
-@pytest.mark.parametrize(
     ("drafter", "options", "num_beams", "message"),
     [
-        ("none", {}, 129, "expected num_beams of at most the vocabulary's 128, got 129"),
         ("none", {"batch_size": 2}, 2, "expected batch_size 1 with num_beams 2, got 2"),
         *(
             ("prompt_lookup", {"acceptance": rule}, 2, f"as beams are not drawn, got '{rule}'")

@@ -12,20 +12,18 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
-from jspec.generation.result import RoundCounts, Stats
 from jspec.kernels import candidates
 from jspec.kernels.contest import Candidate
 from jspec.models import decoder
 from jspec.sampling.settings import Processor
-from tests.tiny_models import CONFIG, make_generator, make_model, shared_generator, target
+from tests.tiny_models import make_generator, shared_generator, small, target
 
-UNLUCKY = 13
-BROKEN = Processor(  # the logits of one seed are NaN, from some token on
+UNLUCKY = ("no such text",)
+BROKEN = Processor(  # the logits of those who ask for this stop are NaN, from some token on
     "broken",
     is_used=lambda settings: True,
-    init=lambda settings, **_: jnp.int32(3 if settings.seed == UNLUCKY else 10**6),
+    init=lambda settings, **_: jnp.int32(3 if settings.stop == UNLUCKY else 10**6),
     apply=lambda left, logits: jnp.where((left > 0)[:, None], logits, jnp.nan),
     update=lambda left, token: left - 1,
 )
@@ -33,18 +31,19 @@ BROKEN = Processor(  # the logits of one seed are NaN, from some token on
 
 @functools.cache
 def unlucky_generator():
-    return make_generator("prompt_lookup", batch_size=3, processors=[BROKEN])
+    return make_generator("prompt_lookup", small(), batch_size=3, processors=[BROKEN])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_one_row_of_nan_fails_alone(temperature):
     """Guards against neighbours' answers that are lost with it, and NaN's argmax as a token."""
-    requests = [
-        Request("abcabcabc", SamplingParams(max_new_tokens=20, seed=seed, temperature=temperature))
-        for seed in (1, UNLUCKY, 2)
-    ]
-    results = unlucky_generator().generate(requests)
-    whole = shared_generator("prompt_lookup").generate(requests)
+    results, whole = (
+        unlucky_generator().generate([
+            Request("abcabcabc", SamplingParams(20, temperature, seed=seed, stop=stop))
+            for seed, stop in ((1, ()), (13, stop), (2, ()))
+        ])
+        for stop in (UNLUCKY, ())
+    )  # fmt: skip
     for index in (0, 2):
         assert results[index].token_ids == whole[index].token_ids
         assert results[index].error is None
@@ -59,13 +58,9 @@ def test_one_row_of_nan_fails_alone(temperature):
 
 
 def test_one_prompt_that_fails_raises():
+    generator = make_generator("none", small(), processors=[BROKEN])
     with pytest.raises(InputError, match="NaN, or forbade every token, at token 3 of the answer"):
-        unlucky_generator().generate(Request("abc", SamplingParams(seed=UNLUCKY)))
-
-
-@functools.cache
-def small():
-    return make_model(dataclasses.replace(CONFIG, num_layers=1))
+        generator.generate(Request("abc", SamplingParams(stop=UNLUCKY)))
 
 
 @functools.cache
@@ -111,16 +106,19 @@ def kernel(monkeypatch):
 PROMPT, SETTINGS = "abcabcabc", SamplingParams(max_new_tokens=12)
 
 
+@pytest.fixture(params=["prefill", "rounds"])
+def generator(request, kernel):
+    """A Generator whose prefill or whose rounds take the kernel."""
+    kernel.takes = lambda width: (width > 16) == (request.param == "prefill")
+    return make_generator("prompt_lookup", small())
+
+
 @pytest.mark.slow  # of the kernels alone: tests/kernels/test_contest.py
-@pytest.mark.parametrize("part", ["prefill", "rounds"])
-def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
+def test_xla_computes_where_a_kernel_fails_at_first(generator, kernel, capsys):
     """One line, and the answer that XLA gives; its state, which had been given away, is there."""
     kernel.first_failure = 1
-    kernel.takes = lambda width: (width > 16) == (part == "prefill")
-    generator = make_generator("prompt_lookup", small())
-    result = generator.generate(PROMPT, SETTINGS)
+    assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
     num_calls = kernel.num_calls
-    assert result.token_ids == kernel.expected
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jspec: a program with the kernels cuda failed (JaxRuntimeError: ")
     assert line.endswith("): XLA computes everything from now on")
@@ -129,11 +127,8 @@ def test_xla_computes_where_a_kernel_fails_at_first(part, kernel, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["prefill", "rounds"])
-def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
+def test_a_kernel_that_fails_later_fails_one_answer(generator, kernel):
     """Guards against a traceback of XLA's, and against a server that fails from then on."""
-    kernel.takes = lambda width: (width > 16) == (part == "prefill")
-    generator = make_generator("prompt_lookup", small())
     assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
     kernel.first_failure = kernel.num_calls + 1
     with pytest.raises(
@@ -143,95 +138,11 @@ def test_a_kernel_that_fails_later_fails_one_answer(part, kernel):
     assert generator.generate(PROMPT, SETTINGS).token_ids == kernel.expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"drafter": ["model"]},
-            r"expected drafter to be a text or a DrafterEntry, got \['model'\]",
-        ),
-        (
-            {"acceptance": ["block"]},
-            r"expected acceptance to be a text or a AcceptanceRule, got \['block'\]",
-        ),
-        ({"processors": ("x",)}, "expected each of processors to be a Processor, got 'x'"),
-        ({"processors": max}, "expected processors as a list, such as .mine., got <built-in"),
-        ({"processors": BROKEN}, "expected processors as a list, such as .mine., got Processor"),
-        ({"drafter_options": {}}, "expected drafter_options to be a DrafterOptions, got {}"),
-        ({"rule_options": {}}, "expected rule_options to be a RuleOptions, got {}"),
-    ],
-)
-def test_options_of_another_type_are_refused(options, message):
-    """Guards against an AttributeError far from its cause."""
-    with pytest.raises(InputError, match=message):
-        Generator(target(), **options)
-
-
-@pytest.mark.parametrize("name", ["drafter_options", "rule_options"])
-def test_such_options_load_no_model(name):
-    with pytest.raises(InputError, match=f"expected {name} to be a .*, got {{}}"):
-        Generator.load("nowhere", **{name: {}})
-
-
-@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc"], ids=str)
-def test_prompts_of_another_type_are_refused(prompts):
-    """Guards against an answer to a key, or to a byte."""
-    message = f"list of them, got {type(prompts).__name__}"
-    with pytest.raises(InputError, match=message):
-        shared_generator("none").generate(prompts)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([{"role": "user", "content": "a"}], "a Request, got dict .of chat messages give the user"),
-        ([1, 2, 3], r"a Request, got 1 \(one prompt of token ids is a list in a list, \[\[1, 2"),
-        ([["a"]], "token id to be a whole number, got 'a'"),
-        (5, "each prompt as a text, a list of token ids or a Request, got 5"),
-        (["a", None], "each prompt as a text, a list of token ids or a Request, got None"),
-    ],
-    ids=["messages", "ids", "letters", "number", "none"],
-)
-def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message):
-    """Guards against "expected a token id, got 'role'"."""
-    with pytest.raises(InputError, match=message):
-        shared_generator("none").generate(prompts)
-
-
 def test_prompts_may_come_one_by_one():
     """Guards against an iterator that a check has used up."""
     settings = SamplingParams(max_new_tokens=3)
     first, second = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
     assert [first.prompt, second.prompt] == ["ab", "cd"]
-
-
-def test_options_have_the_names_of_their_flags(monkeypatch):
-    """`Generator.load(draft_layers=1)` is `--draft_layers=1`; a wrong one loads no model."""
-    loaded = []
-    monkeypatch.setattr(
-        "jspec.generation.generator.load_model", lambda name, **_: loaded.append(name) or target()
-    )
-    generator = Generator.load("tiny", drafter="layer_skip", draft_layers=1)
-    assert generator.describe()["drafter_options"]["draft_layers"] == (0,)
-    rule = Generator.load("tiny", drafter="prompt_lookup", acceptance="lenient", lenience=0.25)
-    assert rule.describe()["rule_options"]["lenience"] == 0.25
-    loaded.clear()
-    with pytest.raises(InputError, match="expected a drafter among"):
-        Generator.load("tiny", drafter="modle")
-    with pytest.raises(
-        InputError,
-        match=r"num_draft_tokens='auto' \(--num_draft_tokens=auto\) chooses their number",
-    ):
-        Generator.load("tiny", drafter="auto")
-    with pytest.raises(InputError, match="draft_layers as a number or a list"):
-        Generator.load("tiny", drafter="layer_skip", draft_layers="x")
-    with pytest.raises(InputError, match="unknown option 'drafer': did you mean 'drafter'"):
-        Generator.load("tiny", drafer="model")
-    with pytest.raises(
-        InputError, match="unknown option 'draft_layer': did you mean 'draft_layers'"
-    ):
-        Generator.load("tiny", draft_layer=2)
-    assert loaded == []
 
 
 def test_samples_have_seeds_of_their_own():
@@ -257,10 +168,6 @@ def test_what_is_printed_is_short():
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"
-    generator = make_generator("prompt_lookup", num_draft_tokens=1)
-    assert repr(generator) == "<Generator of tiny: prompt_lookup, 1 draft, rejection>"
-    short_stats = Stats((RoundCounts(1, 1, "prompt_lookup"),), 3, 0.5, 2.0, 1.5, 0.0, 3)
-    assert repr(short_stats).endswith(", 1 of 1 draft accepted>")
 
 
 @pytest.mark.parametrize(

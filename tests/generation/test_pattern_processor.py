@@ -13,7 +13,7 @@ from jspec.generation.pattern_processor import apply, make_tables, update
 from jspec.generation.request import Request, SamplingParams
 from jspec.sampling.settings import Processor
 from tests.cases import slow_unless
-from tests.tiny_models import shared_generator, target
+from tests.tiny_models import shared_generator
 
 _WORDS = ["cat", "cats", "dog", "do", "catdog", "é"]
 _PATTERN = "|".join(_WORDS)
@@ -123,17 +123,3 @@ def test_a_mix_of_rows_is_as_each_alone():
     together = generator.generate(requests)
     alone = [shared_generator("none").generate([one])[0] for one in requests]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"min_new_tokens": 1}, {"allowed_token_ids": (1,)}, {"pattern": 3}]
-)
-def test_settings_that_contradict_a_pattern_are_refused(changes):
-    with pytest.raises(InputError, match="pattern"):
-        SamplingParams(**{"pattern": "a"} | changes)
-
-
-def test_a_bad_pattern_is_refused_before_anything_runs():
-    with pytest.raises(InputError, match="expected a regular expression"):
-        shared_generator("none").generate("a", SamplingParams(pattern="("))
-    assert target().tokenizer.token_bytes()[97] == b"a"
