@@ -108,13 +108,13 @@ def make_generator(drafter, mesh, model=None, **options):
     return Generator(model, drafts, drafter=drafter, **options)
 
 
-def answers(drafter, mesh, **options):
+def answers(drafter, mesh, max_new_tokens=24, **options):
     """Returns the token ids of the answers at temperatures 0 and 1, and the drafts accepted."""
     from jspec import SamplingParams
 
     generator, token_ids = make_generator(drafter, mesh, **options), []
     for temperature in (0.0, 1.0):
-        settings = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
+        settings = SamplingParams(max_new_tokens, temperature, seed=3)
         results = generator.generate(PROMPTS, settings)
         accepted = sum(result.stats.num_accepted for result in results)
         token_ids.append([[result.token_ids for result in results], accepted])

@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.common.figures import Curves, as_label, draw, looks, new_figure
+from jspec.common.figures import Curves, draw, looks, new_figure
 from tests.lab.conftest import figures as figures_fixture
 from tests.lab.drawn import bars_of, legend_of, lines_of
 
@@ -126,12 +126,6 @@ def test_lines_differ_in_more_than_colour():
     assert len({(look["marker"], str(look["linestyle"])) for look in first}) == 24
     assert len({look["marker"] for look in first[:8]}) == 8
     assert not {look["color"] for look in first} & {"white", "#ffffff", "#fff"}
-
-
-def test_labels_are_shown_letter_for_letter():
-    """Guards against a method named $x$ as a formula, and one named _x without a legend."""
-    assert as_label("a$b$") == r"a\$b\$"
-    assert not as_label("_a").startswith("_")
 
 
 def test_without_matplotlib_there_is_a_hint(monkeypatch):

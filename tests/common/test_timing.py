@@ -1,10 +1,13 @@
-"""Many turns of a loop are timed at once, and those of several loops alternate."""
+"""Turns of loops are timed together, and loops by turns; progress takes a line, or few."""
+
+import io
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common import timing
+from jspec.common import progress, timing
+from jspec.common.progress import Progress
 from jspec.common.timing import (
     least_seconds,
     seconds_each,
@@ -101,3 +104,42 @@ def test_a_loop_goes_on_from_where_it_was():
     loop = timing.TurnLoop(lambda step, total: total + step, jnp.float32(2), jnp.float32(1))
     assert float(loop(jnp.int32(3))) == 7
     assert float(loop(jnp.int32(1))) == 9
+
+
+class Terminal(io.StringIO):
+    """What a program takes for a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    times = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: times[-1])
+    return times
+
+
+def show_all(ticks):
+    shown = Progress(30, 0, "timing", in_place=True)
+    for count in range(1, 31):
+        ticks.append(100.0 + count / 2)
+        shown.show(count)
+
+
+def test_a_terminal_has_one_line(monkeypatch, ticks):
+    """Guards against a screen of progress, and a line that is left unfinished."""
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    show_all(ticks)
+    text = terminal.getvalue()
+    assert text.count("\n") == 1
+    assert text.startswith("\r1 of 30 timings\033[K\r2 of 30 timings\033[K")
+    assert text.endswith("\r30 of 30 timings\033[K\n")
+
+
+def test_elsewhere_there_are_a_few_lines(monkeypatch, ticks):
+    """Guards against control characters in a file, and a line for each timing."""
+    monkeypatch.setattr("sys.stderr", file := io.StringIO())
+    show_all(ticks)
+    lines = file.getvalue().splitlines()
+    assert lines == [f"{count} of 30 timings" for count in (1, 11, 21, 30)]

@@ -1,7 +1,8 @@
-"""Recorded costs: interpolation, the file, and what is wrong with it."""
+"""Recorded costs: interpolation, the file, what is wrong with it; what follows by category."""
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.auto import recall_or_measure
 from jspec.generation.costs import RoundCosts, read_costs
-from jspec.generation.result import RoundCounts
+from jspec.generation.monitor import AcceptanceMonitor
+from jspec.generation.request import SamplingParams
+from jspec.generation.result import Result, RoundCounts, Stats
 
 COSTS = RoundCosts(
     contexts=(512, 2048),
@@ -50,17 +53,23 @@ def test_they_survive_json():
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "message"),
     [
-        {"accepted": ((3.0, 1.0),)},
-        {"accepted": ((3.0, 1.0),), "decided": ((2.0, 1.0),)},
-        {"accepted": ((-1.0, 1.0),), "decided": ((2.0, 1.0),)},
-        {"accepted": ((1.0,),), "decided": ((2.0,),)},
-        {"answer_tokens": -1},
+        *(({"seconds": (((1.0, second, 1.3),) * 2,) * 2}, "above 0") for second in (0.0, math.nan)),
+        ({"seconds": (((1.0, math.inf, 1.3),) * 2,) * 2}, "above 0"),
+        ({"reading": ((-0.1, 0.1),) * 2}, "not below 0"),
+        ({"reading": ((math.nan, 0.1),) * 2}, "not below 0"),
+        ({"reading": ((0.1,),) * 2}, r"seconds of reading of shape \(2, 2\), got \(2, 1\)"),
+        ({"accepted": ((3.0, 1.0),)}, "decided drafts of shape"),
+        ({"accepted": ((3.0, 1.0),), "decided": ((2.0, 1.0),)}, "from 0 to the number decided"),
+        ({"accepted": ((-1.0, 1.0),), "decided": ((2.0, 1.0),)}, "from 0 to the number decided"),
+        ({"accepted": ((1.0,),), "decided": ((2.0,),)}, "accepted drafts of shape"),
+        ({"answer_tokens": -1}, "answer_tokens of at least 0"),
     ],
 )
-def test_impossible_numbers_of_accepted_drafts_are_refused(changes):
-    with pytest.raises(InputError, match=r"^expected "):
+def test_impossible_costs_are_refused(changes, message):
+    """Guards against a division by 0 on the device."""
+    with pytest.raises(InputError, match=message):
         dataclasses.replace(COSTS, **changes)
 
 
@@ -87,6 +96,9 @@ def test_they_are_measured_once(tmp_path, capsys):
     assert recall_or_measure(path, {"a": 2}, lambda: costs) == costs
     assert recall_or_measure(path, {"a": 1}, never) == COSTS
     assert recall_or_measure(path, {"a": 2}, never) == costs
+    (tmp_path / "file").write_text("")
+    assert recall_or_measure(tmp_path / "file" / "costs.json", {}, lambda: COSTS) == COSTS
+    assert "cannot keep costs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
@@ -112,13 +124,6 @@ def test_a_corrupt_entry_is_measured_anew(tmp_path, capsys, entry):
     assert recall_or_measure(path, {"b": 1}, never) == COSTS
 
 
-def test_a_folder_that_cannot_be_written_costs_a_word(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    path = tmp_path / "file" / "costs.json"
-    assert recall_or_measure(path, {}, lambda: COSTS) == COSTS
-    assert "cannot keep costs" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -136,21 +141,68 @@ def test_a_given_file_must_hold_costs(tmp_path, content, message):
         read_costs(str(path))
 
 
-@pytest.mark.parametrize("second", [0.0, -1.0, float("nan"), float("inf")])
-def test_costs_are_positive(second):
-    """Guards against a division by 0 on the device."""
-    with pytest.raises(InputError, match="above 0"):
-        RoundCosts((512,), (0, 1), ("x",), (((1.0, second),),))
+MONITORED = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))
+
+
+def answer(category, rounds):
+    counts = tuple(RoundCounts(*pair, "x" if pair[0] else "") for pair in rounds)
+    stats = Stats(counts, 1, 0.0, 1.0, 1.0, 0.0, 7)
+    return Result("", [], [], "", "eos", SamplingParams(), stats, category=category)
+
+
+def recommend(rounds, costs=MONITORED):
+    monitor = AcceptanceMonitor()
+    monitor.add(answer("qa", rounds))
+    (recommendation,) = monitor.recommend(costs)
+    return recommendation
 
 
 @pytest.mark.parametrize(
-    ("reading", "message"),
+    ("rounds", "number", "speedup"),
     [
-        (((-0.1,),), "not below 0"),
-        (((float("nan"),),), "not below 0"),
-        (((0.1, 0.1),), r"seconds of reading of shape \(1, 1\), got \(1, 2\)"),
+        ([(7, 7)] * 30, 7, 8 / 1.7),
+        ([(7, 0)] * 30, 0, 1.0),
+        ([(7, 1)] * 30, 1, 2 / 1.1),
+        ([(0, 0)] * 30, 0, 1.0),
+        ([(3, 3)] * 15 + [(0, 0)] * 15, 3, 2.5 / 1.15),
     ],
 )
-def test_reading_takes_no_less_than_no_time(reading, message):
-    with pytest.raises(InputError, match=message):
-        RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),), reading)
+def test_the_best_number(rounds, number, speedup):
+    """By hand: tokens a round over its cost; rounds without a proposal count as they are."""
+    recommendation = recommend(rounds)
+    assert recommendation.num_draft_tokens == number
+    assert recommendation.speedup == pytest.approx(speedup)
+
+
+def test_a_draft_model_that_reads_the_prompts_may_not_pay():
+    """By hand: 30 rounds of 4 tokens are 120 plain steps; drafted they take 39, and the reading."""
+    for prompt, number, speedup in ((100, 3, 120 / (39 + 0.5 * 100)), (200, 0, 1.0)):
+        costs = dataclasses.replace(MONITORED, numbers=(0, 3), seconds=(((1.0, 1.3),),),
+                                    reading=((0.5,),))  # fmt: skip
+        monitor = AcceptanceMonitor()
+        drafted = answer("qa", [(3, 3)] * 30)
+        monitor.add(dataclasses.replace(drafted, prompt_token_ids=[1] * prompt))
+        (recommendation,) = monitor.recommend(costs)
+        assert recommendation[-2:] == (number, pytest.approx(speedup))
+
+
+def test_too_little_is_no_reason():
+    """Guards against a recommendation from one answer of three rounds."""
+    recommendation = recommend([(7, 7)] * 3)
+    assert recommendation[2:] == (1.0, None, None)
+    assert str(recommendation) == "qa: 100% of drafts accepted in 3 rounds"
+    without_costs = recommend([(7, 7)] * 30, costs=None)
+    assert (without_costs.num_draft_tokens, without_costs.acceptance_rate) == (None, 1.0)
+
+
+def test_categories_are_apart():
+    monitor = AcceptanceMonitor()
+    for category, kept in (("qa", 0), ("code", 7), ("qa", 0), (None, 7)):
+        monitor.add(answer(category, [(7, kept)] * 12))
+    by_category = {
+        recommendation.category: recommendation for recommendation in monitor.recommend(MONITORED)
+    }
+    assert list(by_category) == ["qa", "code", "all"]
+    assert (by_category["qa"].num_rounds, by_category["qa"].num_draft_tokens) == (24, 0)
+    assert (by_category["code"].num_rounds, by_category["code"].num_draft_tokens) == (12, None)
+    assert str(by_category["qa"]).endswith("off: drafting does not pay")

@@ -93,11 +93,6 @@ def test_it_is_said_and_recorded(times, tmp_path):
     assert str(asked.budget(CacheSize(1, 64, 10**6))).endswith("by measured costs")
 
 
-def test_a_draft_that_was_asked_for_stays(times):
-    draft = dataclasses.replace(make_model(), quantization="int4")
-    assert with_fast_weights(draft, "rejection", never) is draft
-
-
 def test_a_packed_draft_is_rounded_to_q4_0(tmp_path):
     """As "q4_0" does, without loading it again; by a lossy rule the answers would change."""
     path = tmp_path / "draft.gguf"
@@ -117,12 +112,14 @@ def test_a_packed_draft_is_rounded_to_q4_0(tmp_path):
     assert with_fast_weights(draft, "lenient", never) is draft
 
 
-def test_a_lossy_rule_keeps_the_draft_as_it_is(times):
-    """By such a rule the answers depend on the draft."""
-    draft = make_model()
-    assert with_fast_weights(draft, "typical", never) is draft
-
-
-def test_a_cpu_rounds_nothing_of_itself():
-    draft = make_model()
-    assert with_fast_weights(draft, "rejection", never) is draft
+@pytest.mark.parametrize(
+    ("rule", "quantization", "is_gpu"),
+    [("rejection", "int4", True), ("typical", None, True), ("rejection", None, False)],
+    ids=["asked for", "lossy", "on a CPU"],
+)
+def test_a_draft_stays_as_it_is(rule, quantization, is_gpu, request):
+    """By a lossy rule the answers depend on the draft."""
+    if is_gpu:
+        request.getfixturevalue("times")
+    draft = dataclasses.replace(make_model(), quantization=quantization)
+    assert with_fast_weights(draft, rule, never) is draft

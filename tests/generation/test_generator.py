@@ -162,17 +162,6 @@ def test_prompts_at_the_limits_of_the_context(drafter):
             generator.generate(Request(make_prompt(length), GREEDY))
 
 
-@pytest.mark.parametrize("drafter", ["none", "model"])
-def test_one_new_token_is_the_prefills(drafter):
-    """Guards against a round run for an answer that is already full, and division by no round."""
-    result = shared_generator(drafter).generate("abc", change(GREEDY, max_new_tokens=1))
-    assert (len(result.token_ids), result.finish_reason) == (1, "length")
-    stats = result.stats.to_json()
-    assert (stats["num_rounds"], stats["num_proposed"]) == (0, 0)
-    assert stats["acceptance_rate"] is stats["tokens_per_target_call"] is None
-    assert stats["tokens_per_second"] is None
-
-
 def test_plain_decoding_says_what_full_passes_say(plain_results):
     """Guards against a prompt that is not consumed whole, of one token or of a chunk and one more.
 
@@ -189,17 +178,6 @@ def test_plain_decoding_says_what_full_passes_say(plain_results):
     for row, result in enumerate(results):
         first = len(result.prompt_token_ids) - 1
         assert result.token_ids == best[row, first : first + len(result.token_ids)].tolist()
-
-
-def test_the_cache_has_room_for_a_block_after_the_longest_answer(monkeypatch):
-    """Guards against drafts written past the end, where a clamp would move them onto good slots."""
-    rooms = []
-    monkeypatch.setattr(
-        "jspec.generation.engine.capacity_for", lambda *room: rooms.append(room) or 512
-    )
-    requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
-    shared_generator("model").generate(requests)
-    assert rooms == [(9 + 8, tiny_models.NUM_DRAFT_TOKENS + 1)]
 
 
 def test_rows_without_a_request_are_done():

@@ -85,28 +85,24 @@ def test_options_reach_the_models_they_are_for(folder):
     described = loaded.describe()
     assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int4")
     assert list_notes(loaded) == []  # a quantised draft changes no distribution
+    loaded = Generator.load(str(folder), target_quantization="int8", drafter="none")
+    said = f"the target is quantised to int8: another model than {folder}"
+    assert list_notes(loaded) == [said]
     with pytest.raises(InputError, match="draft_quantization 'int8' expects a draft model"):
         Generator.load(str(folder), draft_quantization="int8")
     with pytest.raises(InputError, match="q4_0, packed, packed_a8; got 'int2'"):
         Generator.load(str(folder), target_quantization="int2")
 
 
-def test_the_program_says_that_a_quantised_target_is_another_model(monkeypatch, capsys, folder):
-    """Guards against answers taken for the original's."""
-    flags = [f"--target={folder}", "--nochat", "--prompt=one", "--max_new_tokens=4"]
-    run = functools.partial(call_generate, monkeypatch, capsys, *flags, "--drafter=none")
+def test_the_program_says_what_is_unusual(monkeypatch, capsys, folder):
+    """Guards against answers taken for the original's, and a base model's for bad ones."""
+    flags = [f"--target={folder}", "--prompt=one", "--max_new_tokens=4", "--drafter=none"]
+    run = functools.partial(call_generate, monkeypatch, capsys, *flags)
     status, _, errors = run("--target_quantization=int8")
     assert status == 0
     notes = [line for line in errors.splitlines() if line.startswith("note:")]
-    assert notes == [f"note: the target is quantised to int8: another model than {folder}"]
+    assert notes == [
+        f"note: the target is quantised to int8: another model than {folder}",
+        f"note: {folder} has no chat template: it only continues the prompt",
+    ]
     assert "expected --draft=MODEL" in check_refusal(*run("--draft_quantization=int4"))
-
-
-def test_the_program_says_that_a_prompt_is_only_continued(monkeypatch, capsys, folder):
-    """Guards against a base model's text taken for a bad answer; and --system then says more."""
-    flags = [f"--target={folder}", "--prompt=one", "--max_new_tokens=4", "--drafter=none"]
-    status, _, errors = call_generate(monkeypatch, capsys, *flags)
-    assert status == 0
-    assert f"note: {folder} has no chat template: it only continues the prompt" in errors
-    _, _, errors = call_generate(monkeypatch, capsys, *flags, "--nochat")
-    assert "chat template" not in errors

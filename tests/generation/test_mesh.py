@@ -6,19 +6,21 @@ The devices are those of a separate process, as JAX has them from its start.
 import pytest
 
 from jspec.drafters import DRAFTERS
-from tests.meshes import CONFIG, PROMPTS, replica_groups, run_on_devices
+from tests.meshes import CONFIG, PROMPTS, run_on_devices
 
 # What runs in the process: everything that the quick tests ask, as each start takes seconds.
 _QUICK = """
 from jspec.sampling.settings import Switches
+from tests import meshes
 import jax, math, re
 import numpy as np
 
 COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
+meshes.CONFIG = dataclasses.replace(CONFIG, num_layers=1)  # of drafts
 outputs = {}
 for mesh in (None, "data:2,model:4"):
     # Fewer rows than prompts: rows are replaced, each on its own row of the mesh.
-    outputs[str(mesh)] = answers("model", mesh, batch_size=2)
+    outputs[str(mesh)] = answers("model", mesh, 10, model=target(num_layers=1), batch_size=2)
 
 def text_of(drafter, mesh, **options):
     generator = make_generator(drafter, mesh, target(num_layers=1), **options)
@@ -74,30 +76,6 @@ def test_rows_of_the_mesh_share_nothing(outputs):
     assert outputs["groups"] == [[[0, 1], [2, 3]]]
     assert outputs["of rows"] == []
     assert outputs["elsewhere"] == ["all-reduce", "all-gather"], "what is looked for can be found"
-
-
-@pytest.mark.parametrize(
-    ("spelled", "groups"),
-    [
-        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
-        ("{{0,2,1,3}}", ((0, 2, 1, 3),)),
-        ("[2,2]<=[4]", ((0, 1), (2, 3))),
-        ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
-        ("mesh['data'=2,'model'=2] {'model'}", ((0, 1), (2, 3))),
-        ("mesh['data'=2,'model'=2] {'data'}", ((0, 2), (1, 3))),
-        ("mesh['data'=2,'model'=2] {'data','model'}", ((0, 1, 2, 3),)),
-    ],
-)
-def test_groups_are_read_in_every_spelling(spelled, groups):
-    """Those of jax 0.10 and of 0.12, as they stand in the line of a collective."""
-    line = f"f32[2] all-reduce(%x), channel_id=1, replica_groups={spelled}, use_global_device_ids=1"
-    assert replica_groups(line) == [groups]
-
-
-def test_an_unknown_spelling_of_groups_is_named():
-    """Guards against groups that are passed over, and a test that then compares nothing."""
-    with pytest.raises(ValueError, match="got 'mesh_of_some_kind'"):
-        replica_groups("all-reduce(%x), replica_groups=mesh_of_some_kind, channel_id=1")
 
 
 _MATRIX = """

@@ -39,8 +39,8 @@ _HEADS = {
     "markov_rank": 2, "has_confidence": True, "confidence_reads_markov": True, "says_next": True,
 }  # fmt: skip
 _CASCADE, _MERGED = "prompt_lookup+model", "prompt_lookup+recycle+model"
-_ALONE = [(name, kind, 1, {}) for name in DRAFTERS for kind in _SETTINGS]
-_OTHERS = [
+_RUNS = [(name, kind, 1, {}) for name in DRAFTERS for kind in _SETTINGS]
+_RUNS += [
     (_CASCADE, "greedy", 1, {}),
     (_CASCADE, "sampled", 1, {"num_draft_tokens": "auto"}),
     ("model", "greedy", 1, _TREE),
@@ -76,15 +76,16 @@ _OTHERS = [
     (_PARALLEL, "sampled", 3, {"dtype": "bfloat16"}),
     (_PARALLEL, "greedy", 1, _TREE),
 ]
-_TRANSLATED = [
-    ("model", "shared", "greedy", 1, {}),
-    ("model", "shared", "sampled", 3, {"num_draft_tokens": "auto"}),
-    ("model", "spelling", "greedy", 1, {}),
-    ("model", "spelling", "sampled", 3, {}),
-    ("model", "auto", "greedy", 1, {"dtype": "bfloat16"}),
-    ("model", "auto", "sampled", 1, {"acceptance": "coupled"}),
-    ("model", "auto", "sampled", 32, {}),
-    (_CASCADE, "auto", "sampled", 1, {}),
+# Drafts of another vocabulary, by their translation.
+_RUNS += [
+    (("translated", "model", "shared"), "greedy", 1, {}),
+    (("translated", "model", "shared"), "sampled", 3, {"num_draft_tokens": "auto"}),
+    (("translated", "model", "spelling"), "greedy", 1, {}),
+    (("translated", "model", "spelling"), "sampled", 3, {}),
+    (("translated", "model", "auto"), "greedy", 1, {"dtype": "bfloat16"}),
+    (("translated", "model", "auto"), "sampled", 1, {"acceptance": "coupled"}),
+    (("translated", "model", "auto"), "sampled", 32, {}),
+    (("translated", _CASCADE, "auto"), "sampled", 1, {}),
 ]
 _ENCODERS = {
     "text": EncoderConfig(num_layers=2, num_heads=4, head_dim=8, hidden_dim=48, max_len=64),
@@ -93,15 +94,16 @@ _ENCODERS = {
         never_ids=(5,), never_first_ids=(6,),
     ),
 }  # fmt: skip
-_ENCODED = [
-    ("text", "none", "greedy", 1, {}),
-    ("text", "prompt_lookup", "greedy", 1, {}),
-    ("text", "model", "sampled", 3, {}),
-    ("text", _CASCADE, "sampled", 1, {"num_draft_tokens": "auto"}),
-    ("text", "model", "greedy", 1, _TREE),
-    ("sound", "none", "greedy", 1, {}),
-    ("sound", "prompt_lookup", "greedy", 3, {"dtype": "bfloat16"}),
-    ("sound", "model", "sampled", 1, {"acceptance": "coupled"}),
+# Encoder-decoders, whose keys and values of the source are constants of the round.
+_RUNS += [
+    (("encoded", "text", "none"), "greedy", 1, {}),
+    (("encoded", "text", "prompt_lookup"), "greedy", 1, {}),
+    (("encoded", "text", "model"), "sampled", 3, {}),
+    (("encoded", "text", _CASCADE), "sampled", 1, {"num_draft_tokens": "auto"}),
+    (("encoded", "text", "model"), "greedy", 1, _TREE),
+    (("encoded", "sound", "none"), "greedy", 1, {}),
+    (("encoded", "sound", "prompt_lookup"), "greedy", 3, {"dtype": "bfloat16"}),
+    (("encoded", "sound", "model"), "sampled", 1, {"acceptance": "coupled"}),
 ]
 _BEAMS = [("none", {}), ("prompt_lookup", {}), ("model", _TREE)]
 
@@ -119,6 +121,10 @@ def for_a_gpu(monkeypatch):
 
 
 def make_generator(drafter, folder, batch_size=1, dtype="float32", **options):
+    if isinstance(drafter, tuple):
+        kind, *names = drafter
+        make = {"translated": make_translated, "encoded": make_encoded}[kind]
+        return make(*names, batch_size, dtype, **options)
     trees = {name: options.pop(name) for name in tuple(options) if name.startswith("tree_")}
     options = {"batch_size": batch_size, "acceptance": "rejection"} | options
     if drafter == _WITH_HEADS:
@@ -196,35 +202,14 @@ def imprecise_products(text):
 
 
 def name_of(case):
-    return "-".join(map(str, case.values())) if isinstance(case, dict) else str(case)
+    values = case.values() if isinstance(case, dict) else case
+    return str(case) if isinstance(case, str | int) else "-".join(map(str, values))
 
 
-@pytest.mark.parametrize(("drafter", "kind", "rows", "options"), _ALONE + _OTHERS, ids=name_of)
+@pytest.mark.parametrize(("drafter", "kind", "rows", "options"), _RUNS, ids=name_of)
 def test_every_loop_of_a_run_waits_for_its_condition(drafter, kind, rows, options, tmp_path):
     """Each drafter, cascades, trees; 1, 3 and 32 rows; float32 and bfloat16."""
     generator = make_generator(drafter, tmp_path, rows, **options)
-    engine = generator.engine
-    program = compile_rounds(engine._run, generator, state_of(generator, _SETTINGS[kind], rows))
-    check(program, options.get("dtype", "float32"))
-
-
-@pytest.mark.parametrize(
-    ("drafter", "translation", "kind", "rows", "options"), _TRANSLATED, ids=name_of
-)
-def test_every_loop_of_a_translated_draft_waits_for_its_condition(
-    drafter, translation, kind, rows, options
-):
-    generator = make_translated(drafter, translation, rows, **options)
-    state = state_of(generator, _SETTINGS[kind], rows)
-    check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
-
-
-@pytest.mark.parametrize(("source", "drafter", "kind", "rows", "options"), _ENCODED, ids=name_of)
-def test_every_loop_of_an_encoder_decoder_waits_for_its_condition(
-    source, drafter, kind, rows, options
-):
-    """A text's encoder and a sound's: its keys and values are constants of the round."""
-    generator = make_encoded(source, drafter, rows, **options)
     state = state_of(generator, _SETTINGS[kind], rows)
     check(compile_rounds(generator.engine._run, generator, state), options.get("dtype", "float32"))
 

@@ -29,25 +29,16 @@ BROKEN_LINES = {
 
 
 def test_prompts_and_turns(tmp_path):
-    """Guards against Spec-Bench's files refused, and against a last line without its end."""
+    """Guards against files of Spec-Bench, and of editors that begin with a mark, refused.
+
+    A category is a text or, as Spec-Bench has it, a number; the last line has no end.
+    """
     path = tmp_path / "p.jsonl"
-    text = '{"prompt": "a\\nb"}\n\n  \n{"turns": ["c", "d"], "question_id": 1}\r\n{"prompt": "é"}'
-    path.write_bytes(text.encode())
-    assert [prompt.turns for prompt in read_prompts(str(path))] == [("a\nb",), ("c", "d"), ("é",)]
-
-
-def test_a_category_may_be_given(tmp_path):
-    """Spec-Bench's lines carry one; a number is as good a name as any."""
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "a", "category": "qa"}\n{"turns": ["b"], "category": 7}\n')
-    assert [one[:2] for one in read_prompts(str(path))] == [("a", "qa"), ("b", "7")]
-
-
-def test_a_byte_order_mark_is_no_part_of_the_json(tmp_path):
-    """Guards against files of editors that begin UTF-8 with a mark."""
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
-    assert [one[:2] for one in read_prompts(str(path))] == [("a", None)]
+    text = '{"prompt": "a\\nb", "category": "qa"}\n\n  \n{"turns": ["c", "d"], "category": 7}\r\n'
+    path.write_bytes((text + '{"prompt": "é"}').encode("utf-8-sig"))
+    prompts = list(read_prompts(str(path)))
+    assert [prompt.turns for prompt in prompts] == [("a\nb",), ("c", "d"), ("é",)]
+    assert [prompt.category for prompt in prompts] == ["qa", "7", None]
 
 
 def test_standard_input(monkeypatch):
@@ -94,14 +85,9 @@ def test_ids_with_a_template_are_refused(options):
         encode_prompt(target(), [5, 6], **{"chat": None, "system": None} | options)
 
 
-def test_a_conversation_of_one_turn_is_a_prompt():
-    """Guards against two ways to write the first turn."""
-    ids = encode_conversation(target(), ["ab"], [], chat=False)
-    assert ids == encode_prompt(target(), "ab", chat=False, system=None)
-
-
 def test_a_conversation_without_a_template_is_plain_text():
-    """Guards against an answer that is left out, or turns glued together."""
+    """Guards against an answer that is left out, or turns glued together; one is a prompt."""
+    assert encode_conversation(target(), ["ab"], [], chat=False) == list(b"ab")
     ids = encode_conversation(target(), ["ab", "cd"], ["xy"], chat=None)
     assert ids == list(b"abxy\n\ncd")
 

@@ -14,12 +14,13 @@ from jspec.generation.generator import Generator
 from jspec.generation.request import Request, SamplingParams
 from jspec.models.encoder_decoder import encode, make_source
 from jspec.sampling.noise import INDEPENDENT
-from jspec.speculation.types import SourceView
+from jspec.speculation.types import RoundInputs, SourceView
 from jspec.weights.hf import load_hf
 from jspec.weights.resolver import LoadedModel, check_decoder, have_same_encoder
 from jspec.weights.tokenizers.tokenizer import ByteTokenizer
 from tests.cases import slow_unless
 from tests.models.encoder_decoder_checkpoints import VOCAB, make_checkpoint
+from tests.speculation.drive import settings_of
 from tests.tiny_models import make_model
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -144,27 +145,26 @@ def test_a_lookup_drafts_from_the_source():
     source = jnp.array([[11, 12, 13, 14, 15, 2, 0, 0]])
     view = SourceView(source, jnp.array([6]), jnp.zeros([1, 8, 4]), None)
     drafter = PromptLookupDrafter(num_draft_tokens=3)
-    state = drafter.read_source(None, drafter.init(1, 32), view)
-    started = drafter.observe(
-        None, state, jnp.array([[3]]), jnp.zeros([1, 1, 4]), jnp.ones([1, 1], bool)
-    )
-    assert started.length.tolist() == [7]  # padding is no text
-    proposed = propose(drafter, started, 12)
+    begin = jnp.array([[3]]), jnp.zeros([1, 1, 4]), jnp.ones([1, 1], bool)
+
+    @jax.jit
+    def draft():
+        state = drafter.read_source(None, drafter.init(1, 32), view)
+        started = drafter.observe(None, state, *begin)
+        return started.length, propose(drafter, started, 12)
+
+    length, proposed = draft()
+    assert length.tolist() == [7]  # padding is no text
     assert proposed.tokens[0, : proposed.num_tokens[0]].tolist() == [13, 14, 15]
     sound = view._replace(inputs=jnp.zeros([1, 8, 4]))
     assert drafter.read_source(None, History.init(1, 32), sound).length.tolist() == [0]
 
 
 def propose(drafter, state, last_token):
-    from jspec.sampling.distribution import SamplingSettings
-    from jspec.sampling.settings import Switches
-    from jspec.speculation.types import RoundInputs
-
-    zeros = jnp.zeros([1])
-    settings = SamplingSettings(zeros, zeros, zeros, zeros, (), None, Switches())
     inputs = RoundInputs(
         jnp.array([last_token]), lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
-        INDEPENDENT.draft_keys(jnp.zeros([1], jnp.uint32), jnp.array([7]), 3), settings, None,
+        INDEPENDENT.draft_keys(jnp.zeros([1], jnp.uint32), jnp.array([7]), 3),
+        settings_of(1, 0.0), None,
     )  # fmt: skip
     return drafter.propose(None, state, inputs)[0]
 

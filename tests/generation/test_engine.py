@@ -1,4 +1,4 @@
-"""Compiles are told when they happen, and only then."""
+"""Compiles are told when they happen, and only then; and how many rounds a visit has."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from jspec.common.timing import compile_clock
 from jspec.common.user_cache import compile_listeners
-from jspec.generation.engine import CompileNotice
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, CompileNotice, VisitLength
 
 _PROGRAM = """
 import json
@@ -121,3 +121,38 @@ def test_small_programs_and_strangers_are_not_told(notice):
     assert lines == []
     with CompileNotice(None).around(["1 row"]):
         assert compile_listeners == []
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [(0.5, [16, MAX_ROUNDS_PER_VISIT]), (2.0, [16, 20]), (2.8, [15, 15]), (50.0, [8, 8])],
+)
+def test_a_visit_takes_forty_milliseconds(milliseconds, expected):
+    """But has its least number of rounds, at most twice those of the visit before, and no more than
+    the program has room for.
+    """
+    length = VisitLength(8)
+    assert length.num_rounds == 8
+    for number in expected:
+        length.note(1e-3 * milliseconds * length.num_rounds, length.num_rounds)
+        assert length.num_rounds == number
+
+
+def test_the_last_visit_counts():
+    """A GPU's first visits take long. One without rounds says nothing, nor does one whose seconds
+    went into compiling.
+    """
+    length = VisitLength(2)
+    length.note(0.3, 2)
+    assert length.num_rounds == 2
+    length.note(0.004, 2)
+    assert length.num_rounds == 4
+    for seconds, num_rounds in ((0.002, 0), (0.0, 4)):
+        length.note(seconds, num_rounds)
+        assert length.num_rounds == 4
+
+
+def test_a_fixed_length_stays():
+    length = VisitLength(4, is_fixed=True)
+    length.note(1e-3, 4)
+    assert length.num_rounds == 4
