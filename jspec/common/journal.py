@@ -6,11 +6,10 @@ import io
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jspec.common.errors import WorkdirError
+from jspec.common.errors import WorkdirError, say
 
 Record = dict[str, Any]
 
@@ -81,8 +80,7 @@ class Journal:
                 f"{where}: expected a JSON object, got a broken line; only the last one may be"
             )
         if len(records) < len(lines) and all(map(self._is_own, records)):
-            print(f"note: {self._path}: its last line is torn, and cut off",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            say(f"note: {self._path}: its last line is torn, and cut off")
             os.ftruncate(file.fileno(), self._offset)
         return records
 

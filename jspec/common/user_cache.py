@@ -8,14 +8,13 @@ import fcntl
 import functools
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax._src import compilation_cache  # JAX has no public hook for a damaged entry
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_files import new_file
 
@@ -115,12 +114,7 @@ def _entry(cache_key: str) -> pathlib.Path:
 
 @functools.cache
 def _warn_once(what: str) -> None:
-    print(f"jspec: the cache of compiled programs {what}", file=sys.stderr, flush=True)
-
-
-def note(text: str) -> None:
-    """Prints a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    say(f"jspec: the cache of compiled programs {what}")
 
 
 def read_kept(path: pathlib.Path) -> dict[str, Any]:
@@ -128,7 +122,7 @@ def read_kept(path: pathlib.Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except InputError as error:
-        note(f"note: {error}: begun anew")
+        say(f"note: {error}: begun anew")
         return {}
 
 
@@ -143,7 +137,7 @@ def keep(path: pathlib.Path, entries: dict[str, Any], what: str) -> bool:
             save_json(partial, entries)
         return True
     except OSError as error:
-        note(f"note: cannot keep {what} in {path}: {error.strerror}")
+        say(f"note: cannot keep {what} in {path}: {error.strerror}")
         return False
 
 
@@ -160,7 +154,7 @@ def only_one(path: pathlib.Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            note(f"jspec: waiting for another process that {what}")
+            say(f"jspec: waiting for another process that {what}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

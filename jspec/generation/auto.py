@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common import processes
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.json_lines import read_json
 from jspec.common.memory import tree_bytes
 from jspec.common.progress import Progress
-from jspec.common.user_cache import cache_dir, keep, note, read_kept
+from jspec.common.user_cache import cache_dir, keep, read_kept
 from jspec.generation.costs import (
     LONGEST_MEASURED,
     AcceptanceRates,
@@ -336,8 +336,8 @@ def recall_or_measure(
             check(costs)
             return costs
         except InputError as error:
-            note(f"note: {path}: {error}: measuring anew")
-    note(f"measuring what {what} cost on this machine, once for these models and settings")
+            say(f"note: {path}: {error}: measuring anew")
+    say(f"measuring what {what} cost on this machine, once for these models and settings")
     costs = measure()
     with contextlib.suppress(InputError):  # others have measured meanwhile
         entries = read_json(path)

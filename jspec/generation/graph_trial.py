@@ -25,8 +25,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec import kernels
+from jspec.common.errors import say
 from jspec.common.typing import Params
-from jspec.common.user_cache import note
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.eagle_head import EagleConfig, init_eagle_params
@@ -96,12 +96,12 @@ def check_one_graph() -> None:
     verdict = kernels.decide(key, ["no graph", "one graph"], _reach)
     for problem in verdict.get("faults", {}).values():
         slow = "the host drives its loops, and short rounds take longer"
-        note(f"jspec: a run is not one graph ({problem}): {slow}")
+        say(f"jspec: a run is not one graph ({problem}): {slow}")
     kernels.allow_one_graph(verdict["choice"] == "one graph")
 
 
 def _reach() -> kernels.Verdict:
-    note("trying whether rounds may be one graph on this GPU, once for this driver and version")
+    say("trying whether rounds may be one graph on this GPU, once for this driver and version")
     problem = find_problem(make_runner)
     faults = {"one graph": problem} if problem else {}
     return {"what": "rounds", "choice": "no graph" if problem else "one graph", "faults": faults}

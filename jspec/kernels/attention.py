@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jspec.common.errors import say
 from jspec.common.typing import RowCounts
-from jspec.common.user_cache import note
 from jspec.kernels import library
 from jspec.kernels.backend import backend, exact_float32, has_bfloat16, is_foreign, pinned
 from jspec.kernels.library import in_cpp, with_derivatives_of
@@ -159,7 +159,7 @@ def _works(reference: Callable[..., Any], *operands: tuple[tuple[int, ...], jnp.
         reason = f"{type(failure).__name__}: {first[:100]}"
     if not worst <= _TOLERANCE:  # nor is it NaN
         message = f"jspec: cuDNN's attention is not used ({reason}); reading prompts takes longer"
-        note(message)
+        say(message)
     return worst <= _TOLERANCE
 
 

@@ -16,8 +16,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
-from jspec.common.errors import InputError
-from jspec.common.user_cache import note
+from jspec.common.errors import InputError, say
 
 _LANES = 128  # numbers side by side in a TPU's memory
 _FOREIGN = contextvars.ContextVar[str | None]("foreign backend", default=None)
@@ -173,7 +172,7 @@ def _is_new_enough() -> bool:
     name = f"{device.device_kind}, compute capability {capability}"
     cost = "XLA computes them in float32, and other kernels are not used"
     message = f"jspec: the GPU ({name}) has no products of bfloat16, as {_BFLOAT16} has: {cost}"
-    note(message)
+    say(message)
     return False
 
 

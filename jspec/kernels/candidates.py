@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jspec.common.errors import InputError, describe_error
-from jspec.common.user_cache import note
+from jspec.common.errors import InputError, describe_error, say
 from jspec.kernels import library
 from jspec.kernels.backend import CUDA, LAYER, XLA, asked_kernels, backend, has_bfloat16, is_foreign
 from jspec.kernels.contest import Candidate, Contest, fastest, race
@@ -257,7 +256,7 @@ class Fallback:
                     f"{problem}, and then XLA's did, too ({describe_error(second)[:200]}): start "
                     f"again with JSPEC_KERNELS={XLA} in the environment"
                 ) from error
-            note(f"jspec: {problem}: XLA computes everything from now on")
+            say(f"jspec: {problem}: XLA computes everything from now on")
         self._has_run.add(key)
         return results
 

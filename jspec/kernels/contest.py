@@ -30,9 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from jspec.common.errors import describe_error
+from jspec.common.errors import describe_error, say
 from jspec.common.memory import available_bytes, tree_bytes
-from jspec.common.user_cache import note
 from jspec.kernels.backend import run_options
 from jspec.kernels.trial import WIDTHS, Draw, Operands, Run, poison_memory, poisoned
 from jspec.kernels.verdicts import Verdict
@@ -90,7 +89,7 @@ class Contest:
 
     def hold(self) -> Verdict:
         """Returns the choice, the seconds of those that were timed, and why others were not."""
-        note(f"jspec: trying the kernels for {self.what} on this device, once")
+        say(f"jspec: trying the kernels for {self.what} on this device, once")
         reference, *others = self.candidates
         programs = [_Program(candidate.run) for candidate in self.candidates]
         checks, faults = self._checks(programs), dict[str, str]()
@@ -118,7 +117,7 @@ class Contest:
         return verdict
 
     def _tell_of(self, name: str, fault: str) -> None:
-        note(f"jspec: the kernel {name!r} is not used for {self.what}: {fault}")
+        say(f"jspec: the kernel {name!r} is not used for {self.what}: {fault}")
 
     def _checks(self, programs: Sequence["_Program"]) -> list["Check"]:
         """Returns calls of every width on the same tokens, with what their results should be.

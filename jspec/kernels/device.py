@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax.extend.backend import backends, clear_backends
 from jax.typing import DTypeLike
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.processes import version_of
-from jspec.common.user_cache import note
 from jspec.kernels import library
 from jspec.kernels.backend import asked_kernels, backend, may_be_native
 
@@ -134,7 +133,7 @@ def check_device() -> None:
         _START.removeFilter(hear)
     if problems:
         name = jax.default_backend().upper()
-        note(f"jspec: it goes on with the {name}: {_first_reason(problems)}")
+        say(f"jspec: it goes on with the {name}: {_first_reason(problems)}")
 
 
 def _first_reason(problems: Sequence[str]) -> str:

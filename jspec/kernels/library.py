@@ -34,7 +34,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.user_cache import cache_dir, note
+from jspec.common.errors import say
+from jspec.common.user_cache import cache_dir
 from jspec.kernels.backend import backend, is_foreign, may_be_native
 
 _LOCK = threading.Lock()  # so that a library is built and loaded once
@@ -295,7 +296,7 @@ def _prepare(
             jax.ffi.register_ffi_target(name, handler, platform=device)
     # ValueError: no home folder, or quotes in $CXX; RuntimeError: JAX has another library's.
     except (OSError, ValueError, RuntimeError) as error:
-        note(f"jspec: no {missing}, and decoding takes longer ({error})")
+        say(f"jspec: no {missing}, and decoding takes longer ({error})")
         return None
     return library
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import jax
 
-from jspec.common.errors import InputError, describe_error
+from jspec.common.errors import InputError, describe_error, say
 from jspec.common.json_lines import read_json
-from jspec.common.user_cache import cache_dir, keep, note, only_one
+from jspec.common.user_cache import cache_dir, keep, only_one
 from jspec.kernels.backend import is_foreign, run_options
 
 Verdict = dict[str, Any]  # "choice", and why: "seconds", "faults" by name; see `contest.Contest`
@@ -123,7 +123,7 @@ def _try(digest: str, names: Sequence[str], reach: Callable[[], Verdict]) -> Ver
     if verdict is None:
         return _reach_and_keep(digest, reach, names[0])
     if verdict.get("is_unfinished"):
-        note(f"note: a trial did not end: {names[0]} is taken; remove {_path()} to try again")
+        say(f"note: a trial did not end: {names[0]} is taken; remove {_path()} to try again")
     return verdict
 
 
@@ -164,7 +164,7 @@ def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -
         verdict = reach()
     except Exception as error:
         problem = describe_error(error)[:200]
-        note(f"jspec: the trial failed ({problem}); {otherwise} is taken")
+        say(f"jspec: the trial failed ({problem}); {otherwise} is taken")
         verdict = {"choice": otherwise, "problem": problem}
     except BaseException:
         _keep(digest, None)
@@ -177,7 +177,7 @@ def _reach_and_keep(digest: str, reach: Callable[[], Verdict], otherwise: str) -
 
 
 def _recall(
-    key: str, names: Collection[str], tell: Callable[[str], object] = note
+    key: str, names: Collection[str], tell: Callable[[str], object] = say
 ) -> Verdict | None:
     """Returns a verdict that chooses one of the names; None without one for this very machine."""
     try:
@@ -204,7 +204,7 @@ def _keep(key: str, verdict: Verdict | None) -> bool:
     try:
         path = _path()
     except InputError as error:
-        note(f"note: cannot keep verdicts: {error}")
+        say(f"note: cannot keep verdicts: {error}")
         return False
     entries: dict[str, Any] = {}
     with _FILE:
@@ -235,7 +235,7 @@ def _entry_here(entries: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     return {"machine": machine, "verdicts": {}}
 
 
-_note_once = functools.cache(note)
+_note_once = functools.cache(say)
 
 
 def _path() -> pathlib.Path:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jspec.common.errors import InputError, check_among, check_range
+from jspec.common.errors import InputError, check_among, check_range, say
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, init_params
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
@@ -144,8 +143,7 @@ class DraftModelTraining(TrainingConfig):
             run, texts, seq_len=self.seq_len, batch_size=self.batch_size
         )
         share = np.concatenate([marks[:-1] for marks in is_known_by_text.values()]).mean()
-        print(f"earlier drafts agree with the target at {share:.1%} of the texts' positions",
-              file=sys.stderr, flush=True)  # fmt: skip
+        say(f"earlier drafts agree with the target at {share:.1%} of the texts' positions")
         return lambda rows: rows._replace(is_known=take_by_text(is_known_by_text, rows))
 
 

@@ -6,7 +6,6 @@ texts' own tokens; this is its mean over the tokens that the target might have w
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.errors import check_range
+from jspec.common.errors import check_range, say
 from jspec.common.typing import Params
 from jspec.drafters.blockwise import (
     BlockwiseConfig,
@@ -90,8 +89,7 @@ def frequent_ids(texts: Sequence[Text], vocab_size: int, number: int) -> Int32[n
     by_count = np.argsort(-np.bincount(answers, minlength=vocab_size), kind="stable")
     ids = np.sort(by_count[:number]).astype(np.int32)
     share = np.isin(answers, ids).mean()
-    print(f"the head can propose {len(ids)} tokens, {share:.1%} of the texts",
-          file=sys.stderr, flush=True)  # fmt: skip
+    say(f"the head can propose {len(ids)} tokens, {share:.1%} of the texts")
     return ids
 
 

@@ -9,7 +9,6 @@ the loss predicts poorly. The metrics are lines of JSON, and a figure is drawn f
 import importlib.util
 import math
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 import optax
 
 from jspec.common import processes
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.figures import Curves, draw
 from jspec.common.journal import Journal, Record
 from jspec.common.progress import format_seconds
@@ -69,7 +68,7 @@ def train(
     first = place.put(TrainState(params, optimizer.init(params)))
     state, step = checkpoints.restore(first)
     if step > 0:
-        _print(f"going on after step {step} of {recipe.num_steps}")
+        say(f"going on after step {step} of {recipe.num_steps}")
     log = _open_log(workdir, step)
     begin, first_step, is_last = time.monotonic(), step, False
     while step < recipe.num_steps and not is_last and not checkpoints.is_stale():
@@ -84,20 +83,20 @@ def train(
         if step % recipe.log_every == 0 or is_last:
             left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
             log({"step": step, "loss": float(np.mean(losses)), **_as_lists(metrics)})
-            _print(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
+            say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
                    f"about {format_seconds(left)} left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or is_last:
             what = f"the size of the parameters after step {step}"
             _check_finite(what, _norm(state.params), checkpoints)
             scores = evaluate(state.params, frozen, held_out)
             log({"step": step, "held_out": scores})
-            _print(f"step {step}: {describe(scores)}")
+            say(f"step {step}: {describe(scores)}")
             checkpoints.save(step, state, scores)
     if step < recipe.num_steps:
         reason = (
             "its time is over" if is_last else f"no better score in {recipe.patience} evaluations"
         )
-        _print(f"stopped: {reason}")
+        say(f"stopped: {reason}")
     return checkpoints.best(state)
 
 
@@ -120,10 +119,6 @@ def describe(metrics: Mapping[str, Any]) -> str:
             f"{metrics[COVERED_BEFORE]:.1%}"
         )
     return text
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _check_finite(what: str, value: Any, checkpoints: Checkpoints) -> float:
@@ -238,7 +233,7 @@ def write_figures(workdir: pathlib.Path) -> None:
         return
     if importlib.util.find_spec("matplotlib") is None:
         said = 'no figure is drawn without matplotlib: pip install "jspec[report]"'
-        print(f"note: {said}", file=sys.stderr, flush=True)
+        say(f"note: {said}")
         return
     picture = draw("training", panels, caption=_CAPTION, title=f"Training: {workdir.name}")
     folder = workdir / "figures"

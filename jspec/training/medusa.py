@@ -15,14 +15,13 @@ learning rate of the heads, and weight decay draws it back to the original.
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.errors import InputError, check_range
+from jspec.common.errors import InputError, check_range, say
 from jspec.common.new_files import new_folder
 from jspec.common.typing import Params
 from jspec.drafters.medusa import (
@@ -172,4 +171,4 @@ def _save_target(folder: pathlib.Path, target: LoadedModel, trained: Params) -> 
         with new_folder(folder) as partial:
             save_hf(partial, target.config, stored, tokenizer=target.tokenizer)
             (partial / "README.md").write_text(f"# A changed target\n\n{note}\n", encoding="utf-8")
-    print(f"jspec: WARNING: {folder}: {note}", file=sys.stderr, flush=True)
+    say(f"jspec: WARNING: {folder}: {note}")

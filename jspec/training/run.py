@@ -5,13 +5,12 @@ import functools
 import hashlib
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common import processes
 from jspec.common.dataclass_fields import read_fields
-from jspec.common.errors import InputError, check_among
+from jspec.common.errors import InputError, check_among, say
 from jspec.common.work_dir import check_or_write_config
 from jspec.training.config import Recipe, TrainingConfig
 from jspec.training.dflash import DflashTraining, DsparkTraining
@@ -88,9 +87,10 @@ def run_training(
     fill = config.make_fill(target, trainee.layers, texts)
     sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
     batches = Batches(training, **sizes, seed=config.recipe.seed)
-    print(f"{len(training)} texts ({len(held_out)} more are held out), "
-          f"{num_answer_tokens} tokens to predict, {batches.num_batches} batches an epoch",
-          file=sys.stderr, flush=True)  # fmt: skip
+    say(
+        f"{len(training)} texts ({len(held_out)} more are held out), "
+        f"{num_answer_tokens} tokens to predict, {batches.num_batches} batches an epoch"
+    )
     scored = list(iterate_rows(pack(held_out, config.seq_len), config.batch_size))
     processes.of_first(claim)
     place = dataclasses.replace(place, fill=fill)
@@ -124,6 +124,5 @@ def _count_answer_tokens(texts: Sequence[Text], seq_len: int) -> int:
         )
     num_cut = sum(len(text.ids) > seq_len for text in texts)
     if num_cut:
-        print(f"{num_cut} of {len(texts)} texts are cut to seq_len tokens, {seq_len}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        say(f"{num_cut} of {len(texts)} texts are cut to seq_len tokens, {seq_len}")
     return count

@@ -19,8 +19,8 @@ import time
 import zipfile
 import zlib
 
-from jspec.common.errors import InputError
-from jspec.common.user_cache import cache_dir, is_offline, note, only_one
+from jspec.common.errors import InputError, say
+from jspec.common.user_cache import cache_dir, is_offline, only_one
 
 SMOLLM2 = "smollm2-135m-instruct"
 
@@ -203,7 +203,7 @@ def _fetch_parts(model: PublishedModel, folder: pathlib.Path) -> list[pathlib.Pa
         num_there = sum(part.stat().st_size for part in paths if part.is_file())
         rate = num_fetched / (time.monotonic() - start)
         done = f"{num_there / 1e6:.0f} of {model.num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s"
-        note(f"jspec: {what}, {done}")
+        say(f"jspec: {what}, {done}")
     return paths
 
 
@@ -255,7 +255,7 @@ _HUB_SECONDS = 2.0  # a hub that has not answered by then counts as absent
 
 def _announce(model: PublishedModel, where: str) -> None:
     size = f"{model.num_bytes / 1e6:.0f} MB, once"
-    note(f"jspec: fetching {model.name} ({size}; licence: {model.licence}) {where}")
+    say(f"jspec: fetching {model.name} ({size}; licence: {model.licence}) {where}")
 
 
 def _is_the_file(path: pathlib.Path, model: PublishedModel) -> bool:

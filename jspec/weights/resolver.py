@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, say
 from jspec.common.typing import Params
-from jspec.common.user_cache import is_offline, note
+from jspec.common.user_cache import is_offline
 from jspec.kernels import MODEL_AXIS, check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.models.sharding import shard_config
@@ -99,7 +99,7 @@ def _read(
 def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
     from jspec.weights.random_weights import random_params
 
-    note(f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only")
+    say(f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only")
     preset, seed = _parse_random(name)
     config = PRESETS[preset]
     params = random_params(config, seed, dtype, quantization)
@@ -238,7 +238,7 @@ def _unless_experts(kind: str, path: pathlib.Path, is_asked: bool) -> str | None
         return kind
     if is_asked:
         check_kind(config, kind)
-    note(f"jspec: {path.name} has experts: its weights become floats, which take more memory")
+    say(f"jspec: {path.name} has experts: its weights become floats, which take more memory")
     return None
 
 

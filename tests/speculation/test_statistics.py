@@ -238,9 +238,14 @@ class DroppingDrafter(ModelDrafter):
         return proposal.replace(num_tokens=is_kept.sum(axis=1)), state
 
 
+def greedily(settings):
+    """Returns the settings at temperature 0."""
+    return settings.replace(temperature=0 * settings.temperature)
+
+
 MISREPORTING = {
     "hotter": (controls.misreporting(MODEL, drawn=controls.hotter), "temperature"),
-    "greedy": (controls.misreporting(MODEL, drawn=controls.greedily), "temperature"),
+    "greedy": (controls.misreporting(MODEL, drawn=greedily), "temperature"),
     "reported unprocessed": (
         controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"
     ),
@@ -248,7 +253,7 @@ MISREPORTING = {
     "dropping": (
         DroppingDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache), "temperature"
     ),
-    "greedy ngram": (controls.misreporting(NGRAM, drawn=controls.greedily), "temperature"),
+    "greedy ngram": (controls.misreporting(NGRAM, drawn=greedily), "temperature"),
     "bigram": (controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"),
 }  # fmt: skip
 

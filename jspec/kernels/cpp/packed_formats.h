@@ -20,7 +20,6 @@ struct Block {
   const uint8_t* At(int byte) const {
     return first + kStrip * byte + kBytes * output;
   }
-  Block Next(int bytes) const { return {first + kStrip * bytes, output}; }
 };
 
 inline Words LoadFours(Block block, int byte) {

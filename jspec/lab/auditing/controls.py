@@ -217,11 +217,6 @@ def hotter(settings: SamplingSettings) -> SamplingSettings:
     return settings.replace(temperature=2 * settings.temperature)
 
 
-def greedily(settings: SamplingSettings) -> SamplingSettings:
-    """Returns the settings at temperature 0."""
-    return settings.replace(temperature=0 * settings.temperature)
-
-
 def unprocessed(settings: SamplingSettings) -> SamplingSettings:
     """Returns the settings without processors and filters."""
     switches = settings.switches._replace(top_k=False, top_p=False, min_p=False)
