@@ -146,7 +146,6 @@ def test_prompts_of_another_type(prompts, message):
         ),
         ({"draft_memory": 3}, r"draft_memory with a drafter that reads it \(suffix"),
     ],
-    ids=str,
 )
 def test_options(options, message):
     """Guards against values that are ignored, or fail far from their cause."""
