@@ -37,7 +37,8 @@ from jspec.generation.provenance import Recorder
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIST = _ROOT / "tests" / "mistakes.toml"
-_PARTS = ("jspec", "tests", "configs", "scripts", "benchmarks", "pyproject.toml", "README.md")
+# What tests do not read: environments, caches, and what building and running leave behind.
+_LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")
 # A mistake's tests may take this many seconds, and this many times those without the mistake.
 _LEAST_LIMIT, _SLACK = 60, 4
 _TIME_LIMIT = "time limit"
@@ -131,13 +132,9 @@ def tests_of(mistake: dict[str, str]) -> list[str]:
 
 
 def copy_project(folder: pathlib.Path) -> None:
-    """Copies what the tests need."""
-    for part in _PARTS:
-        source = _ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part)
-        elif source.exists():
-            shutil.copy(source, folder / part)
+    """Copies the project into a folder, with all that tests may read."""
+    ignore = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(_ROOT, folder, ignore=ignore, dirs_exist_ok=True)
 
 
 def run_tests(

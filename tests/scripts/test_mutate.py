@@ -49,6 +49,16 @@ def mistake(was, becomes, function="count"):
     }  # fmt: skip
 
 
+def test_the_copy_has_what_tests_may_read(tmp_path):
+    """Guards against tests that fail without any mistake, as a document is missing."""
+    mutate.copy_project(tmp_path)
+    shown = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    left_out = {"runs", "site", "build", "dist", "__pycache__"}
+    expected = {name for name in shown - left_out if not name.endswith(".egg-info")}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    assert (tmp_path / "docs/add_a_drafter.md").exists()
+
+
 def test_every_mistake_can_be_made_today():
     """Guards against a list that the code has left: a text that is gone, a test that was moved."""
     mistakes = mutate.read_mistakes(ROOT / "tests/mistakes.toml", ROOT)
